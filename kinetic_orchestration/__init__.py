@@ -1,3 +1,71 @@
-"""Run Python training steps on TPUs from anywhere, without a server, a cluster or an image build."""
+"""Run Python training steps on TPUs from anywhere, without a server, a cluster or an image build.
+
+The public names, loaded when they are first used: importing this package sets nothing and loads no SDK.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
+    from kinetic_orchestration.context import HostContext, current
+    from kinetic_orchestration.data import Data
+    from kinetic_orchestration.decorator import RemoteCallable, command, run
+    from kinetic_orchestration.job import JobHandle, attach, list_jobs
+    from kinetic_orchestration.spec import TpuVm
+    from kinetic_orchestration.values import JobStatus, Limits, Retry
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "BatchError": "batch",
+    "BatchHandle": "batch",
+    "Data": "data",
+    "HostContext": "context",
+    "JobHandle": "job",
+    "JobStatus": "values",
+    "Limits": "values",
+    "RemoteCallable": "decorator",
+    "Retry": "values",
+    "TpuVm": "spec",
+    "attach": "job",
+    "attach_batch": "batch",
+    "command": "decorator",
+    "current": "context",
+    "list_jobs": "job",
+    "run": "decorator",
+}
+
+__all__ = [
+    "BatchError",
+    "BatchHandle",
+    "Data",
+    "HostContext",
+    "JobHandle",
+    "JobStatus",
+    "Limits",
+    "RemoteCallable",
+    "Retry",
+    "TpuVm",
+    "attach",
+    "attach_batch",
+    "command",
+    "current",
+    "list_jobs",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,73 +11,127 @@ import os
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
+    import threading
     from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK = 8 << 20
+THREADS = 2
+# Smaller pieces are gathered into one; larger ones are used where they lie.
+_COPIED = 64 << 10
+# Chunks under way: bounds the memory of a producer that is faster than two cores can hash.
+_PENDING = 4
 
 
 def of_bytes(data: bytes | bytearray | memoryview) -> str:
-    hasher = Hasher()
-    hasher.update(data)
-    return hasher.digest()
+    with Hasher() as hasher:
+        hasher.update(data)
+        return hasher.digest()
 
 
 def of_file(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slow to import
         return of_stream(file, os.fstat(file.fileno()).st_size)
 
 
 def of_stream(file: BinaryIO, size: int) -> str:
     if size <= CHUNK:
         return hashlib.sha256(file.read()).hexdigest()
-    hasher = Hasher()
-    while data := file.read(CHUNK):
-        hasher.update(data)
-    return hasher.digest()
+    with Hasher() as hasher:
+        while data := file.read(CHUNK):
+            hasher.update(data)
+        return hasher.digest()
 
 
 class Hasher:
     """Takes bytes in any pieces; hashes whole chunks on two threads beside its caller.
 
-    A piece of a chunk's length or more is not copied: it must not change before `digest()`.
+    With a file descriptor it also writes them there, from its start: each chunk is hashed and written by one
+    thread while it is in that core's cache. A large piece is not copied: it must not change before
+    `digest()`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int | None = None) -> None:
         self.size = 0
-        self._rest = bytearray()
+        self._descriptor = descriptor
+        self._pieces: list[bytearray | memoryview] = []
+        self._gathered = 0
         self._chunks: list[Future[bytes]] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._free: threading.Semaphore | None = None
+
+    def __enter__(self) -> Hasher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        view = view.cast("B")
         self.size += len(view)
         while len(view):
-            if not self._rest and len(view) >= CHUNK:
-                self._submit(view[:CHUNK])
-                view = view[CHUNK:]
-                continue
-            missing = CHUNK - len(self._rest)
-            self._rest += view[:missing]
-            view = view[missing:]
-            if len(self._rest) == CHUNK:
-                self._submit(self._rest)
-                self._rest = bytearray()
+            piece = view[: CHUNK - self._gathered]
+            view = view[len(piece) :]
+            self._gather(piece)
+            if self._gathered == CHUNK:
+                self._submit()
 
     def digest(self) -> str:
+        """Waits for everything; raises what a write raised."""
+        if not self._chunks:
+            return self._take(0, self._pieces).hex()
+        if self._pieces:
+            self._submit()
         parts = [chunk.result() for chunk in self._chunks]
-        if self._pool is not None:
-            self._pool.shutdown()
-        if self._rest or not parts:
-            parts.append(_sha256(self._rest))
-        return parts[0].hex() if len(parts) == 1 else _sha256(b"".join(parts)).hex()
+        self.close()
+        return parts[0].hex() if len(parts) == 1 else hashlib.sha256(b"".join(parts)).hexdigest()
 
-    def _submit(self, chunk: bytearray | memoryview) -> None:
-        if self._pool is None:
+    def close(self) -> None:
+        """Ends the threads, whether or not the digest was asked for."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _gather(self, piece: memoryview) -> None:
+        self._gathered += len(piece)
+        if len(piece) >= _COPIED:
+            self._pieces.append(piece)
+        elif self._pieces and isinstance(self._pieces[-1], bytearray):
+            self._pieces[-1] += piece
+        else:
+            self._pieces.append(bytearray(piece))
+
+    def _submit(self) -> None:
+        if self._pool is None or self._free is None:
+            import threading
             from concurrent.futures import ThreadPoolExecutor
 
-            self._pool = ThreadPoolExecutor(2, thread_name_prefix="kinetic-digest")
-        self._chunks.append(self._pool.submit(_sha256, chunk))
+            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-digest")
+            self._free = threading.Semaphore(_PENDING)
+        self._free.acquire()
+        chunk = self._pool.submit(self._take, len(self._chunks) * CHUNK, self._pieces)
+        chunk.add_done_callback(self._done)
+        self._chunks.append(chunk)
+        self._pieces = []
+        self._gathered = 0
+
+    def _done(self, _: Future[bytes]) -> None:
+        if self._free is not None:
+            self._free.release()
+
+    def _take(self, offset: int, pieces: list[bytearray | memoryview]) -> bytes:
+        sha = hashlib.sha256()
+        for piece in pieces:
+            sha.update(piece)
+            if self._descriptor is not None:
+                _write(self._descriptor, memoryview(piece), offset)
+                offset += len(piece)
+        return sha.digest()
 
 
-def _sha256(chunk: bytes | bytearray | memoryview) -> bytes:
-    return hashlib.sha256(chunk).digest()
+def _write(descriptor: int, view: memoryview, offset: int) -> None:
+    while len(view):
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]

@@ -1,0 +1,593 @@
+"""Facts about accelerators as a table: a name becomes a Slice.
+
+Two vocabularies name the same hardware. Keras Kinetic's number counts chips; `parse` reads it. Cloud TPU's
+counts TensorCores for v2, v3, v4 and v5p and chips for v5e and v6e; `from_accelerator_type` reads that.
+Both lead to one truth: generation, topology, chips, hosts.
+
+Where they disagree on hardware, Cloud TPU wins: its v6e-8 is one host of eight chips, while the node pools of
+Kinetic make it of two hosts of four.
+
+This module does not know what is free, what this machine holds, or what anything costs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
+
+from kinetic_orchestration.errors import UnknownAccelerator
+
+Kind = Literal["tpu", "gpu", "cpu"]
+Api = Literal["tpu-vm", "gke", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The hardware of one attempt, resolved: what every other module asks instead of reading names."""
+
+    name: str
+    kind: Kind
+    generation: str
+    topology: str
+    chips: int
+    hosts: int
+    chips_per_host: int
+    accelerator_type: str
+    runtime_version: str
+    hbm_gib_per_chip: int
+    peak_bf16_tflops_per_chip: float
+    api: Api
+    devices_per_chip: int = 1
+    spot: bool = False
+
+    @property
+    def devices_per_host(self) -> int:
+        """What a framework counts on one host: v2, v3 and TPU7x show every TensorCore as a device."""
+        return self.chips_per_host * self.devices_per_chip
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.devices_per_chip
+
+    def __str__(self) -> str:
+        if self.kind == "tpu":
+            hosts = f"{_count(self.hosts, 'host')} × {_count(self.chips_per_host, 'chip')}"
+            reached = f"Cloud TPU {self.accelerator_type}" if self.accelerator_type else "through GKE"
+            text = f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}, {reached}"
+        elif self.kind == "gpu":
+            text = f"{self.name}: {_count(self.chips, 'GPU')}, 1 host"
+        else:
+            text = f"{self.name}: {_count(self.chips, 'device')}, 1 host"
+        return f"{text}, spot" if self.spot else text
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Slice:
+        """Reads what `to_json` wrote; what a later version may have added is left out."""
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
+
+
+class _Tpu(NamedTuple):
+    """One generation: what its slices have in common, and a topology for each size it comes in."""
+
+    name: str
+    aliases: tuple[str, ...]
+    default: int
+    topologies: Mapping[int, str]
+    cloud_name: str  # the part before the dash in Cloud TPU's own names; "" where its API does not reach
+    cloud_largest: int  # chips of the largest slice that Cloud TPU has a name for
+    cores_counted: int  # TensorCores by which one chip counts in Cloud TPU's own names
+    largest_host: int  # chips; a larger slice is made of hosts with four
+    devices_per_chip: int
+    runtime_version: str
+    hbm_gib: int
+    bf16_tflops: float
+    zones: tuple[str, ...]
+    zones_up_to: int  # chips of the largest slice for which the zones are known
+
+    def slice(self, chips: int) -> Slice:
+        per_host = chips if chips <= self.largest_host else 4
+        on_cloud_tpu = chips <= self.cloud_largest
+        return Slice(
+            name=f"{self.name}-{chips}",
+            kind="tpu",
+            generation=self.name,
+            topology=self.topologies[chips],
+            chips=chips,
+            hosts=chips // per_host,
+            chips_per_host=per_host,
+            accelerator_type=f"{self.cloud_name}-{chips * self.cores_counted}" if on_cloud_tpu else "",
+            runtime_version=self.runtime_version,
+            hbm_gib_per_chip=self.hbm_gib,
+            peak_bf16_tflops_per_chip=self.bf16_tflops,
+            api="tpu-vm" if on_cloud_tpu else "gke",
+            devices_per_chip=self.devices_per_chip,
+        )
+
+
+class _Gpu(NamedTuple):
+    name: str
+    gke_label: str
+    counts: tuple[int, ...]
+    memory_gib: int
+    bf16_tflops: float  # dense; 0 where the hardware has no bf16
+    link: str
+
+    def slice(self, count: int) -> Slice:
+        return Slice(
+            name=self.name if count == 1 else f"{self.name}x{count}",
+            kind="gpu",
+            generation=self.name,
+            topology="",
+            chips=count,
+            hosts=1,
+            chips_per_host=count,
+            accelerator_type="",
+            runtime_version="",
+            hbm_gib_per_chip=self.memory_gib,
+            peak_bf16_tflops_per_chip=self.bf16_tflops,
+            api="gke",
+        )
+
+
+def _by_chips(topologies: str) -> dict[int, str]:
+    return {math.prod(_sides(topology)): topology for topology in topologies.split()}
+
+
+def _sides(topology: str) -> tuple[int, ...]:
+    return tuple(int(side) for side in topology.split("x"))
+
+
+_FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+# From one cube of 4x4x4 on, slices are made of cubes; the shapes are those that AI-Hypercomputer/xpk lists.
+_CUBES = """
+2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 4x4x20 4x8x12 4x4x28 8x8x8 4x12x12 4x8x20 4x4x44 8x8x12
+4x4x52 4x8x28 4x12x20 8x8x16 4x4x68 8x12x12 4x4x76 8x8x20 4x12x28 4x8x44 4x4x92 8x12x16 4x20x20 4x8x52
+12x12x12 8x8x28 4x4x116 8x12x20 4x4x124 8x16x16 4x12x44 4x8x68 4x20x28 12x12x16 4x4x148 4x8x76 4x12x52
+8x16x20 4x4x164 8x12x28 4x4x172 8x8x44 12x12x20 4x8x92 4x4x188 12x16x16 4x28x28 8x20x20 4x12x68 8x8x52
+4x4x212 12x12x24 4x20x44 8x16x28 4x12x76 4x8x116 4x4x236 12x16x20 4x4x244 4x8x124 12x12x28 16x16x16
+4x20x52 8x12x44 8x8x68 4x12x92 8x20x28 12x16x24 4x8x148 12x20x20 8x8x76 4x28x44 8x12x52 16x16x20 12x12x36
+4x8x164 12x16x28 4x20x68 4x8x172 4x12x116 8x16x44 12x20x24 4x28x52 8x8x92 4x12x124 4x8x188 4x20x76
+16x16x24
+"""
+
+# Zones are defaults that settings override, never a gate.
+_TPUS: dict[str, _Tpu] = {
+    tpu.name: tpu
+    for tpu in (
+        _Tpu(
+            name="v2",
+            aliases=(),
+            default=4,
+            topologies=_by_chips("2x2 4x4 8x8 8x16 16x16"),
+            cloud_name="v2",
+            cloud_largest=256,
+            cores_counted=2,
+            largest_host=4,
+            devices_per_chip=2,
+            runtime_version="tpu-ubuntu2204-base",
+            hbm_gib=16,
+            bf16_tflops=46,
+            zones=("us-central1-b", "us-central1-c", "asia-east1-c"),
+            zones_up_to=4,
+        ),
+        _Tpu(
+            name="v3",
+            aliases=(),
+            default=4,
+            topologies=_by_chips("2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64"),
+            cloud_name="v3",
+            cloud_largest=1024,
+            cores_counted=2,
+            largest_host=4,
+            devices_per_chip=2,
+            runtime_version="tpu-ubuntu2204-base",
+            hbm_gib=32,
+            bf16_tflops=123,
+            zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
+            zones_up_to=4,
+        ),
+        _Tpu(
+            name="v4",
+            aliases=(),
+            default=4,
+            topologies=_by_chips(
+                "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 16x16x16"
+            ),
+            cloud_name="v4",
+            cloud_largest=2048,
+            cores_counted=2,
+            largest_host=4,
+            devices_per_chip=1,
+            runtime_version="tpu-ubuntu2204-base",
+            hbm_gib=32,
+            bf16_tflops=275,
+            zones=("us-central2-b",),
+            zones_up_to=4096,
+        ),
+        _Tpu(
+            name="v5e",
+            aliases=("v5litepod",),
+            default=4,
+            topologies=_by_chips(_FLAT),
+            cloud_name="v5litepod",
+            cloud_largest=256,
+            cores_counted=1,
+            largest_host=8,
+            devices_per_chip=1,
+            runtime_version="v2-alpha-tpuv5-lite",
+            hbm_gib=16,
+            bf16_tflops=197,
+            zones=("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
+            zones_up_to=256,
+        ),
+        _Tpu(
+            name="v5p",
+            aliases=(),
+            default=8,
+            topologies=_by_chips(_CUBES),
+            cloud_name="v5p",
+            cloud_largest=6144,
+            cores_counted=2,
+            largest_host=4,
+            devices_per_chip=1,
+            runtime_version="v2-alpha-tpuv5",
+            hbm_gib=95,
+            bf16_tflops=459,
+            zones=("us-central1-a", "us-east5-a", "europe-west4-b"),
+            zones_up_to=6144,
+        ),
+        _Tpu(
+            name="v6e",
+            aliases=(),
+            default=8,
+            topologies=_by_chips(_FLAT),
+            cloud_name="v6e",
+            cloud_largest=256,
+            cores_counted=1,
+            largest_host=8,
+            devices_per_chip=1,
+            runtime_version="v2-alpha-tpuv6e",
+            hbm_gib=32,
+            bf16_tflops=918,
+            zones=(
+                "us-central1-b",
+                "us-east1-d",
+                "us-east5-a",
+                "us-east5-b",
+                "us-south1-ai1b",
+                "europe-west4-a",
+                "asia-northeast1-b",
+            ),
+            zones_up_to=256,
+        ),
+        _Tpu(
+            name="tpu7x",
+            aliases=("7x", "v7x"),
+            default=4,
+            topologies=_by_chips(f"1x1x1 {_CUBES} 12x24x24 16x16x32 16x20x28 16x24x24"),
+            cloud_name="",
+            cloud_largest=0,
+            cores_counted=2,
+            largest_host=4,
+            devices_per_chip=2,
+            runtime_version="",
+            hbm_gib=192,
+            bf16_tflops=2307,
+            zones=("us-central1-c", "us-central1-ai1a"),
+            zones_up_to=9216,
+        ),
+    )
+}
+
+# Announced, but only the size of a pod is known (1152 and 9600 chips): no slice can be resolved.
+_ANNOUNCED = {alias: name for name in ("8i", "8t") for alias in (name, f"tpu{name}", f"v{name}")}
+
+_GPUS: dict[str, _Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        _Gpu("h100", "nvidia-h100-80gb", (1, 2, 4, 8), 80, 989, "NVLink"),
+        _Gpu("a100-80gb", "nvidia-a100-80gb", (1, 2, 4, 8, 16), 80, 312, "NVLink"),
+        _Gpu("a100", "nvidia-tesla-a100", (1, 2, 4, 8, 16), 40, 312, "NVLink"),
+        _Gpu("l4", "nvidia-l4", (1, 2, 4, 8), 24, 121, "PCIe"),
+        _Gpu("v100", "nvidia-tesla-v100", (1, 2, 4, 8), 16, 0, "NVLink"),
+        _Gpu("t4", "nvidia-tesla-t4", (1, 2, 4), 16, 0, "PCIe"),
+        _Gpu("p100", "nvidia-tesla-p100", (1, 2, 4), 16, 0, "PCIe"),
+        _Gpu("p4", "nvidia-tesla-p4", (1, 2, 4), 8, 0, "PCIe"),
+    )
+}
+
+_TPU_NAMES = {alias: tpu for tpu in _TPUS.values() for alias in (tpu.name, *tpu.aliases)}
+_GPU_NAMES = {alias: gpu for gpu in _GPUS.values() for alias in (gpu.name, gpu.gke_label)}
+
+# What Kinetic gives for a bare number: the most capable hardware that it sells in exactly that size.
+_GPU_BY_COUNT = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100-80gb"}
+_TPU_BY_CHIPS = {1: "v5e", 4: "v5e", 8: "v6e", 16: "v6e", 32: "v5p", 64: "v5e", 128: "v5e", 256: "v5e"}
+_TPU_BY_CHIPS |= {512: "v4", 1024: "v4", 2048: "v4", 4096: "v4"}
+
+_PREFIX = re.compile(r"(?:(tpu|gpu)[-:]|(cpu):)(.*)")
+_GPUS_TIMES = re.compile(r"(.+)x([0-9]{1,9})")
+_TPU_CHIPS = re.compile(r"([a-z0-9]+)-([0-9]{1,9})")
+_TPU_TOPOLOGY = re.compile(r"([a-z0-9]+)-([0-9]{1,9}x[0-9]{1,9}(?:x[0-9]{1,9})?)")
+
+
+def parse(name: str) -> Slice:
+    """Read a name Kinetic's way: the number counts chips.
+
+    `v5e-16`, `v5litepod-4x4`, `tpu-v5p-8`, `tpu:8`, `v6e` (its default size), `a100x4`, `gpu:l4`,
+    `nvidia-l4`, `tpu`, `gpu`, `cpu`, `cpu:8`; `:spot` behind any of them asks for spot capacity.
+    """
+    if not isinstance(name, str):
+        raise UnknownAccelerator(f"An accelerator is a name such as 'v5e-8', not {name!r}.")
+    text = name.strip().lower()
+    spot = text.endswith(":spot")
+    text = text.removesuffix(":spot").rstrip()
+    kind, rest = _split(text)
+    found = None
+    if kind == "cpu":
+        found = _cpu(rest)
+    if kind in ("", "gpu"):
+        found = _gpu(rest)
+    if kind in ("", "tpu") and found is None:
+        found = _tpu(rest)
+    if found is None:
+        raise UnknownAccelerator(_explain(name, kind, rest))
+    return replace(found, spot=spot and found.kind != "cpu")
+
+
+def from_accelerator_type(name: str) -> Slice:
+    """Read one of Cloud TPU's own names: `v5p-8` is 8 TensorCores, 4 chips, 1 host."""
+    if not isinstance(name, str):
+        raise UnknownAccelerator(f"An accelerator type is a name such as 'v5litepod-8', not {name!r}.")
+    match = _TPU_CHIPS.fullmatch(name.strip().lower())
+    tpu = _TPU_NAMES.get(match[1]) if match else None
+    if match is None or tpu is None:
+        raise UnknownAccelerator(_explain_accelerator_type(name))
+    chips, rest = divmod(int(match[2]), tpu.cores_counted)
+    if rest or chips not in tpu.topologies or chips > tpu.cloud_largest:
+        raise UnknownAccelerator(_explain_cloud_size(name, tpu, int(match[2])))
+    return tpu.slice(chips)
+
+
+def catalogue() -> tuple[Slice, ...]:
+    """Every slice that has a name, smallest first within its generation."""
+    tpus = (tpu.slice(chips) for tpu in _TPUS.values() for chips in tpu.topologies)
+    gpus = (gpu.slice(count) for gpu in _GPUS.values() for count in gpu.counts)
+    return (*tpus, *gpus, _cpu_of(1))
+
+
+def zones(slice: Slice) -> tuple[str, ...]:
+    """Where to look for it unless settings say otherwise; empty where nobody has published it."""
+    tpu = _TPUS.get(slice.generation)
+    return tpu.zones if tpu is not None and slice.chips <= tpu.zones_up_to else ()
+
+
+def sides(slice: Slice) -> tuple[int, ...]:
+    """Chips along each side of the topology; empty for GPUs and CPUs."""
+    return _sides(slice.topology) if slice.topology else ()
+
+
+def wraps(slice: Slice) -> tuple[bool, ...]:
+    """For each side, whether its ends are linked as well; False where that is not known."""
+    lengths = sides(slice)
+    if len(lengths) == 3:
+        return (all(side % 4 == 0 for side in lengths),) * 3
+    if slice.generation in ("v5e", "v6e"):
+        return tuple(side == 16 for side in lengths)
+    return (slice.topology == {"v2": "16x16", "v3": "32x32"}.get(slice.generation),) * len(lengths)
+
+
+def link(slice: Slice) -> str:
+    """What joins its chips: ICI, NVLink or PCIe; empty for one that has nothing to join."""
+    if slice.chips == 1 or slice.kind == "cpu":
+        return ""
+    return "ICI" if slice.kind == "tpu" else _GPUS[slice.generation].link
+
+
+def _split(text: str) -> tuple[str, str]:
+    """What kind the name insists on, and the name without that."""
+    if text in ("tpu", "gpu", "cpu"):
+        return text, {"tpu": "v5e", "gpu": "l4", "cpu": "1"}[text]
+    match = _PREFIX.fullmatch(text)
+    return (match[1] or match[2], match[3]) if match else ("", text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _cpu(rest: str) -> Slice | None:
+    return _cpu_of(int(rest)) if _is_number(rest) and int(rest) > 0 else None
+
+
+def _cpu_of(devices: int) -> Slice:
+    return Slice(
+        name="cpu" if devices == 1 else f"cpu:{devices}",
+        kind="cpu",
+        generation="cpu",
+        topology="",
+        chips=devices,
+        hosts=1,
+        chips_per_host=devices,
+        accelerator_type="",
+        runtime_version="",
+        hbm_gib_per_chip=0,
+        peak_bf16_tflops_per_chip=0,
+        api="local",
+    )
+
+
+def _gpu(rest: str) -> Slice | None:
+    if _is_number(rest):
+        name = _GPU_BY_COUNT.get(int(rest))
+        return _GPUS[name].slice(int(rest)) if name else None
+    if rest in _GPU_NAMES:
+        return _GPU_NAMES[rest].slice(1)
+    match = _GPUS_TIMES.fullmatch(rest)
+    gpu = _GPU_NAMES.get(match[1]) if match else None
+    return gpu.slice(int(match[2])) if match and gpu and int(match[2]) in gpu.counts else None
+
+
+def _tpu(rest: str) -> Slice | None:
+    if _is_number(rest):
+        name = _TPU_BY_CHIPS.get(int(rest))
+        return _TPUS[name].slice(int(rest)) if name else None
+    if rest in _TPU_NAMES:
+        return _TPU_NAMES[rest].slice(_TPU_NAMES[rest].default)
+    if match := _TPU_TOPOLOGY.fullmatch(rest):
+        tpu, chips = _TPU_NAMES.get(match[1]), math.prod(_sides(match[2]))
+        return tpu.slice(chips) if tpu and tpu.topologies.get(chips) == match[2] else None
+    match = _TPU_CHIPS.fullmatch(rest)
+    tpu = _TPU_NAMES.get(match[1]) if match else None
+    return tpu.slice(int(match[2])) if match and tpu and int(match[2]) in tpu.topologies else None
+
+
+# What is near a wrong name.
+
+
+def _explain(name: str, kind: str, rest: str) -> str:
+    return f"No accelerator {name!r}: {_why(kind, rest)}"
+
+
+def _why(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
+    generation = rest.partition("-")[0]
+    tpu = _TPU_NAMES.get(generation)
+    if generation in _ANNOUNCED and kind != "gpu":
+        return _explain_announced(_ANNOUNCED[generation])
+    if kind == "cpu":
+        return "cpu takes a number of devices, as in cpu or cpu:8."
+    if _is_number(rest):
+        return _explain_number(kind, int(rest))
+    if kind == "gpu" and (found := _tpu(rest)):
+        return f"{found.name} is a TPU. Near: {found.name}, tpu-{found.name}."
+    if kind == "tpu" and (found := _gpu(rest)):
+        return f"{found.name} is a GPU. Near: {found.name}, gpu-{found.name}."
+    if (match := _GPUS_TIMES.fullmatch(rest)) and (gpu := _GPU_NAMES.get(match[1])):
+        near = ", ".join(gpu.slice(count).name for count in _near(int(match[2]), gpu.counts))
+        return f"{gpu.name} comes {_either(gpu.counts)} to a host. Near: {near}."
+    if tpu and (match := _TPU_TOPOLOGY.fullmatch(rest)):
+        return _explain_topology(tpu, match[2])
+    if tpu and (match := _TPU_CHIPS.fullmatch(rest)):
+        return _explain_size(tpu, int(match[2]))
+    return _nearest_names(rest) + _everything()
+
+
+def _explain_announced(name: str) -> str:
+    return (
+        f"TPU {name} is known by name only. It is reached through GKE, and its topologies are not known "
+        f"here, so no slice of it can be resolved. Near: tpu7x-8, v6e-8."
+    )
+
+
+def _explain_number(kind: str, number: int) -> str:
+    gpus = f"GPUs come {_either(_GPU_BY_COUNT)} to a host (gpu:4)"
+    tpus = f"a bare number of TPU chips is {_either(_TPU_BY_CHIPS)} (tpu:8)"
+    sized = [tpu.slice(number).name for tpu in _TPUS.values() if number in tpu.topologies]
+    if kind == "gpu":
+        return f"{gpus}."
+    near = sized or [f"tpu:{chips}" for chips in _near(number, _TPU_BY_CHIPS)]
+    return f"{tpus if kind else f'{gpus}, and {tpus}'}. Near: {', '.join(near)}."
+
+
+def _explain_topology(tpu: _Tpu, topology: str) -> str:
+    sides = sorted(_sides(topology))
+    turned = [chips for chips, known in tpu.topologies.items() if sorted(_sides(known)) == sides]
+    near = _sized(tpu, turned or _near(math.prod(sides), tpu.topologies))
+    return f"{tpu.name} has no topology {topology}. Near: {near}."
+
+
+def _explain_size(tpu: _Tpu, number: int) -> str:
+    near = _sized(tpu, _near(number, tpu.topologies))
+    text = f"{tpu.name} has no slice of {_count(number, 'chip')} (the number counts chips). Near: {near}."
+    chips, rest = divmod(number, tpu.cores_counted)
+    if tpu.cores_counted == 1 or rest or chips not in tpu.topologies:
+        return text
+    other = tpu.slice(chips)
+    text += f" Read as TensorCores, {tpu.name}-{number} is {_count(chips, 'chip')} ({other.topology}, "
+    text += f"{_count(other.hosts, 'host')}): that is {other.name} here"
+    if not other.accelerator_type:
+        return f"{text}."
+    return f'{text}, or cloud=TpuVm(accelerator_type="{other.accelerator_type}").'
+
+
+def _explain_accelerator_type(name: str) -> str:
+    text = name.strip().lower()
+    said = f"Cloud TPU has no accelerator type {name!r}"
+    kind, rest = _split(text)
+    if announced := _ANNOUNCED.get(rest.partition("-")[0]):
+        return f"{said}: {_explain_announced(announced)}"
+    if kind in ("", "tpu") and (found := _tpu(rest)):
+        return f'{said}. Names of that form are for accelerator="{found.name}" ({found}).'
+    known = [tpu.slice(chips).accelerator_type for tpu in _TPUS.values() for chips in tpu.topologies]
+    near = _close(text, [name for name in known if name])
+    return f"{said}. Near: {', '.join(near or ('v5litepod-8', 'v6e-8', 'v5p-8', 'v4-8'))}."
+
+
+def _explain_cloud_size(name: str, tpu: _Tpu, number: int) -> str:
+    said = f"Cloud TPU has no accelerator type {name!r}"
+    if not tpu.cloud_name:
+        chips = number // tpu.cores_counted
+        if chips not in tpu.topologies:
+            chips = tpu.default
+        return (
+            f"{said}: the Cloud TPU API does not reach {tpu.name}, only GKE does. "
+            f'Its name here counts chips, as in accelerator="{tpu.name}-{chips}" ({tpu.topologies[chips]}).'
+        )
+    sizes = [chips * tpu.cores_counted for chips in tpu.topologies if chips <= tpu.cloud_largest]
+    near = ", ".join(
+        f"{found.accelerator_type} ({_count(found.chips, 'chip')}, {found.topology})"
+        for found in (tpu.slice(size // tpu.cores_counted) for size in _near(number, sizes))
+    )
+    counts = "TensorCores, two to a chip" if tpu.cores_counted == 2 else "chips"
+    text = f"{said} (the number counts {counts}). Near: {near}."
+    if tpu.cores_counted == 1 or number not in tpu.topologies:
+        return text
+    other = tpu.slice(number)
+    cloud = f", which Cloud TPU calls {other.accelerator_type}" if other.accelerator_type else ""
+    return f'{text} Read as chips, it is accelerator="{other.name}" ({other.topology}){cloud}.'
+
+
+def _sized(tpu: _Tpu, sizes: Iterable[int]) -> str:
+    return ", ".join(f"{tpu.name}-{chips} ({tpu.topologies[chips]})" for chips in sizes)
+
+
+def _near(number: int, sizes: Iterable[int]) -> list[int]:
+    """The two sizes below and the two above."""
+    ordered = sorted(sizes)
+    below = [size for size in ordered if size <= number]
+    return below[-2:] + ordered[len(below) :][:2]
+
+
+def _nearest_names(text: str) -> str:
+    names = [found.name for found in catalogue()]
+    known = [*names, *_TPU_NAMES, *_GPU_NAMES, *(f"v5litepod-{chips}" for chips in _TPUS["v5e"].topologies)]
+    near = _close(text, known)
+    return f"near are {', '.join(near)}. " if near else "nothing is near. "
+
+
+def _close(text: str, names: Iterable[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(text, sorted(set(names)), n=4, cutoff=0.6)
+
+
+def _everything() -> str:
+    return (
+        f"TPUs: {', '.join(_TPUS)} (v5e-8: eight chips). "
+        f"GPUs: {', '.join(_GPUS)} (a100x4: four). Neither: cpu, cpu:8. "
+        "`kinetic-orchestration accelerators` lists every size."
+    )
+
+
+def _either(numbers: Iterable[int]) -> str:
+    *most, last = (str(number) for number in sorted(numbers))
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

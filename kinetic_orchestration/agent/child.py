@@ -1,0 +1,111 @@
+"""The process in which the user's code runs.
+
+It starts before anything is decided, so that its start costs nothing later, and waits for one line of JSON from
+its agent; then it becomes the command, or calls the function and leaves the outcome in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+
+def main() -> None:
+    control = int(sys.argv[1])
+    agent = os.getppid()
+    warm = sys.argv[2] == "function"
+    if warm:
+        import faulthandler
+
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
+        with contextlib.suppress(ImportError):
+            import cloudpickle  # noqa: F401 - on the way to the first line, this is most of the time
+    from kinetic_orchestration.agent import payload, processes  # noqa: F401
+
+    with open(control, encoding="utf-8") as pipe:
+        line = pipe.readline()
+    processes.die_with_parent()
+    if not line or os.getppid() != agent:
+        sys.exit("the agent of this host is gone")
+    go = json.loads(line)
+    for name in go["drop"]:
+        os.environ.pop(name, None)
+    os.environ.update(go["env"])
+    os.chdir(go["cwd"])
+    if go["argv"]:
+        _become(go["argv"])
+    sys.path[:] = [*go["path"], *sys.path, go["site"]]
+    sys.argv = [go["name"]]
+    sys.exit(_call(go))
+
+
+def _become(argv: list[str]) -> None:
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _call(go: dict[str, Any]) -> int:
+    from kinetic_orchestration.agent import distributed, payload
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    distributed.install()
+    outcome = go["outcome"]
+    if go["debug"]:
+        _wait_for_debugger(go["debug"])
+    try:
+        function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
+        value = function(*args, **kwargs)
+        if hasattr(value, "__await__"):
+            import asyncio
+
+            value = asyncio.run(_awaited(value))
+    except SystemExit as error:
+        if error.code in (None, 0):
+            value = None
+        else:
+            return _report(outcome, payload.dump_exception(error, outcome), _code(error))
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
+        return _report(outcome, payload.dump_exception(error, outcome), 1)
+    if not go["value"]:
+        return _report(outcome, {"kind": "value", "digest": "", "size": 0}, 0)
+    return _report(outcome, payload.dump_value(value, outcome), 0)
+
+
+def _report(outcome: str, record: dict[str, Any], code: int) -> int:
+    """Leave the record beside the outcome's bytes, whole or not at all; the agent waits for its name."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if record["kind"] == "unpicklable":
+        code = 1
+    with open(outcome + ".tmp", "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump({**record, "code": code}, file)
+    os.replace(outcome + ".tmp", outcome + ".json")
+    return code
+
+
+def _code(error: SystemExit) -> int:
+    if isinstance(error.code, int):
+        return error.code & 0xFF or 1
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _wait_for_debugger(port: int) -> None:
+    import debugpy
+
+    debugpy.listen(("127.0.0.1", port))
+    sys.stderr.write(f"waiting for a debugger on 127.0.0.1:{port}\n")
+    debugpy.wait_for_client()

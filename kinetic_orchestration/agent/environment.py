@@ -1,0 +1,337 @@
+"""The environment of an isolated job on this host: built once by uv from a lock, reused by every job after.
+
+Responsible for: where it lies, one builder at a time, what a crash leaves behind, and what may be deleted.
+Does not know: how the lock was made, where it came from, or what runs in the environment.
+
+A virtual environment holds absolute paths, so it is built where it stays, under a file lock. The `complete`
+marker is written last: an environment without one is rubble, and the next builder starts over. uv inherits
+the lock, so that a builder that is killed leaves no uv behind that writes into its successor's work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+MARKER = "complete"
+
+# What would point uv or the interpreter at another environment than the one being built.
+_FOREIGN = (
+    "CONDA_PREFIX",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "UV_BREAK_SYSTEM_PACKAGES",
+    "UV_CONSTRAINT",
+    "UV_OVERRIDE",
+    "UV_PROJECT",
+    "UV_PROJECT_ENVIRONMENT",
+    "UV_PYTHON",
+    "UV_SYSTEM_PYTHON",
+    "UV_TORCH_BACKEND",
+    "UV_VENV_CLEAR",
+    "UV_VENV_SEED",
+    "UV_WORKING_DIR",
+    "VIRTUAL_ENV",
+    "__PYVENV_LAUNCHER__",
+)
+
+
+class BuildFailed(Exception):
+    """The environment could not be built; the message has uv's own text and the next step."""
+
+
+def ensure(
+    lock_text: str,
+    digest: str,
+    root: str,
+    *,
+    uv: str = "",
+    python: str = "",
+    env: Mapping[str, str] | None = None,
+    note: Callable[[str], object] | None = None,
+) -> str:
+    """The path of the environment's interpreter; built first if no job on this host has built it yet.
+
+    `root` is the folder of all environments, `digest` that of the lock.
+    `uv` and `python` default to the uv on PATH and the running interpreter; `python` may also be a version,
+    which uv then finds or downloads. `env` is added to the environment of uv: its index settings, which are
+    never written down here. `note` gets a line for the log when there is something to wait for.
+    """
+    note = note or _silent
+    python = python or sys.executable
+    root = os.path.abspath(root)
+    folder = os.path.join(root, key(digest, python, root))
+    interpreter = _interpreter(folder)
+    if _usable(folder):
+        return interpreter
+    try:
+        os.makedirs(root, exist_ok=True)
+        with _Lock(folder + ".lock") as lock:
+            if not lock.take(wait=False):
+                note("waiting for the environment: another job builds it")
+                lock.take(wait=True)
+            if not _usable(folder):
+                run = _Uv(_find_uv(uv), _environ(env), root, lock.descriptor)
+                _build(folder, lock_text, python, run, note)
+    except OSError as error:
+        raise BuildFailed(
+            f"The environment could not be written to {folder}: {error.strerror}. "
+            "Free some space or choose another folder for the environments."
+        ) from error
+    return interpreter
+
+
+def key(digest: str, python: str, root: str) -> str:
+    """What an environment is named by: its lock, the interpreter, the platform, the folder it lies in.
+
+    Short, because the first line of an installed script may not be longer than 127 bytes.
+    """
+    import hashlib
+
+    python = python or sys.executable
+    identity: list[object] = [digest, sys.platform, os.uname().machine, os.path.realpath(root)]
+    if os.sep in python:
+        base = os.path.realpath(python)
+        try:
+            status = os.stat(base)
+        except OSError as error:
+            raise BuildFailed(f"The interpreter {python} cannot be used: {error.strerror}.") from error
+        # An interpreter replaced in place, as by a system update, is another one.
+        identity += [base, status.st_size, int(status.st_mtime)]
+    else:
+        identity.append(python)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:20]
+
+
+def hold(interpreter: str) -> int:
+    """Keep an environment from being pruned until the descriptor is closed or the process ends."""
+    import fcntl
+
+    marker = os.path.join(os.path.dirname(os.path.dirname(interpreter)), MARKER)
+    descriptor = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def prune(root: str, keep_days: float, now: float | None = None) -> list[str]:
+    """Delete the environments that nobody holds and nobody has used for `keep_days`; what was deleted."""
+    import time
+
+    try:
+        names = sorted(os.listdir(root))
+    except FileNotFoundError:
+        return []
+    limit = (time.time() if now is None else now) - keep_days * 86_400
+    deleted = []
+    for name in names:
+        folder = os.path.join(root, name)
+        if not os.path.isdir(folder):
+            continue
+        with _Lock(folder + ".lock") as lock:
+            if lock.take(wait=False) and _retire(folder, limit):
+                deleted.append(folder)
+    return deleted
+
+
+def packages(lock_text: str) -> int:
+    """How many packages a lock names."""
+    return sum(1 for line in lock_text.splitlines() if line[:1] not in ("", " ", "\t", "#", "-"))
+
+
+def redact(text: str) -> str:
+    """The text without the user names and passwords in its addresses."""
+    import re
+
+    return re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
+
+
+def no_index(environ: Mapping[str, str]) -> list[str]:
+    """uv has no variable for its --no-index; UV_NO_INDEX is ours, and this is where it is obeyed."""
+    return (
+        ["--no-index"]
+        if environ.get("UV_NO_INDEX", "").lower() not in ("", "0", "false", "no", "off")
+        else []
+    )
+
+
+def _build(folder: str, lock_text: str, python: str, run: _Uv, note: Callable[[str], object]) -> None:
+    import json
+    import shutil
+    import time
+
+    started = time.monotonic()
+    count = packages(lock_text)
+    note(f"building the environment: {count} package{'' if count == 1 else 's'}")
+    shutil.rmtree(folder, ignore_errors=True)
+    run(["venv", "--no-project", "--python", python, folder])
+    requirements = os.path.join(folder, "requirements.txt")
+    _write(requirements, lock_text)
+    if count:
+        sync = ["pip", "sync", "--python", _interpreter(folder), *no_index(run.environ), requirements]
+        if _all_hashed(lock_text):
+            sync.insert(2, "--require-hashes")
+        # What uv has in its cache needs no index; asking it anyway costs more than the installation.
+        if run.fails([*sync, "--offline"]):
+            run(sync)
+    _write(os.path.join(folder, MARKER), json.dumps({"python": python, "uv": run.path, "packages": count}))
+    note(f"the environment is ready after {time.monotonic() - started:.1f} s")
+
+
+class _Uv:
+    """Runs uv without a terminal, with the builder's lock in its hands."""
+
+    def __init__(self, path: str, environ: dict[str, str], folder: str, descriptor: int) -> None:
+        self.path, self.environ, self.folder, self.descriptor = path, environ, folder, descriptor
+        self.text = ""
+
+    def fails(self, arguments: Sequence[str]) -> bool:
+        import subprocess
+
+        try:
+            done = subprocess.run(
+                [self.path, *arguments, "--no-progress", "--color", "never"],
+                env=self.environ,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self.descriptor,),
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise BuildFailed(_no_uv(self.path)) from error
+        self.text = redact(done.stdout.decode(errors="replace")).strip()
+        return done.returncode != 0
+
+    def __call__(self, arguments: Sequence[str]) -> None:
+        if self.fails(arguments):
+            step = "uv " + " ".join(arguments[: 2 if arguments[0] == "pip" else 1])
+            raise BuildFailed(
+                f"The environment could not be built, `{step}` failed:\n{self.text}\n"
+                "The next job starts it anew. If a package is missing, make the lock anew for this platform, "
+                "or give this host the package index that the lock was made with."
+            )
+
+
+class _Lock:
+    """A lock between processes that the kernel lets go of with its last holder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.descriptor = -1
+
+    def __enter__(self) -> _Lock:
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Not LOCK_UN: that would take the lock away from a uv that still runs.
+        os.close(self.descriptor)
+
+    def take(self, *, wait: bool) -> bool:
+        import fcntl
+
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise BuildFailed(
+                f"{self.path} cannot be locked: {error.strerror}. Choose a folder for the environments on a "
+                "file system with locks, such as the local disk."
+            ) from error
+        return True
+
+
+def _usable(folder: str) -> bool:
+    """Whether the environment is whole; if so it counts as used from now on."""
+    import fcntl
+
+    try:
+        descriptor = os.open(os.path.join(folder, MARKER), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(
+            descriptor, fcntl.LOCK_SH
+        )  # shuts out `_retire`, which looks at the age again under its lock
+        if not os.fstat(descriptor).st_nlink or not os.path.exists(_interpreter(folder)):
+            return False
+        try:
+            os.utime(descriptor)
+        except OSError:
+            pass  # on a read-only root it is as good as ever
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _retire(folder: str, limit: float) -> bool:
+    """Delete an environment last used before `limit`; the caller has its build lock."""
+    import fcntl
+    import shutil
+
+    marker = os.path.join(folder, MARKER)
+    try:
+        descriptor = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # rubble: no builder has the lock
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_mtime > limit:
+            return False
+        os.unlink(marker)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def _interpreter(folder: str) -> str:
+    return os.path.join(folder, "bin", "python")
+
+
+def _all_hashed(lock_text: str) -> bool:
+    joined = lock_text.replace("\\\n", " ")
+    return all("--hash" in line for line in joined.splitlines() if line.strip() and not line.startswith("#"))
+
+
+def _environ(env: Mapping[str, str] | None) -> dict[str, str]:
+    environ = {**os.environ, **(env or {})}
+    for name in _FOREIGN:
+        environ.pop(name, None)
+    return environ
+
+
+def _find_uv(uv: str) -> str:
+    import shutil
+
+    found = uv or shutil.which("uv")
+    if not found:
+        raise BuildFailed(_no_uv("uv"))
+    return found
+
+
+def _no_uv(path: str) -> str:
+    return (
+        f"There is no {path} on this host to build the environment with. Install it: python -m pip install uv"
+    )
+
+
+def _write(path: str, text: str) -> None:
+    with open(path + ".part", "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def _silent(_: str) -> None:
+    pass

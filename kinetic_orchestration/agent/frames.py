@@ -1,0 +1,77 @@
+"""The log of a host: frames of whole lines, in segments.
+
+A frame is a header line (`RS kind microseconds length`), then that many bytes. Its payload is never looked at
+line by line, so a flood of a million lines costs what moving its bytes costs. Bytes arrive as the program
+wrote them: a line is split only where it ends, at a newline or a carriage return.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OUT = "o"
+ERR = "e"
+NOTE = "n"  # the agent's own words: stack dumps, warnings
+METRICS = "m"  # JSON: {"step": …, "values": {…}}
+PROGRESS = "p"  # JSON: {"done": …, "total": …, "unit": …}
+NEXT = ">"  # the segment is full; the next number follows
+
+SEGMENT_BYTES = 4 << 20
+LONGEST_LINE = 16 << 20
+
+_MARK = b"\x1e"
+
+
+class Frame(NamedTuple):
+    kind: str
+    time: float
+    payload: bytes
+    segment: int
+    offset: int  # of the frame in its segment: with host and segment, unique and the same at each reading
+
+
+def encode(kind: str, time: float, payload: bytes | bytearray | memoryview) -> bytes:
+    return b"%b%b %d %d\n%b" % (_MARK, kind.encode(), int(time * 1e6), len(payload), payload)
+
+
+def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame], int]:
+    """The whole frames in `data`, and how many bytes they took; a cut frame at the end is left for later."""
+    frames = []
+    at = 0
+    while True:
+        end = data.find(b"\n", at)
+        if end < 0:
+            return frames, at
+        if data[at : at + 1] != _MARK:
+            raise ValueError(f"segment {segment} has no frame at {offset + at}")
+        kind, time, length = data[at + 1 : end].split(b" ")
+        stop = end + 1 + int(length)
+        if stop > len(data):
+            return frames, at
+        frames.append(Frame(kind.decode(), int(time) / 1e6, data[end + 1 : stop], segment, offset + at))
+        at = stop
+
+
+class Lines:
+    """Cuts a stream of bytes where lines end, and keeps the rest for the next piece."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole lines that are there now."""
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut == 0:
+            self._rest += data
+            return self.flush() if len(self._rest) > LONGEST_LINE else b""
+        if cut == len(data) and not self._rest:
+            return data
+        whole = bytes(self._rest) + data[:cut]
+        self._rest = bytearray(data[cut:])
+        return whole
+
+    def flush(self) -> bytes:
+        """What has come without an end of line."""
+        whole = bytes(self._rest)
+        self._rest = bytearray()
+        return whole

@@ -1,0 +1,637 @@
+"""The agent of one host of one attempt: prepares, runs the program, ships its output, and obeys the rules.
+
+One loop: pump what the program printed, look at the records, decide (`rules`), act. It needs the store and
+nothing else; whoever submitted the job may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import distributed, frames, names, processes, rules, wire
+from kinetic_orchestration.agent.records import FileRecords
+
+TICK = 0.05
+BEAT = 1.0
+TAIL = 8 << 10
+REPORT_SILENCE = 600.0
+
+
+class Assignment(NamedTuple):
+    """What the submitter tells a host: enough to find its work, and the digests that vouch for it."""
+
+    store: str
+    job: str
+    attempt: int
+    host: int
+    hosts: int
+    spec: str  # digest of spec.json
+    boot: str
+    run: str  # this placement's folder on this machine
+    home: str
+    python: str
+    marker: str
+
+    @classmethod
+    def from_json(cls, text: str) -> Assignment:
+        return cls(**json.loads(text))
+
+
+class Host:
+    def __init__(self, assignment: Assignment, secrets: dict[str, str]) -> None:
+        self.at = assignment
+        self.secrets = secrets
+        self.records = FileRecords(assignment.store)
+        self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
+        self.outcome = os.path.join(self.scratch, "outcome")
+        self.events = os.path.join(self.scratch, "events")
+        self.log = LogWriter(self.records, assignment.job, assignment.attempt, assignment.host)
+        self.task: dict[str, Any] = {}
+        self.child = 0
+        self.go = -1
+        self.pipes: dict[int, tuple[str, frames.Lines]] = {}
+        self.preempted = ""
+        self.prepared = False
+        self.unready: rules.Exit | None = None
+        self.running = False
+        self.exit: rules.Exit | None = None
+        self.started: dict[int, dict[str, Any]] = {}
+        self.exits: dict[int, tuple[int, float]] = {}
+        self.verdict: wire.Verdict | None = None
+        self.began = self.active = time.monotonic()
+        self.run_began = 0.0
+        self.silence_reported = REPORT_SILENCE
+        self.others_active = 0.0
+        self.beaten = (0.0, "")
+        self.progress: dict[str, Any] = {}
+        self.events_read = 0
+        self.state = wire.STARTING
+        self.tail = b""
+        self.wake_in, self.wake_out = os.pipe()
+        for end in (self.wake_in, self.wake_out):
+            os.set_blocking(end, False)
+
+    # ---- the whole life ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
+            return
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
+        os.makedirs(self.scratch, exist_ok=True)
+        if self.at.python:
+            self._spawn(self.at.python, "function")
+        processes.adopt_orphans()
+        try:
+            self._open()
+            self._loop()
+        except Exception:  # noqa: BLE001 - an agent's own failure must reach the one who waits
+            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{traceback.format_exc()}", self.at.host)
+        finally:
+            self._end(0.0)
+            self._farewell()
+
+    def _loop(self) -> None:
+        while True:
+            self._pump(TICK)
+            self._look()
+            move = rules.decide(self._view())
+            if isinstance(move, rules.Start):
+                self._start()
+            elif isinstance(move, rules.Abort):
+                self._decide(move.cause, move.reason, move.host)
+            elif isinstance(move, rules.Commit):
+                self._commit()
+            elif isinstance(move, rules.Stop):
+                self._end(move.grace)
+                return
+            self._beat()
+
+    # ---- prepare -----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        from kinetic_orchestration.agent import digest
+
+        spec = self.records.read(names.spec(self.at.job))
+        if spec is None or digest.of_bytes(spec.data) != self.at.spec:
+            raise ValueError("spec.json is not the one that was submitted: its digest differs")
+        self.task = wire.decode(spec.data, "spec.json")["task"]
+        record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine(), "address": "127.0.0.1"}
+        if self.at.host == 0 and self.at.hosts > 1:
+            record["ports"] = _free_ports(self.at.hosts)
+        if self.records.create(self._name("started.json"), wire.encode(record)) is None:
+            raise ValueError("this host started before: another life of it is recorded (a reboot in mid-run?)")
+        self._set_state(wire.PREPARING)
+        if self.task["quick"]:
+            self._prepare()
+            return
+        import threading
+
+        threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
+
+    def _prepare(self) -> None:
+        """Everything the program needs on this host's disk. On a thread of its own when it may take a while."""
+        from kinetic_orchestration.agent import prepare
+
+        try:
+            self.ready = prepare.prepare(self.records, self.task, self.scratch, self.at.home, self._note)
+            self.prepared = True
+        except prepare.NotReady as error:
+            self.unready = rules.Exit(1, error.cause, str(error))
+        except Exception:  # noqa: BLE001 - reported by the loop, as this host's end
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{traceback.format_exc()}")
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.wake_out, b"\0")
+
+    # ---- run ---------------------------------------------------------------------------------------------
+
+    def _spawn(self, python: str, kind: str) -> None:
+        agent = sys.path[0]
+        control, self.go = os.pipe()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        os.set_inheritable(control, True)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, out_end, 1),
+            (os.POSIX_SPAWN_DUP2, err_end, 2),
+        ]
+        environment = {name: value for name, value in os.environ.items() if not distributed.is_stale(name)}
+        environment.update(self.secrets)
+        variable, value = self.at.marker.split("=", 1)
+        environment[variable] = value
+        environment.setdefault("PYTHONHASHSEED", "0")
+        argv = [python, os.path.join(os.path.dirname(agent), "child.py"), str(control), kind]
+        self.child = os.posix_spawn(
+            python, argv, environment, file_actions=actions, setsid=True, setsigmask=[],
+            setsigdef=[signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT],
+        )  # fmt: skip
+        for end in (control, out_end, err_end):
+            os.close(end)
+        for end, stream in ((out, frames.OUT), (err, frames.ERR)):
+            os.set_blocking(end, False)
+            _widen(end)
+            self.pipes[end] = (stream, frames.Lines())
+
+    def _start(self) -> None:
+        task = self.task
+        if not self.child:
+            self._spawn(self.ready.python, "command" if task["argv"] else "function")
+        addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
+        env = {
+            **(distributed.emulated(task["devices"]) if task["emulated"] else {}),
+            **(
+                distributed.environment(self.at.host, self.at.hosts, addresses, self.started[0].get("ports", {}))
+                if task["distributed"]
+                else {}
+            ),
+            **task["env"],
+            "KINETIC_JOB_ID": self.at.job,
+            "KINETIC_ATTEMPT": str(self.at.attempt),
+            "KINETIC_HOST_INDEX": str(self.at.host),
+            "KINETIC_HOST_COUNT": str(self.at.hosts),
+            "KINETIC_OUTPUT_DIR": task["output_dir"],
+            "KINETIC_CHECKPOINT_DIR": task["checkpoint_dir"],
+            "KINETIC_PARTITION_KEY": task["partition_key"],
+            "KINETIC_EVENTS": self.events,
+        }
+        agent = sys.path[0]
+        if task["argv"]:
+            env["KINETIC_SITE"] = agent
+            path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *self.ready.path]
+            env["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
+        message = {
+            "drop": [name for name in os.environ if distributed.is_stale(name)],
+            "env": env,
+            "cwd": self.ready.cwd,
+            "path": self.ready.path,
+            "site": agent,
+            "argv": self.ready.argv,
+            "name": task["name"],
+            "payload": self.ready.payload,
+            "digest": task["payload"].get("digest", ""),
+            "data": self.ready.data,
+            "outcome": self.outcome,
+            "value": self.at.host == 0,
+            "debug": task["debug"] if self.at.host == 0 else 0,
+        }
+        data = json.dumps(message).encode() + b"\n"
+        with open(self.go, "wb", buffering=0) as pipe:
+            while data:
+                data = data[pipe.write(data) :]
+        self.running = True
+        self.run_began = self.active = time.monotonic()
+        self._set_state(wire.RUNNING)
+
+    def _pump(self, within: float) -> None:
+        """Move what the program wrote into the log, whole lines at a time; return early when anything happens."""
+        ready, _, _ = select.select([self.wake_in, *self.pipes], [], [], within)
+        moved = 0
+        for end in ready:
+            if end == self.wake_in:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(end, 4096)
+                continue
+            moved += self._drain(end)
+        self._read_events()
+        if 0 < moved < 32 << 10:
+            time.sleep(0.002)  # let a flood of short writes gather, so that it costs few of ours
+        for pid, status in processes.reap():
+            if pid == self.child:
+                self._on_exit(os.waitstatus_to_exitcode(status))
+
+    def _drain(self, end: int) -> int:
+        stream, lines = self.pipes[end]
+        try:
+            data = os.read(end, 1 << 20)
+        except BlockingIOError:
+            return 0
+        whole = lines.feed(data) if data else lines.flush()
+        if whole:
+            self.log.write(stream, whole)
+            self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
+            self.active = time.monotonic()
+        if not data:
+            os.close(end)
+            del self.pipes[end]
+        return len(data)
+
+    def _read_events(self) -> None:
+        """Metrics and progress that the program has left in its events file, one JSON object a line."""
+        try:
+            size = os.stat(self.events).st_size
+        except OSError:
+            return
+        if size <= self.events_read:
+            return
+        with open(self.events, "rb") as file:
+            file.seek(self.events_read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.events_read += len(whole)
+        for line in whole.splitlines():
+            kind, payload = line[:1].decode(), line[1:]
+            self.log.write(kind, payload)
+            if kind == frames.PROGRESS:
+                self.progress = json.loads(payload)
+        self.active = time.monotonic()
+
+    def _on_exit(self, code: int) -> None:
+        """The program is gone: take the last of its output, then whatever it left running."""
+        self.child = 0
+        quiet = time.monotonic() + 0.2
+        while self.pipes and time.monotonic() < quiet:
+            ready, _, _ = select.select(list(self.pipes), [], [], 0.02)
+            if not ready and not processes.descendants(os.getpid()):
+                break
+            for end in ready:
+                if self._drain(end):
+                    quiet = time.monotonic() + 0.2
+        self._read_events()
+        if not self.running:
+            if self.exit is None and self.verdict is None:
+                reason = f"the program's process ended with exit code {code} before it was told to start"
+                self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
+            return
+        if self.exit is None:
+            self.exit = self._exit_of(code)
+        self._set_state(wire.ENDING)
+        self._record_exit()
+
+    def _record_exit(self) -> None:
+        assert self.exit is not None
+        self.exits[self.at.host] = (self.exit.code, time.monotonic())
+        if self.at.hosts > 1:
+            self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
+
+    def _exit_of(self, code: int) -> rules.Exit:
+        report = self._report()
+        if code == 0 and (report is not None or self.task["argv"]):
+            return rules.Exit(0)
+        if report is not None and report["code"] != 0:
+            return rules.Exit(report["code"], wire.USER, report.get("message", ""))
+        if code == 0:
+            return rules.Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
+            return rules.Exit(code, wire.USER, f"the program was ended by {name}{hint}")
+        return rules.Exit(code, wire.USER, f"the program ended with exit code {code}")
+
+    def _report(self) -> dict[str, Any] | None:
+        try:
+            with open(self.outcome + ".json", encoding="utf-8") as file:
+                report = json.load(file)
+        except OSError:
+            return None
+        assert isinstance(report, dict)
+        return report
+
+    # ---- look and decide ---------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Read what others have written; all of it is cheap on a file system."""
+        if self.verdict is None and (data := self._read(names.verdict(self.at.job, self.at.attempt))) is not None:
+            self.verdict = wire.Verdict.decode(data)
+        self.cancelled = ""
+        if (data := self._read(names.cancel(self.at.job))) is not None:
+            self.cancelled = wire.decode(data).get("reason") or "cancelled"
+        if len(self.started) < self.at.hosts:
+            for host in range(self.at.hosts):
+                if host not in self.started and (data := self._read(self._name("started.json", host))) is not None:
+                    self.started[host] = wire.decode(data)
+        if self.at.hosts > 1 and self.running:
+            for host in range(self.at.hosts):
+                if host not in self.exits and (data := self._read(self._name("exit.json", host))) is not None:
+                    self.exits[host] = (wire.decode(data)["code"], time.monotonic())
+        if self.unready is not None and self.exit is None:
+            self.exit = self.unready
+        if self.running and self.exit is None and (report := self._report()) is not None and report["code"] != 0:
+            self.exit = rules.Exit(report["code"], wire.USER, report.get("message", ""))
+        self._watch_silence()
+
+    def _watch_silence(self) -> None:
+        """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
+        silence = time.monotonic() - self.active
+        limit = self.task.get("stall") or 0.0
+        self.silence = silence
+        if not self.running or self.exit is not None or (silence < self.silence_reported and not (limit and silence > limit / 2)):
+            return
+        for host in range(self.at.hosts):
+            if host != self.at.host and (data := self._read(names.beat(self.at.job, self.at.attempt, host))) is not None:
+                self.silence = min(self.silence, max(0.0, self.records.now() - wire.Beat.decode(data).active))
+        report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
+        if self.silence > report_at and self.silence_reported != float("inf"):
+            self.silence_reported = float("inf") if limit else self.silence_reported * 2
+            self._note(f"no host has shown progress for {self.silence:.0f} s; the stacks of this host follow")
+            self._dump_stacks()
+
+    def _view(self) -> rules.View:
+        now = time.monotonic()
+        return rules.View(
+            index=self.at.host,
+            hosts=self.at.hosts,
+            verdict=self.verdict,
+            cancelled=self.cancelled,
+            preempted=self.preempted,
+            prepared=self.prepared,
+            running=self.running,
+            started=frozenset(self.started),
+            exit=self.exit,
+            exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
+            barrier_age=now - self.began,
+            barrier_limit=self.task["provision"],
+            run_age=now - self.run_began if self.running else 0.0,
+            run_limit=self.task["run"] or 0.0,
+            silence=self.silence if self.running else 0.0,
+            stall_limit=self.task["stall"] or 0.0,
+        )
+
+    def _decide(self, cause: str, reason: str, host: int) -> None:
+        failure = None
+        if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
+            failure = self._failure(reason)
+        elif cause == wire.STALL:
+            self._dump_stacks()
+            self._pump(0.2)
+        self._write_verdict(
+            wire.Verdict(wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure)
+        )
+
+    def _failure(self, reason: str) -> wire.Failure:
+        report = self._report() or {}
+        if report.get("digest"):
+            self.records.upload(self._name("exception"), self.outcome, move=True)
+        code = self.exit.code if self.exit is not None else None
+        return wire.Failure(
+            type=report.get("type", ""),
+            message=report.get("message", reason),
+            traceback=report.get("traceback", ""),
+            log_tail=self.tail.decode("utf-8", "replace"),
+            exit_code=code,
+            digest=report.get("digest", "") if report.get("kind") == "exception" else "",
+            size=report.get("size", 0),
+        )
+
+    def _commit(self) -> None:
+        report = self._report() or {}
+        if report.get("digest"):
+            self.records.upload(self._name("result"), self.outcome, move=True)
+        self._write_verdict(
+            wire.Verdict(
+                wire.COMMITTED, self.at.boot, time.time(),
+                host=0, digest=report.get("digest", ""), size=report.get("size", 0),
+            )
+        )  # fmt: skip
+
+    def _write_verdict(self, verdict: wire.Verdict) -> None:
+        name = names.verdict(self.at.job, self.at.attempt)
+        if self.records.create(name, verdict.encode()) is not None:
+            self.verdict = verdict
+        else:
+            data = self._read(name)
+            self.verdict = wire.Verdict.decode(data) if data is not None else None
+        self.records.ring(self.at.job)
+
+    # ---- end ---------------------------------------------------------------------------------------------
+
+    def _end(self, grace: float) -> None:
+        """End the program: ask, wait, then SIGKILL whatever descends from this host."""
+        if self.verdict is not None and self.verdict.cause == wire.STALL and self.child:
+            self._dump_stacks()
+        if self.child and grace:
+            processes.send(self.child, signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while self.child and time.monotonic() < deadline:
+                self._pump(min(TICK, grace))
+                self._beat()
+        self._kill()
+
+    def _kill(self) -> None:
+        left = processes.end_descendants(os.getpid())
+        self.child = 0
+        for end in list(self.pipes):
+            while self._drain(end):
+                pass
+        for _stream, lines in self.pipes.values():
+            if rest := lines.flush():
+                self.log.write(_stream, rest)
+        if left:
+            self._note(f"processes {left} did not end")
+
+    def _farewell(self) -> None:
+        self.records.create(self._name("done.json"), wire.encode({"boot": self.at.boot}))
+        self._set_state(wire.DONE)
+        self.records.ring(self.at.job)
+
+    # ---- small things ------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        at, state = self.beaten
+        now = time.monotonic()
+        if state == self.state and now - at < BEAT:
+            return
+        self.beaten = (now, self.state)
+        active = self.records.now() - (now - self.active)
+        beat = wire.Beat(
+            self.state, self.at.boot, self.log.segment, self.log.offset, active,
+            *(self.progress.get(key, default) for key, default in (("done", 0.0), ("total", 0.0), ("unit", ""))),
+            exit=self.exit.code if self.exit is not None else None,
+        )  # fmt: skip
+        self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), beat.encode())
+        if state != self.state:
+            self.records.ring(self.at.job)
+
+    def _set_state(self, state: str) -> None:
+        self.state = state
+        self._beat()
+
+    def _on_term(self, *_: object) -> None:
+        self.preempted = "this host received SIGTERM"
+
+    def _dump_stacks(self) -> None:
+        if self.child and not self.task["argv"]:
+            processes.send(self.child, signal.SIGUSR2)
+            self._pump(0.1)
+
+    def _note(self, text: str) -> None:
+        self.log.write(frames.NOTE, text.encode() + b"\n")
+
+    def _name(self, what: str, host: int | None = None) -> str:
+        return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
+
+    def _read(self, name: str) -> bytes | None:
+        record = self.records.read(name)
+        return None if record is None else record.data
+
+
+class LogWriter:
+    """Appends frames to this host's segments and rings the bell."""
+
+    def __init__(self, records: FileRecords, job: str, attempt: int, host: int) -> None:
+        self._records = records
+        self._key = (job, attempt, host)
+        self.segment = 0
+        self.offset = 0
+
+    def write(self, kind: str, payload: bytes) -> None:
+        if self.offset > frames.SEGMENT_BYTES:
+            self._append(frames.encode(frames.NEXT, time.time(), b""))
+            self.segment += 1
+            self.offset = 0
+        self._append(frames.encode(kind, time.time(), payload))
+        self._records.ring(self._key[0])
+
+    def _append(self, data: bytes) -> None:
+        self._records.append(names.segment(*self._key, self.segment), data)
+        self.offset += len(data)
+
+
+def _widen(pipe: int) -> None:
+    """A wider pipe lets the program run on while the agent is busy. Linux only, and only a wish."""
+    import fcntl
+
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+
+def _free_ports(hosts: int) -> dict[str, int]:
+    """A run of ports below the ephemeral range, free now; host 0 picks them for all."""
+    import random
+    import socket
+
+    chooser = random.SystemRandom()
+    for _ in range(200):
+        base = chooser.randrange(20_000, 32_000 - hosts - 2)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(base, base + hosts + 2):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return {"jax": base, "torch": base + 1, "tensorflow": base + 2}
+    raise OSError("no free ports between 20000 and 32000")
+
+
+# ---- the guard -------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Take this host's lock, detach, start the agent, and outlive it: what it leaves, the guard ends.
+
+    The launcher ends once the lock is held, so its end tells the submitter that the host is there.
+    """
+    assignment = Assignment.from_json(sys.argv[1])
+    secrets = json.loads(sys.stdin.buffer.read() or b"{}")
+    lock = _take(assignment)
+    if lock is None or os.fork():
+        os._exit(0)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for end in (0, 1, 2):
+        os.dup2(null, end)
+    me = processes.find(os.getpid())
+    owner = {"pid": os.getpid(), "started": me.started if me else "", "machine": processes.machine()}
+    os.pwrite(lock, json.dumps(owner).encode(), 0)
+    agent = os.fork()
+    if agent == 0:
+        Host(assignment, secrets).run()
+        os._exit(0)
+    processes.adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: processes.send(agent, received))
+    _, status = os.waitpid(agent, 0)
+    processes.end_descendants(os.getpid())
+    if status != 0:
+        _speak_for(assignment, os.waitstatus_to_exitcode(status))
+    shutil.rmtree(os.path.join(assignment.run, f"host-{assignment.host}"), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(_lock(assignment))
+        os.rmdir(assignment.run)
+    os._exit(0)
+
+
+def _lock(assignment: Assignment) -> str:
+    return os.path.join(assignment.run, f"host-{assignment.host}.json")
+
+
+def _take(assignment: Assignment) -> int | None:
+    """Only one life of a host at a time: the lock goes with the processes that hold it, however they end."""
+    import fcntl
+
+    for _ in range(20):
+        try:
+            lock = os.open(_lock(assignment), os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
+            os.close(lock)
+            time.sleep(0.005)
+        except OSError:
+            return None
+        else:
+            return lock
+    return None
+
+
+def _speak_for(assignment: Assignment, code: int) -> None:
+    """The agent died: say so in its place, at once, so that nobody waits for it."""
+    host = Host(assignment, {})
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    reason = f"the agent of host {assignment.host} was ended {how}"
+    host._write_verdict(
+        wire.Verdict(
+            wire.ABORTED, assignment.boot + "/guard", time.time(),
+            cause=wire.INFRASTRUCTURE, host=assignment.host, reason=reason,
+        )
+    )  # fmt: skip
+    host._farewell()

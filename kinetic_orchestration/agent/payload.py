@@ -1,0 +1,431 @@
+"""One value in one file: a function and its arguments out, a result or an exception back.
+
+    magic · pickles · padding · buffer · padding · buffer … · index (JSON) · its length · magic
+
+Pickle protocol 5 keeps large buffers out of band: they are written from where they lie, hashed on the way,
+and mapped into memory when they are loaded. The index comes last, so that one forward pass writes the file
+whatever is in it. Responsible for the format and for what becomes of an outcome that cannot travel. Does not
+know what is pickled by value, where files are kept, or who may be trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.agent.digest import Hasher, of_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+MAGIC = b"KOPAYLD1"
+ALIGNMENT = 64
+# A buffer below this costs less inside the pickle than beside it.
+IN_BAND = 64 << 10
+# A larger file is mapped; a smaller one is read, because every mapping keeps a file open.
+MAPPED = 16 << 20
+UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
+_TEXT = 64 << 10
+_LENGTH = 8
+
+
+class Tampered(ValueError):
+    """The bytes are not those that were sent."""
+
+
+def dump(
+    value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler
+) -> tuple[str, int]:
+    """Write `value`; the digest and the size of the file. A failure leaves no file.
+
+    `pickler` is called like `pickle.Pickler` and may write several pickles in its `dump`.
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            view = buffer.raw()
+        except BufferError:  # not contiguous: only a copy is
+            view = memoryview(memoryview(buffer).tobytes())
+        else:
+            if view.nbytes < IN_BAND:
+                return True
+        buffers.append(view)
+        return False
+
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with Hasher(descriptor) as file:
+            file.update(MAGIC)
+            pickler(_Sink(file), protocol=5, buffer_callback=keep).dump(value)
+            length = file.size - len(MAGIC)
+            _reserve(descriptor, file.size, sum(view.nbytes for view in buffers))
+            places = []
+            for view in buffers:
+                file.update(bytes(-file.size % ALIGNMENT))
+                places.append((file.size, view.nbytes))
+                file.update(view)
+            index = json.dumps({"pickles": length, "buffers": places}).encode()
+            file.update(index + len(index).to_bytes(_LENGTH, "little") + MAGIC)
+            return file.digest(), file.size
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def load(
+    path: str | os.PathLike[str],
+    expected_digest: str | None = None,
+    data: Sequence[str] = (),
+) -> Any:
+    """The value of a file. Its arrays are writeable and private to this process.
+
+    With `expected_digest` nothing is unpickled unless every byte is as it was sent. `data` are the paths on
+    this machine of what was wrapped in `Data`, in the order in which it was found.
+    """
+    return _load(path, expected_digest, data, names_first=True)
+
+
+def _load(
+    path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], names_first: bool
+) -> Any:
+    memory = _memory(path)
+    view = memoryview(memory)
+    if expected_digest:
+        found = of_bytes(view)
+        if found != expected_digest:
+            raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected_digest} was sent")
+    index, start = _index(path, view)
+    buffers = [view[at : at + size] for at, size in index["buffers"]]
+    stream = _Source(view[start : start + index["pickles"]])
+    unpickler = _Unpickler(stream, buffers, data, names_first)
+    value = unpickler.load()
+    while stream.rest():
+        for module, name, attribute in unpickler.load():
+            setattr(module, name, attribute)
+    return value
+
+
+def _memory(path: str | os.PathLike[str]) -> Any:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MAPPED:
+            if sys.version_info >= (3, 13):
+                return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+        # Anonymous memory, because unlike a bytearray it is aligned.
+        memory = mmap.mmap(-1, max(size, 1))
+        with memoryview(memory) as view, open(descriptor, "rb", buffering=0, closefd=False) as file:
+            done = 0
+            while done < size:
+                count = file.readinto(view[done:size])
+                if not count:
+                    raise Tampered(f"{os.fspath(path)} is cut off")
+                done += count
+        return memory
+    finally:
+        os.close(descriptor)
+
+
+def _index(path: str | os.PathLike[str], view: memoryview) -> tuple[dict[str, Any], int]:
+    start, tail = len(MAGIC), _LENGTH + len(MAGIC)
+    if len(view) < start + tail or view[:start] != MAGIC or view[-len(MAGIC) :] != MAGIC:
+        raise Tampered(f"{os.fspath(path)} is not a payload, or not a whole one")
+    end = len(view) - tail
+    length = int.from_bytes(view[end : end + _LENGTH], "little")
+    index = json.loads(bytes(view[max(start, end - length) : end]))
+    assert isinstance(index, dict)
+    return index, start
+
+
+def _reserve(descriptor: int, offset: int, size: int) -> None:
+    """Have the blocks before the bytes: a full disk is known at once, and writing is a quarter faster."""
+    if size < MAPPED or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, offset, size)
+    except OSError as error:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+
+
+class _Sink:
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._hasher.update(view)
+        return view.nbytes
+
+
+class _Source:
+    """Reads from memory into what is made of it, without the copy that io.BytesIO would be."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def rest(self) -> int:
+        return len(self._view) - self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._view) if size < 0 else min(self._at + size, len(self._view))
+        data = bytes(self._view[self._at : end])
+        self._at = end
+        return data
+
+    def readinto(self, target: Any) -> int:
+        view = memoryview(target).cast("B")
+        count = min(len(view), self.rest())
+        view[:count] = self._view[self._at : self._at + count]
+        self._at += count
+        return count
+
+    def readline(self) -> bytes:
+        line = bytearray()
+        while self.rest() and not line.endswith(b"\n"):
+            line += self.read(1)
+        return bytes(line)
+
+
+# What a pickle of ours may name. The unpickler gives each its meaning for one load: no state is global.
+
+
+def data_path(index: int) -> str:
+    """Where the data is on this machine."""
+    raise _only_in_load("data_path")
+
+
+def module(name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
+    """A first-party module, as far as it is used. `tail`: where its file lies below an entry of sys.path."""
+    raise _only_in_load("module")
+
+
+def namespace(name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
+    """The same module's dict, in which its functions run."""
+    raise _only_in_load("namespace")
+
+
+def named_class(module: str, qualname: str, by_value: bytes) -> Any:
+    """The reader's own class of that name if it has one, else the writer's."""
+    raise _only_in_load("named_class")
+
+
+def itself(value: Any) -> Any:
+    """For objects that travel as another one: `__reduce__` returns `(itself, (other,))`."""
+    return value
+
+
+def _only_in_load(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} has a meaning only in {__name__}.load")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, stream: _Source, buffers: Iterable[Any], data: Sequence[str], names_first: bool
+    ) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._data = data
+        self._names_first = names_first
+        self._modules: dict[str, types.ModuleType] = {}
+        self._meaning = {
+            "data_path": self._data_path,
+            "module": self._module,
+            "namespace": self._namespace,
+            "named_class": self._named_class,
+        }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name in self._meaning:
+            return self._meaning[name]
+        return super().find_class(module, name)
+
+    def _data_path(self, index: int) -> str:
+        if index >= len(self._data):
+            raise LookupError(f"Data number {index + 1} of this payload was given no path on this machine")
+        return self._data[index]
+
+    def _module(self, name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
+        if name not in self._modules:
+            self._modules[name] = Part(name)
+            self._modules[name].__dict__.update(attributes)
+            for folder in sys.path if tail else ():
+                here = os.path.join(folder or os.getcwd(), tail)
+                if os.path.isfile(here):
+                    self._modules[name].__file__ = here
+                    break
+        return self._modules[name]
+
+    def _namespace(self, name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
+        return self._module(name, attributes, tail).__dict__
+
+    def _named_class(self, module: str, qualname: str, by_value: bytes) -> Any:
+        if self._names_first:
+            import importlib
+
+            try:
+                found: Any = sys.modules.get(module) or importlib.import_module(module)
+                for name in qualname.split("."):
+                    found = getattr(found, name)
+            except Exception:  # whatever importing the user's code raises: the class came along
+                found = None
+            if isinstance(found, type) and found.__qualname__ == qualname:
+                return found
+        return pickle.loads(by_value)
+
+
+class Part(types.ModuleType):
+    """A module that travelled by value, as far as it was seen to be used; its file has the rest."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        import importlib
+
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        except ImportError as error:
+            raise AttributeError(
+                f"{self.__name__}.{name} did not travel with the job, and {self.__name__} cannot be imported "
+                f"here ({error}): write `from {self.__name__} import {name}` beside the function"
+            ) from error
+
+    def __reduce__(self) -> Any:
+        import importlib
+
+        return importlib.import_module, (self.__name__,)
+
+
+def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write a result; its record. A value that cannot travel is recorded as such, with its repr."""
+    try:
+        digest, size = dump(value, path, _outcome_pickler())
+    except Exception as error:  # a user's __reduce__ may raise anything, and a disk may be full
+        kind, shown, reason = _type_name(type(value)), _repr(value), _reason(error)
+        return {
+            "kind": "unpicklable",
+            "type": UNPICKLABLE,
+            "message": f"the function returned a {kind} that cannot be sent back: {reason}. It was {shown}",
+            "returned": kind,
+            "repr": shown,
+            "reason": reason,
+        }
+    return {"kind": "value", "digest": digest, "size": size}
+
+
+def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write an exception; its record, with its traceback. No digest: it could not travel as itself."""
+    record = {
+        "kind": "exception",
+        "type": _type_name(type(error)),
+        "message": _text(error),
+        "traceback": _traceback(error),
+    }
+    try:
+        digest, size = dump(error, path, _outcome_pickler())
+        try:
+            # Many exceptions pickle but do not come back, because their __init__ wants more than their args.
+            copy = _load(path, None, (), names_first=False)
+            if type(copy) is not type(error):
+                raise TypeError(f"it comes back as {_type_name(type(copy))}")
+        except BaseException:
+            os.unlink(path)
+            raise
+    except Exception as problem:
+        return {**record, "reason": _reason(problem)}
+    return {**record, "digest": digest, "size": size}
+
+
+def _outcome_pickler() -> Callable[..., Any]:
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle.Pickler
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """By value like cloudpickle, but a class that the reader knows by name becomes the reader's own.
+
+        Otherwise `except MyError` would hold in the submitting process only, and not in one that attaches.
+        """
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and _by_value_only(obj):
+                return named_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _by_value_only(cls: type) -> bool:
+    """Whether this process has the class without having it under its name."""
+    if "<" in cls.__qualname__ or cls.__module__ == "builtins":
+        return False
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is not cls
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    frames = error.__traceback__
+    # The user did not write the frames that called the function.
+    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+        frames = frames.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception as problem:  # a user's __str__ may raise
+        text = f"{_type_name(type(error))}: its traceback cannot be shown: {_reason(problem)}\n"
+    return _bounded(text)
+
+
+def _is_ours(frame: types.TracebackType) -> bool:
+    return os.path.dirname(frame.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _TEXT:
+        return text
+    half = _TEXT // 2
+    return f"{text[:half]}\n… {len(text) - _TEXT} characters left out …\n{text[-half:]}"
+
+
+def _type_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _bounded(str(error))
+    except Exception as problem:
+        return f"<its text cannot be had: {type(problem).__name__}>"
+
+
+def _reason(error: BaseException) -> str:
+    text = _text(error)
+    if isinstance(error, (TypeError, pickle.PicklingError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _repr(value: Any) -> str:
+    import reprlib
+
+    shorten = reprlib.Repr()
+    shorten.maxstring = shorten.maxother = 500
+    try:
+        return shorten.repr(value)
+    except Exception as problem:
+        return f"<a {_type_name(type(value))} whose repr raises {type(problem).__name__}>"

@@ -1,0 +1,145 @@
+"""What a program needs before it can start, brought to this host's disk: code, data, environment.
+
+Knows nothing of processes; it may run on a thread beside the agent's loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import digest, names, wire
+from kinetic_orchestration.agent.records import FileRecords
+
+
+class NotReady(Exception):
+    """The program cannot start; `cause` says whose matter that is."""
+
+    def __init__(self, message: str, cause: str = wire.CONFIGURATION) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Ready(NamedTuple):
+    python: str
+    cwd: str
+    path: list[str]
+    argv: list[str]
+    payload: str
+    data: list[str]
+
+
+def prepare(
+    records: FileRecords, task: dict[str, Any], scratch: str, home: str, note: Callable[[str], None]
+) -> Ready:
+    root = os.path.join(scratch, "project")
+    os.makedirs(root, exist_ok=True)
+    if task["tree"]:
+        _unpack(records, task["tree"], root)
+    python = _environment(records, task, home, note)
+    packages = [
+        _package(records, item, os.path.join(scratch, "packages", str(number)))
+        for number, item in enumerate(task["packages"])
+    ]
+    data = [_data(records, item, home) for item in task["data"]]
+    for mount, index in task["volumes"].items():
+        _mount(mount, data[index])
+    cwd = os.path.join(root, task["cwd"]) if task["cwd"] else root
+    os.makedirs(cwd, exist_ok=True)
+    path = [os.path.normpath(os.path.join(root, entry)) for entry in task["path"]] + packages + task["extra_path"]
+    argv = list(task["argv"])
+    if argv and argv[0] in ("python", "python3"):
+        argv[0] = python
+    payload = records.local_path(names.blob(task["payload"]["digest"])) if task["payload"] else None
+    return Ready(python, cwd, path, argv, payload or "", data)
+
+
+def _pack(records: FileRecords) -> Callable[[str], str]:
+    def open_pack(blob: str) -> str:
+        path = records.local_path(names.blob(blob))
+        if path is None:
+            raise NotReady(f"blob {blob} is not in the store {records.root}", wire.INFRASTRUCTURE)
+        return path
+
+    return open_pack
+
+
+def _unpack(records: FileRecords, tree_digest: str, target: str) -> None:
+    from kinetic_orchestration.agent import tree
+
+    record = records.read(names.tree(tree_digest))
+    if record is None:
+        raise NotReady(f"tree {tree_digest} is not in the store {records.root}", wire.INFRASTRUCTURE)
+    tree.unpack(json.loads(record.data), _pack(records), target, tree_digest)
+
+
+def _environment(records: FileRecords, task: dict[str, Any], home: str, note: Callable[[str], None]) -> str:
+    wanted: dict[str, Any] | None = task["environment"]
+    if not wanted or "lock" not in wanted:
+        return str(task["python"])
+    from kinetic_orchestration.agent import environment
+
+    record = records.read(names.blob(wanted["lock"]))
+    if record is None or digest.of_bytes(record.data) != wanted["lock"]:
+        raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differ")
+    try:
+        return environment.ensure(
+            record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
+            uv=wanted["uv"], python=wanted["interpreter"], note=note,
+        )  # fmt: skip
+    except environment.BuildFailed as error:
+        raise NotReady(str(error)) from None
+
+
+def _package(records: FileRecords, item: dict[str, str], folder: str) -> str:
+    target = os.path.join(folder, item["at"])
+    os.makedirs(target)
+    _unpack(records, item["digest"], target)
+    return folder
+
+
+def _data(records: FileRecords, item: dict[str, str], home: str) -> str:
+    """A folder or file of data, unpacked once on this machine and shared by all that read it."""
+    import fcntl
+
+    if item["here"]:
+        return item["here"]
+    root = os.path.join(home, "cache", "data", item["digest"])
+    os.makedirs(root, exist_ok=True)
+    content = os.path.join(root, "content")
+    complete = os.path.join(root, "complete")
+    if not os.path.exists(complete):
+        with open(os.path.join(root, "lock"), "w", encoding="ascii") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(complete):
+                shutil.rmtree(content, ignore_errors=True)
+                os.makedirs(content)
+                _unpack(records, item["digest"], content)
+                with open(complete, "w", encoding="ascii"):
+                    pass
+    os.utime(root)
+    return os.path.join(content, item["file"]) if item["file"] else content
+
+
+def _mount(mount: str, source: str) -> None:
+    """Make the data appear at an absolute path, as a link, unless something else is there."""
+    if os.path.islink(mount):
+        if os.readlink(mount) == source:
+            return
+        if f"{os.sep}cache{os.sep}data{os.sep}" in os.readlink(mount):
+            temporary = f"{mount}.{os.getpid()}"
+            os.symlink(source, temporary)
+            os.replace(temporary, mount)
+            return
+    advice = "pass the Data as an argument instead, or choose a path that this user can make"
+    if os.path.lexists(mount):
+        raise NotReady(f"the volume path {mount} exists already and is not a link of ours: {advice}")
+    try:
+        os.makedirs(os.path.dirname(mount), exist_ok=True)
+        os.symlink(source, mount)
+    except OSError as error:
+        if not os.path.islink(mount):
+            raise NotReady(f"the volume path {mount} cannot be made ({error.strerror}): {advice}") from None

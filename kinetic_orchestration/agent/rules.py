@@ -1,0 +1,128 @@
+"""What a host does next: pure, so that the simulation drives the very rules that hosts run.
+
+Knows no files, no processes and no clock; ages come in as numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kinetic_orchestration.agent import wire
+
+# Seconds between the request to end and SIGKILL, by what ended the attempt.
+GRACE = {
+    wire.PREEMPTION: 8.0,
+    wire.CANCELLED: 25.0,
+    wire.DEADLINE: 25.0,
+    wire.STALL: 5.0,
+}
+SIBLING_GRACE = 3.0
+
+FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by host 0
+
+
+class Exit(NamedTuple):
+    """How a host's program ended."""
+
+    code: int
+    cause: str = wire.USER
+    reason: str = ""
+
+
+class View(NamedTuple):
+    """All that a host knows when it decides."""
+
+    index: int
+    hosts: int
+    verdict: wire.Verdict | None = None
+    cancelled: str = ""  # the reason, once somebody asked
+    preempted: str = ""  # the notice, once it came
+    prepared: bool = False  # this host could start its program now
+    running: bool = False
+    started: frozenset[int] = frozenset()  # hosts that reached the barrier
+    exit: Exit | None = None
+    exits: tuple[tuple[int, int, float], ...] = ()  # (host, code, age) of every host whose program ended
+    barrier_age: float = 0.0
+    barrier_limit: float = 600.0
+    run_age: float = 0.0
+    run_limit: float = 0.0  # 0: none
+    silence: float = 0.0  # since any host showed progress
+    stall_limit: float = 0.0
+
+
+class Wait(NamedTuple):
+    """Nothing to do yet."""
+
+
+class Start(NamedTuple):
+    """Everybody is here: let the program run."""
+
+
+class Commit(NamedTuple):
+    """Every host ended well: the value of host 0 is the job's result."""
+
+
+class Abort(NamedTuple):
+    """End the attempt for this cause, unless somebody was first."""
+
+    cause: str
+    reason: str
+    host: int
+
+
+class Stop(NamedTuple):
+    """The attempt has its verdict: end, allowing the program so many seconds."""
+
+    grace: float
+
+
+Move = Wait | Start | Commit | Abort | Stop
+
+
+def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
+    """The first rule that applies."""
+    if view.verdict is not None:
+        return Stop(grace(view.verdict, view.index))
+    if view.exit is not None and view.exit.code != 0:
+        return Abort(view.exit.cause, view.exit.reason, view.index)
+    if view.cancelled:
+        return Abort(wire.CANCELLED, view.cancelled, view.index)
+    if view.preempted:
+        return Abort(wire.PREEMPTION, view.preempted, view.index)
+    if view.run_limit and view.run_age > view.run_limit:
+        return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {view.run_limit:g} s", view.index)
+    if not view.running and view.exit is None:
+        return _barrier(view)
+    if view.stall_limit and view.exit is None and view.silence > view.stall_limit:
+        reason = f"no host printed, logged or progressed for {view.silence:.0f} s (the limit is {view.stall_limit:g} s)"
+        return Abort(wire.STALL, reason, view.index)
+    for host, code, age in view.exits:
+        if code != 0 and host != view.index and (age > FAREWELL or view.exit is not None):
+            return Abort(wire.USER, f"host {host} ended with exit code {code}", host)
+    if view.index == 0 and view.exit is not None and len(view.exits) == view.hosts:
+        return Commit()
+    return Wait()
+
+
+def _barrier(view: View) -> Move:
+    if view.prepared and len(view.started) == view.hosts:
+        return Start()
+    if view.barrier_age > view.barrier_limit:
+        missing = [str(host) for host in range(view.hosts) if host not in view.started]
+        hosts = f"host {missing[0]}" if len(missing) == 1 else f"hosts {', '.join(missing)}"
+        reason = (
+            f"{hosts} did not start within {view.barrier_limit:g} s"
+            if missing
+            else f"this host was not ready within {view.barrier_limit:g} s"
+        )
+        return Abort(wire.INFRASTRUCTURE, reason, int(missing[0]) if missing else view.index)
+    return Wait()
+
+
+def grace(verdict: wire.Verdict, index: int) -> float:
+    """How long the program may take to end, now that the attempt is decided."""
+    if verdict.kind == wire.COMMITTED:
+        return 0.0
+    if verdict.cause in GRACE:
+        return GRACE[verdict.cause]
+    return 0.0 if verdict.host == index else SIBLING_GRACE

@@ -1,0 +1,275 @@
+"""The embedded backend: every host of a slice is a process tree of this machine.
+
+A host is a guard with its agent below it and the program below that, detached from whoever submitted it. Its
+lock file names it; the lock lives as long as guard or agent does, so a look at the lock tells whether they live,
+and no process id is ever trusted without its start time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.agent import processes
+from kinetic_orchestration.errors import TooBig, UsageError
+from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, Intent, Observation, Plan
+
+HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
+LAUNCH_PATIENCE = 30.0
+RELEASE_PATIENCE = 10.0
+FAREWELL_PATIENCE = 2.0
+
+
+class LocalBackend:
+    def __init__(self, home: Path, max_hosts: int, store: str, deployment: str) -> None:
+        self._home = home
+        self._runs = home / "run"
+        self._max_hosts = max_hosts
+        self._store = os.path.join(store, deployment)
+
+    def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
+        return {
+            "backend": "local",
+            "run": str(self._runs / f"{job_id}-{attempt}"),
+            "hosts": plan.slice.hosts,
+            "machine": processes.machine(),
+        }
+
+    def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
+        check_size(plan.slice, self._max_hosts)
+        run = Path(intent.placement["run"])
+        run.mkdir(parents=True, exist_ok=True)
+        with self._admission():
+            if wait := self._must_wait(plan.slice.hosts, run):
+                with contextlib.suppress(OSError):
+                    run.rmdir()
+                return wait
+            self._launch(plan, job_id, spec_digest, intent, secrets, run)
+        return ""
+
+    def _launch(
+        self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str], run: Path
+    ) -> None:
+        if not sys.executable:
+            raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
+        folder = agent.unpacked(self._home)
+        at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
+        launchers = []
+        for host in range(plan.slice.hosts):
+            assignment = {
+                "store": self._store,
+                "job": job_id,
+                "attempt": intent.attempt,
+                "host": host,
+                "hosts": plan.slice.hosts,
+                "spec": spec_digest,
+                "boot": f"{intent.boot}/{host}",
+                "run": str(run),
+                "home": str(self._home),
+                "python": sys.executable if at_once else "",
+                "marker": marker(run),
+            }
+            launcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(folder / "__main__.py"), json.dumps(assignment)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
+            assert launcher.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                launcher.stdin.write(json.dumps(dict(secrets)).encode())
+                launcher.stdin.close()
+            launcher.stdin = None
+            launchers.append(launcher)
+        for launcher in launchers:
+            _wait_for(launcher)
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        here = processes.machine()
+        return [self._observe(placement, here) for placement in placements]
+
+    def _observe(self, placement: Mapping[str, Any], here: str) -> Observation:
+        if placement["machine"] != here:
+            if placement["machine"].split("/")[0] == here.split("/")[0]:
+                return Observation(ELSEWHERE, "the hosts run in another container of this machine")
+            return Observation(ELSEWHERE, "the hosts run on another machine, or ran before this one restarted")
+        locks = _locks(Path(placement["run"]))
+        if not locks:
+            return Observation(ABSENT)
+        dead = sorted(host for host, lock in locks.items() if not _held(lock))
+        if dead:
+            return Observation(GONE, f"host {dead[0]} and its guard were killed")
+        return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL)
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        """Nothing to wake: on this machine hosts look at their records twenty times a second."""
+
+    def release(self, placement: Mapping[str, Any]) -> bool:
+        if placement["machine"] != processes.machine():
+            return False
+        run = Path(placement["run"])
+        farewell = time.monotonic() + FAREWELL_PATIENCE
+        while any(_held(lock) for lock in _locks(run).values()) and time.monotonic() < farewell:
+            time.sleep(0.002)
+        if not run.exists():
+            return True
+        deadline = time.monotonic() + RELEASE_PATIENCE
+        while found := self._processes_of(run):
+            if time.monotonic() > deadline:
+                return False
+            for process in found:
+                processes.send(process.pid, signal.SIGKILL)
+            time.sleep(0.005)
+        shutil.rmtree(run, ignore_errors=True)
+        return True
+
+    def leftovers(self) -> Iterator[dict[str, Any]]:
+        """Every placement that this machine still knows, for the reaper."""
+        if self._runs.is_dir():
+            for run in sorted(self._runs.iterdir()):
+                if run.is_dir() and (found := re.fullmatch(r"(job-[0-9a-z]+)-(\d+)", run.name)):
+                    yield {
+                        "backend": "local", "run": str(run), "hosts": 0, "machine": processes.machine(),
+                        "job": found[1], "attempt": int(found[2]),
+                    }  # fmt: skip
+
+    def _processes_of(self, run: Path) -> list[processes.Process]:
+        """The guards by their lock files, and everybody by the mark in the environment, whoever the parent is now."""
+        found = {process.pid: process for process in processes.marked(marker(run))}
+        for lock in _locks(run).values():
+            guard = _owner(lock)
+            if guard and processes.alive(guard["pid"], guard["started"]):
+                for process in [*processes.descendants(guard["pid"]), processes.find(guard["pid"])]:
+                    if process is not None:
+                        found[process.pid] = process
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def _admission(self) -> Iterator[None]:
+        """One submission at a time counts the hosts and adds its own."""
+        gate = os.open(self._runs / ".admission", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(gate)
+
+    def _must_wait(self, hosts: int, run: Path) -> str:
+        """A machine emulates so many hosts at once; a job alone on it may be larger, up to `check_size`."""
+        allowed = self._max_hosts or max(16, 8 * cores())
+        others = sum(
+            1
+            for other in self._runs.iterdir()
+            if other.name[0] != "." and other != run
+            for lock in _locks(other).values()
+            if _held(lock)
+        )
+        if others and others + hosts > allowed:
+            return f"waiting for a place: {others} hosts run on this machine, which takes {allowed} at once"
+        return ""
+
+
+def marker(run: Path) -> str:
+    """The assignment that every process of a placement carries in its environment."""
+    return f"KINETIC_PLACEMENT={run}"
+
+
+def check_size(slice_: Slice, max_hosts: int) -> None:
+    """Refuse what this machine cannot hold, and warn of what will be slow."""
+    bound = max_hosts or max(4, min(64, memory() // HOST_MEMORY))
+    if slice_.hosts > bound:
+        raise TooBig(
+            f"{slice_.name} has {slice_.hosts} hosts, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
+            f"hold {bound} processes of about {HOST_MEMORY >> 20} MiB: choose a smaller slice here, or raise "
+            "KINETIC_MAX_HOSTS"
+        )
+    if slice_.hosts > 4 * cores():
+        warnings.warn(
+            f"{slice_.name} is emulated by {slice_.hosts} processes on {cores()} cores: it will be slow",
+            stacklevel=2,
+        )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return total
+    return min(total, limit)
+
+
+def has_real(slice_: Slice) -> bool:
+    """Whether this very machine is what was asked for, so that nothing is emulated."""
+    if slice_.hosts != 1 or slice_.kind == "cpu":
+        return False
+    devices = Path("/dev")
+    if slice_.kind == "tpu":
+        chips = [*devices.glob("accel[0-9]*"), *(devices / "vfio").glob("[0-9]*")]
+        return len(chips) == slice_.chips
+    models = [
+        path.read_text(encoding="utf-8", errors="replace").lower()
+        for path in Path("/proc/driver/nvidia/gpus").glob("*/information")
+    ]
+    wanted = slice_.generation.split("-")[0]
+    return sum(re.search(rf"\b{re.escape(wanted)}\b", model) is not None for model in models) >= slice_.chips
+
+
+def _locks(run: Path) -> dict[int, Path]:
+    try:
+        entries = os.listdir(run)
+    except OSError:
+        return {}
+    return {int(entry[5:-5]): run / entry for entry in entries if entry.startswith("host-") and entry.endswith(".json")}
+
+
+def _held(lock: Path) -> bool:
+    try:
+        opened = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(opened)
+    return not lock.exists()  # it ended between the listing and the look: neither dead nor here
+
+
+def _owner(lock: Path) -> dict[str, Any] | None:
+    try:
+        owner = json.loads(lock.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return owner if isinstance(owner, dict) else None
+
+
+def _wait_for(launcher: subprocess.Popen[bytes]) -> None:
+    """A launcher ends as soon as its host holds its lock; one that fails says why."""
+    try:
+        _, errors = launcher.communicate(timeout=LAUNCH_PATIENCE)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.communicate()
+        raise UsageError(f"a host's process did not start within {LAUNCH_PATIENCE:g} s") from None
+    if launcher.returncode:
+        text = errors.decode("utf-8", "replace").strip()
+        raise UsageError(f"a host's process could not start: {text or f'exit code {launcher.returncode}'}")

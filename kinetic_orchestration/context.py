@@ -1,0 +1,68 @@
+"""`current()`: what a function can ask while it runs on a host, and a harmless stand-in anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class HostContext:
+    """Where this code runs. Off a host: one host of one, a temporary output folder, and nothing is recorded."""
+
+    job_id: str = ""
+    attempt: int = 1
+    host_index: int = 0
+    host_count: int = 1
+    output_dir: str = ""
+    checkpoint_dir: str = ""
+    partition_key: str = ""
+    _events: str = ""
+
+    def log_metrics(self, step: int | None = None, **values: float) -> None:
+        """Numbers as they come: live in the orchestrator, kept beside the log."""
+        self._record("m", {"step": step, "values": {name: float(value) for name, value in values.items()}})
+
+    def progress(self, done: float, total: float = 0, unit: str = "") -> None:
+        """How far the work is. It also tells that the job is not stuck."""
+        self._record("p", {"done": float(done), "total": float(total), "unit": unit})
+
+    def _record(self, kind: str, fields: dict[str, Any]) -> None:
+        if not self._events:
+            return
+        line = kind + json.dumps(fields, separators=(",", ":")) + "\n"
+        events = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(events, line.encode())
+        finally:
+            os.close(events)
+
+
+def current() -> HostContext:
+    """This host's context."""
+    environ = os.environ
+    if not environ.get("KINETIC_EVENTS"):
+        scratch = os.path.join(tempfile.gettempdir(), f"kinetic-{os.getuid()}")
+        return HostContext(
+            output_dir=environ.get("KINETIC_OUTPUT_DIR") or _folder(scratch, "output"),
+            checkpoint_dir=_folder(scratch, "checkpoints"),
+        )
+    return HostContext(
+        job_id=environ["KINETIC_JOB_ID"],
+        attempt=int(environ["KINETIC_ATTEMPT"]),
+        host_index=int(environ["KINETIC_HOST_INDEX"]),
+        host_count=int(environ["KINETIC_HOST_COUNT"]),
+        output_dir=environ["KINETIC_OUTPUT_DIR"],
+        checkpoint_dir=environ["KINETIC_CHECKPOINT_DIR"],
+        partition_key=environ["KINETIC_PARTITION_KEY"],
+        _events=environ["KINETIC_EVENTS"],
+    )
+
+
+def _folder(*parts: str) -> str:
+    path = os.path.join(*parts)
+    os.makedirs(path, exist_ok=True)
+    return path

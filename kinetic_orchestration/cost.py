@@ -1,0 +1,182 @@
+"""What a job's chips cost: list prices as a table, and estimates that say their date.
+
+The prices are USD per chip-hour from a public table, last edited on `PRICES_DATE`; settings override them.
+Where none is known the answer is None, never a guess. This module does not know what ran, or what was billed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from kinetic_orchestration.accelerators import Slice
+
+PRICES_DATE = "2024-12-23"
+# generation → region ("" = any) → on demand, spot. The first region stands in where no zone is named.
+PRICES: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
+    "v3": {"": (2.00, None)},
+    "v4": {"": (3.22, None)},
+    "v5e": {"us-central1": (1.20, 0.63), "us-west4": (1.20, 0.51), "europe-west4": (1.56, 0.663)},
+    "v5p": {"us-east5": (4.20, 2.415)},
+    "v6e": {
+        "us-east1": (2.70, 1.89),
+        "us-east5": (2.70, 1.89),
+        "europe-west4": (2.97, 2.08),
+        "asia-northeast1": (3.24, 2.27),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    usd_per_chip_hour: float
+    region: str  # where it applies; "" for a price that names no region
+    source: str  # how it is shown: what price this is, and how old
+    date: str  # "" for a price from settings
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one attempt cost; for an emulated one, what it would have cost on the hardware it stood for."""
+
+    accelerator: str
+    hardware: str
+    region: str
+    chip_hours: float
+    usd: float | None
+    usd_per_chip_hour: float | None
+    note: str
+    date: str
+    emulated: bool
+
+    def __str__(self) -> str:
+        return line(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One period of a `summary`. What ran on this machine counts as a job that held no chips."""
+
+    period: str
+    jobs: int
+    emulated: int
+    unpriced: int
+    chip_hours: float
+    usd: float
+
+
+def price(
+    slice: Slice, zone: str | None = None, spot: bool = False, overrides: Mapping[str, float] | None = None
+) -> Price | None:
+    """The price of one chip of `slice` for an hour, or None if none is known.
+
+    The keys of `overrides` are `v5e`, or `v5e/us-central1` for one region, each with `:spot` behind it for
+    spot capacity. They may also price what the table does not know, such as `a100`.
+    """
+    spot = spot or slice.spot
+    region = _region(zone)
+    own = overrides or {}
+    for key in (f"{slice.generation}/{region}", slice.generation):
+        if (usd := own.get(f"{key}:spot" if spot else key)) is not None:
+            return Price(usd, region, "price from settings", "")
+    known = PRICES.get(slice.generation)
+    if not known:
+        return None
+    found = region if region in known else next(iter(known))
+    on_demand, spot_usd = known[found]
+    what = "spot list price" if spot and spot_usd is not None else "list price"
+    source = f"{what} of {PRICES_DATE}"
+    if region and found not in ("", region):
+        source += f" for {found}, none known for {region}"
+    if spot and spot_usd is None:
+        source += ", none known for spot"
+    return Price(spot_usd if spot and spot_usd is not None else on_demand, found, source, PRICES_DATE)
+
+
+def estimate(
+    slice: Slice,
+    seconds: float,
+    *,
+    zone: str | None = None,
+    spot: bool = False,
+    overrides: Mapping[str, float] | None = None,
+    slices: int = 1,
+    emulated: bool = False,
+) -> Estimate:
+    """What `seconds` of the slice cost: chips are paid for while they are held, whatever they do."""
+    per_hour = price(slice, zone, spot, overrides)
+    chips = 0 if slice.kind == "cpu" else slice.chips * slices
+    chip_hours = chips * max(seconds, 0.0) / 3600
+    return Estimate(
+        accelerator=slice.name,
+        hardware=f"Cloud TPU {slice.accelerator_type}" if slice.accelerator_type else slice.name,
+        region=_region(zone) or (per_hour.region if per_hour else ""),
+        chip_hours=chip_hours,
+        usd=per_hour.usd_per_chip_hour * chip_hours if per_hour else None,
+        usd_per_chip_hour=per_hour.usd_per_chip_hour if per_hour else None,
+        note=per_hour.source if per_hour else "no price known",
+        date=per_hour.date if per_hour else "",
+        emulated=emulated,
+    )
+
+
+def line(estimate: Estimate) -> str:
+    """The line that people see when a job ends."""
+    here = "$0.00 on this machine" if estimate.emulated else ""
+    if estimate.emulated and not estimate.chip_hours:
+        return f"cost: {here}"
+    if estimate.usd is None or estimate.usd_per_chip_hour is None:
+        there = f"no price known for {estimate.hardware} ({_hours(estimate.chip_hours)})"
+    else:
+        where = f"{estimate.hardware} in {estimate.region}" if estimate.region else estimate.hardware
+        rate = f"{_hours(estimate.chip_hours)} at {_rate(estimate.usd_per_chip_hour)}, {estimate.note}"
+        there = f"on {where} {_about(estimate.usd)} ({rate})"
+    return f"cost: {here}; {there}" if here else f"cost: {there}"
+
+
+def summary(
+    rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week", "month"] = "day"
+) -> list[Total]:
+    """Totals per period (UTC) of attempts given as (seconds since the epoch, estimate), the oldest first."""
+    groups: dict[str, list[Estimate]] = {}
+    for time, estimate in rows:
+        groups.setdefault(_period(time, period), []).append(estimate)
+    return [_total(name, groups[name]) for name in sorted(groups)]
+
+
+def _total(period: str, estimates: list[Estimate]) -> Total:
+    paid = [estimate for estimate in estimates if not estimate.emulated]
+    return Total(
+        period=period,
+        jobs=len(estimates),
+        emulated=len(estimates) - len(paid),
+        unpriced=sum(estimate.usd is None for estimate in paid),
+        chip_hours=sum(estimate.chip_hours for estimate in paid),
+        usd=sum(estimate.usd or 0.0 for estimate in paid),
+    )
+
+
+def _period(time: float, period: str) -> str:
+    formats = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+    return datetime.fromtimestamp(time, UTC).strftime(formats[period])
+
+
+def _region(zone: str | None) -> str:
+    """us-central1 of us-central1-a; a region stays what it is."""
+    parts = (zone or "").split("-")
+    return "-".join(parts[:2])
+
+
+def _about(usd: float) -> str:
+    return "less than $0.01" if 0 < usd < 0.01 else f"about ${usd:,.2f}"
+
+
+def _rate(usd: float) -> str:
+    text = f"{usd:,.4f}".rstrip("0")
+    return f"${text}{'0' * max(0, 2 - len(text.rpartition('.')[2]))}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.2f} chip-hours" if hours >= 0.01 or not hours else f"{hours:.4f} chip-hours"

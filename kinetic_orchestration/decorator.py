@@ -1,0 +1,146 @@
+"""`@run`: a function becomes a job. And `command`, for what is no function."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm, check_function, check_options, name_of
+from kinetic_orchestration.values import Limits, Retry
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.batch import BatchHandle
+    from kinetic_orchestration.data import Data
+    from kinetic_orchestration.job import JobHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def run(
+    accelerator: str = "tpu-v5e-1",
+    container_image: str | None = None,
+    base_image_repo: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
+    capture_env_vars: Sequence[str] | None = None,
+    cluster: str | None = None,
+    backend: str | None = None,
+    namespace: str | None = None,
+    volumes: Mapping[str, Data] | None = None,
+    spot: bool = False,
+    output_dir: str | None = None,
+    debug: bool = False,
+    *,
+    cloud: TpuVm | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    retry: Retry = Retry(),  # noqa: B008 - frozen
+    requirements: str | os.PathLike[str] | Sequence[str] | None = None,
+    python: str | None = None,
+    first_party: Sequence[str] = (),
+    secrets: Mapping[str, str] | None = None,
+    key: str | None = None,
+    store: str | None = None,
+    deployment: str | None = None,
+    distributed: bool | None = None,
+    partition_key: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Callable[[Callable[P, R]], RemoteCallable[P, R]]:
+    """Run the decorated function as a job on the named accelerator."""
+    options = check_options(
+        Options(
+            accelerator, container_image, base_image_repo, zone, project, capture_env_vars, cluster, backend, namespace,
+            volumes, spot, output_dir, debug, cloud, limits, retry, requirements, python, first_party, secrets, key,
+            store, deployment, distributed, partition_key, labels or {},
+        )  # fmt: skip
+    )
+
+    def decorate(function: Callable[P, R]) -> RemoteCallable[P, R]:
+        return RemoteCallable(check_function(function), options)
+
+    return decorate
+
+
+class RemoteCallable(Generic[P, R]):
+    """A decorated function. Calling it runs it as a job and waits; `run_async` does not wait."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        self.__kinetic_function__ = function
+        self.options = options
+        functools.update_wrapper(self, function)
+        self.__name__ = getattr(function, "__name__", name_of(function))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
+        from kinetic_orchestration.job import run_to_end
+        from kinetic_orchestration.launch import launch
+
+        return cast(R, run_to_end(launch(self._spec(args, kwargs))))
+
+    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Submit it and return; the job needs this process no more."""
+        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.launch import launch
+
+        return JobHandle(launch(self._spec(args, kwargs)))
+
+    def run_async_map(
+        self,
+        inputs: Iterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+    ) -> BatchHandle[R]:
+        """One job for each input: a dict is passed as keyword arguments, a list or tuple as positional ones."""
+        from kinetic_orchestration.batch import submit_all
+
+        del project, cluster
+        return submit_all(
+            lambda args, kwargs: self.run_async(*args, **kwargs), inputs, self.options,
+            input_mode=input_mode, max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail, name=name, tags=tags,
+        )  # fmt: skip
+
+    def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
+        return JobSpec(name_of(self.__kinetic_function__), self.options, self.__kinetic_function__, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        """Travels as the plain function: called on a host, it runs there."""
+        return operator.itemgetter(0), ((self.__kinetic_function__,),)
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> RemoteCallable[P, R]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: Any) -> RemoteCallable[..., R]: ...
+
+    def __get__(self, instance: object | None, owner: Any) -> RemoteCallable[..., R]:
+        if instance is None:
+            return self
+        bound = functools.partial(self.__kinetic_function__, instance)
+        return RemoteCallable(functools.update_wrapper(bound, self.__kinetic_function__), self.options)
+
+
+def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Any) -> JobHandle[None]:
+    """Run a command with the project around it as a job: no pickle, and any Python on the host."""
+    from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.launch import launch
+
+    if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
+        raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
+    folder = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
+    if not os.path.isdir(folder):
+        raise UsageError(f"the command's folder {folder} does not exist")
+    spec = JobSpec(os.path.basename(argv[0]), check_options(Options(**options)), argv=tuple(argv), cwd=folder)
+    return JobHandle(launch(spec))

@@ -1,0 +1,202 @@
+"""STREAM: follow a job to its end. One step looks, decides, acts and reads the log; two tiny drivers repeat it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from kinetic_orchestration import act, lifecycle
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.agent import frames, names
+from kinetic_orchestration.values import (
+    Change,
+    Cursor,
+    Event,
+    Glimpse,
+    JobStatus,
+    Metrics,
+    Outcome,
+    Output,
+    Progress,
+)
+from kinetic_orchestration.watch import look, watcher_of
+
+Emit = Callable[[Event], object]
+
+READ_BYTES = 1 << 20
+LONGEST_SLEEP = 0.5  # so that a stop, a timeout and Ctrl-C are never far away
+
+
+class Follower:
+    """One process's view of one job: a cursor, and what was seen last."""
+
+    __slots__ = ("cursor", "job", "outcome", "seen", "waiting")
+
+    def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
+        self.job = job
+        self.cursor = cursor or Cursor()
+        self.seen: Glimpse | None = None
+        self.outcome: Outcome | None = None
+        self.waiting = ""
+
+    def step(self, emit: Emit | None = None) -> Outcome | None:
+        """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
+        while self.outcome is None:
+            attempt = self.cursor.attempt
+            seen = look(self.job.store, self.job.backend, self.job.job_id, attempt, self.job.policy.hosts)
+            if emit is not None:
+                self.read_logs(emit)
+            step = lifecycle.advance(self.cursor, seen, self.job.policy)
+            if emit is not None:
+                for change in step.changes:
+                    emit(change)
+            for action in step.actions:
+                self._perform(action, attempt, seen, emit)
+            logs = self.cursor.logs if step.cursor.attempt == attempt else ()
+            self.cursor = step.cursor._replace(logs=logs)
+            self.seen, self.outcome = seen, step.outcome
+            if not any(isinstance(action, lifecycle.Intend | lifecycle.Close | lifecycle.Release) for action in step.actions):
+                break
+        return self.outcome
+
+    @property
+    def status(self) -> JobStatus:
+        if self.seen is None:
+            return JobStatus.PENDING
+        return lifecycle.status(self.cursor, self.seen, self.outcome)
+
+    def _perform(self, action: lifecycle.Action, attempt: int, seen: Glimpse, emit: Emit | None) -> None:
+        waiting = act.perform(action, self.job, attempt, seen, os.environ)
+        if waiting and waiting != self.waiting and emit is not None:
+            emit(Change("queued", waiting, attempt))
+        self.waiting = waiting
+
+    def read_logs(self, emit: Emit) -> None:
+        attempt = self.cursor.attempt
+        positions = self.cursor.logs or ((0, 0),) * self.job.policy.hosts
+        moved = list(positions)
+        for host in range(self.job.policy.hosts):
+            while True:
+                segment, offset = moved[host]
+                record = self.job.store.read(
+                    names.segment(self.job.job_id, attempt, host, segment), offset, offset + READ_BYTES
+                )
+                if record is None or not record.data:
+                    break
+                found, used = frames.decode(record.data, segment, offset)
+                if not used:  # a frame longer than one read
+                    whole = self.job.store.read(names.segment(self.job.job_id, attempt, host, segment), offset)
+                    found, used = frames.decode(whole.data if whole else b"", segment, offset)
+                if not used:
+                    break
+                moved[host] = (segment, offset + used)
+                for frame in found:
+                    if frame.kind == frames.NEXT:
+                        moved[host] = (segment + 1, 0)
+                    else:
+                        emit(_event(frame, host, attempt))
+        self.cursor = self.cursor._replace(logs=tuple(moved))
+
+
+def _event(frame: frames.Frame, host: int, attempt: int) -> Event:
+    if frame.kind == frames.METRICS:
+        fields = json.loads(frame.payload)
+        return Metrics(host, frame.time, fields["step"], fields["values"], attempt)
+    if frame.kind == frames.PROGRESS:
+        fields = json.loads(frame.payload)
+        return Progress(host, frame.time, fields["done"], fields["total"], fields["unit"], attempt)
+    return Output(host, frame.kind, frame.time, frame.payload, attempt, frame.segment, frame.offset)
+
+
+def follow(
+    follower: Follower,
+    emit: Emit | None = None,
+    *,
+    timeout: float | None = None,
+    stop: threading.Event | None = None,
+    on_step: Callable[[Follower], object] | None = None,
+) -> Outcome | None:
+    """To the end, or until the timeout or the stop event: then None, and the job goes on."""
+    watcher = watcher_of(follower.job.store)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with watcher.following(follower.job.job_id) as rung:
+        while True:
+            rung.clear()
+            outcome = follower.step(emit)
+            if on_step is not None:
+                on_step(follower)
+            if outcome is not None:
+                return outcome
+            look_at = time.monotonic() + watcher.pace()
+            while (now := time.monotonic()) < look_at:
+                if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
+                    return None
+                if rung.wait(min(LONGEST_SLEEP, look_at - now, deadline - now if deadline is not None else look_at)):
+                    break
+
+
+_pool: ThreadPoolExecutor | None = None
+
+
+async def afollow(follower: Follower, emit: Emit | None = None) -> Outcome:
+    """The same on an event loop: no thread is held while nothing happens. Cancelling it only detaches."""
+    global _pool  # noqa: PLW0603 - one small pool for all followers of the process, never the event loop's own
+    if _pool is None:
+        _pool = ThreadPoolExecutor(4, thread_name_prefix="kinetic-follow")
+    loop = asyncio.get_running_loop()
+    watcher = watcher_of(follower.job.store)
+    with watcher.following_async(follower.job.job_id) as rung:
+        while True:
+            rung.clear()
+            outcome = await loop.run_in_executor(_pool, follower.step, emit)
+            if outcome is not None:
+                return outcome
+            timer = loop.call_later(watcher.pace(), rung.set)
+            try:
+                await rung.wait()
+            finally:
+                timer.cancel()
+
+
+class Printer:
+    """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each."""
+
+    def __init__(self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None) -> None:
+        self._hosts = hosts
+        self._write = write
+        self._changes = changes or write
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Output):
+            self._write(prefixed(event, self._hosts))
+        elif isinstance(event, Change):
+            detail = f": {event.message}" if event.message else ""
+            self._changes(f"kinetic: {event.phase}{detail}\n")
+        elif isinstance(event, Metrics):
+            step = "" if event.step is None else f" step {event.step}"
+            values = " ".join(f"{name}={value:.6g}" for name, value in event.values.items())
+            self._write(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}\n")
+        elif isinstance(event, Progress) and event.host == 0:
+            of = f"/{event.total:g}" if event.total else ""
+            self._write(f"{_prefix(event.host, self._hosts)}progress: {event.done:g}{of} {event.unit}".rstrip() + "\n")
+
+
+def prefixed(event: Output, hosts: int) -> str:
+    """The text of an output event, each line led by its host when there is more than one."""
+    text = event.text.decode("utf-8", "backslashreplace")
+    if text and text[-1] not in "\n\r":
+        text += "\n"
+    prefix = _prefix(event.host, hosts)
+    if not prefix:
+        return text
+    body = text.replace("\n", "\n" + prefix)
+    return prefix + (body[: -len(prefix)] if text.endswith("\n") else body)
+
+
+def _prefix(host: int, hosts: int) -> str:
+    return f"[host {host}] " if hosts > 1 else ""

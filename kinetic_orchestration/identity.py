@@ -1,0 +1,32 @@
+"""Who a job is. An identity is asked for again after a crash; a generation is one run of it after a failure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """Deterministic inside an orchestrator; outside, random unless the user gives a key."""
+
+    deployment: str
+    orchestrator: str = ""
+    run: str = ""
+    step: str = ""
+    index: str = ""
+    epoch: int = 0
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(list(self), ensure_ascii=False).encode()).hexdigest()[:32]
+
+
+def of(deployment: str, key: str | None) -> Identity:
+    """The identity of a job that no orchestrator names."""
+    return Identity(deployment, "key", key) if key else Identity(deployment, "random", secrets.token_hex(16))
+
+
+def job_id(identity: Identity, generation: int) -> str:
+    return "job-" + hashlib.sha256(f"{identity.key}/{generation}".encode()).hexdigest()[:12]

@@ -1,0 +1,232 @@
+"""The rules of a job's life, pure: what was seen goes in, what to do comes out.
+
+    intend ─▶ submit ─▶ queued ─▶ provisioning ─▶ running ─▶ a verdict ─▶ finish
+                ▲                                                │
+                └────────────── next attempt ◀───────────────────┘
+
+Any process may call `advance` at any time, any number of times, for the same job: every action is idempotent,
+and whatever two of them would decide differently is decided by a record that only one of them can create.
+No clock, no store, no backend here; the simulation drives these very functions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.values import (
+    ABSENT,
+    ELSEWHERE,
+    GONE,
+    PARTIAL,
+    PROVISIONING,
+    QUEUED,
+    Change,
+    Cursor,
+    Glimpse,
+    JobStatus,
+    Outcome,
+    Spent,
+)
+
+# A cause's budget (None: it ends the job at once) and the status it ends in.
+CAUSES: dict[str, tuple[str | None, JobStatus]] = {
+    wire.USER: ("user", JobStatus.FAILED),
+    wire.CONFIGURATION: (None, JobStatus.FAILED),
+    wire.INFRASTRUCTURE: ("infra", JobStatus.FAILED),
+    wire.PREEMPTION: ("preemption", JobStatus.FAILED),
+    wire.STALL: ("infra", JobStatus.FAILED),
+    wire.DEADLINE: (None, JobStatus.FAILED),
+    wire.CANCELLED: (None, JobStatus.CANCELLED),
+}
+
+CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
+SETTLE_PATIENCE = 45.0  # after a verdict, for hosts that cannot be seen to say that they are done
+SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat
+DEADLINE_MARGIN = 60.0
+
+# Driver and start-up messages that mean the hosts are broken and the code is not.
+BROKEN_HOSTS = (
+    "Device or resource busy",
+    "Couldn't open iommu group",
+    "Failed to initialize TPU system",
+    "TPU initialization failed",
+    "No accelerator found",
+)
+
+
+class Policy(NamedTuple):
+    """What a plan asks of the rules."""
+
+    hosts: int = 1
+    user: int = 0
+    preemption: int = 100
+    infra: int = 3
+    provision: float = 0.0  # seconds; 0: no bound
+    total: float = 0.0
+    created: float = 0.0  # when the job was, by the store's time
+
+
+class Intend(NamedTuple):
+    """Write the next attempt's intent."""
+
+
+class Submit(NamedTuple):
+    """Make the create call that the intent promises."""
+
+
+class Interrupt(NamedTuple):
+    """Ask the hosts to end now, so that a cancel need not wait for their next look."""
+
+
+class Close(NamedTuple):
+    """Create the verdict in the name of hosts that cannot."""
+
+    cause: str
+    reason: str
+
+
+class Release(NamedTuple):
+    """Free the attempt's hosts."""
+
+    attempt: int
+
+
+Action = Intend | Submit | Interrupt | Close | Release
+
+
+class Step(NamedTuple):
+    cursor: Cursor
+    actions: tuple[Action, ...] = ()
+    changes: tuple[Change, ...] = ()
+    outcome: Outcome | None = None
+
+
+def advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
+    """What follows from one glimpse."""
+    if seen.verdict is not None:
+        return _judged(cursor, seen, seen.verdict, policy)
+    if seen.intent is None:
+        return _unplaced(cursor, seen, policy)
+    return _placed(cursor, seen, policy)
+
+
+def _unplaced(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
+    if seen.cancel is not None:
+        return Step(cursor, (Close(wire.CANCELLED, seen.cancel.reason),))
+    if reason := _over_total(seen, policy):
+        return Step(cursor, (Close(wire.DEADLINE, reason),))
+    return Step(cursor, (Intend(),))
+
+
+def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
+    assert seen.intent is not None
+    cursor, changes = _phase(cursor, seen, policy)
+    began = any(beat is not None for beat in seen.beats)
+    state = seen.observation.state
+    action: Action | None = None
+    if seen.cancel is not None:
+        if (state == ABSENT and not began) or seen.cancel.age > CANCEL_PATIENCE:
+            action = Close(wire.CANCELLED, seen.cancel.reason)
+        else:
+            action = Interrupt()
+    elif reason := _over_total(seen, policy):
+        action = Close(wire.DEADLINE, reason)
+    elif state == GONE or (state == ABSENT and began):
+        action = Close(wire.INFRASTRUCTURE, seen.observation.message or "the hosts are gone without a word")
+    elif state == ABSENT or (state == PARTIAL and None in seen.beats):
+        action = Submit()
+    elif state == ELSEWHERE and (silence := _silence(seen)) > SILENT_BEATS:
+        action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
+    elif seen.intent.deadline and seen.now > seen.intent.deadline + DEADLINE_MARGIN:
+        action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
+    elif policy.provision and not began and seen.now - seen.intent.created > policy.provision:
+        action = Close(wire.DEADLINE, f"no host started within {policy.provision:g} s")
+    return Step(cursor, (action,) if action is not None else (), changes)
+
+
+def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy) -> Step:
+    if not settled(seen, policy):
+        return Step(cursor)
+    if verdict.kind == wire.COMMITTED:
+        outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=cursor.attempt)
+        return Step(cursor, (Release(cursor.attempt),), _tell(cursor, "succeeded", ""), outcome)
+    cause = classify(verdict)
+    budget, status = CAUSES.get(cause, CAUSES[wire.INFRASTRUCTURE])
+    spent = spend(cursor.spent, budget)
+    if seen.cancel is not None and budget is not None:
+        cause, budget, status = wire.CANCELLED, None, JobStatus.CANCELLED
+    if budget is not None and getattr(spent, budget) <= getattr(policy, budget) and not _over_total(seen, policy):
+        following = Cursor(cursor.attempt + 1, "resuming", (), spent)
+        message = f"attempt {cursor.attempt} ended ({_why(verdict)}); attempt {following.attempt} follows"
+        change = Change("resuming", message, following.attempt)
+        return Step(following, (Release(cursor.attempt),), (change,))
+    outcome = Outcome(status, cursor.attempt, verdict, cause, cursor.attempt)
+    phase = "cancelled" if status is JobStatus.CANCELLED else "failed"
+    return Step(cursor, (Release(cursor.attempt),), _tell(cursor, phase, _why(verdict)), outcome)
+
+
+def classify(verdict: wire.Verdict) -> str:
+    """Whose failure it was: what the hosts were told first, then what their log shows, then their own word."""
+    if verdict.cause == wire.USER and verdict.failure is not None:
+        text = verdict.failure.message + verdict.failure.log_tail
+        if any(symptom in text for symptom in BROKEN_HOSTS):
+            return wire.INFRASTRUCTURE
+    return verdict.cause
+
+
+def spend(spent: Spent, budget: str | None) -> Spent:
+    return spent if budget is None else spent._replace(**{budget: getattr(spent, budget) + 1})
+
+
+def settled(seen: Glimpse, policy: Policy) -> bool:
+    """Nothing more is to come from the attempt's hosts: its log is whole, or nobody is left to write it."""
+    if seen.intent is None or seen.done >= policy.hosts:
+        return True
+    return seen.observation.state in (ABSENT, GONE) or seen.verdict_age > SETTLE_PATIENCE
+
+
+def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
+    if outcome is not None:
+        return outcome.status
+    running = any(beat is not None and beat.state in (wire.RUNNING, wire.ENDING) for beat in seen.beats)
+    return JobStatus.RUNNING if running and seen.verdict is None else JobStatus.PENDING
+
+
+def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:
+    """The phase an attempt is in, from what its hosts and its backend say."""
+    states = [beat.state for beat in seen.beats if beat is not None]
+    if len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
+        phase, message = "running", f"{policy.hosts} host{'s' if policy.hosts > 1 else ''}"
+    elif states:
+        phase, message = "preparing", f"{len(states)} of {policy.hosts} hosts have started"
+    elif seen.observation.state in (QUEUED, PROVISIONING):
+        phase, message = seen.observation.state, seen.observation.message
+    else:
+        phase, message = "submitted", seen.observation.message
+    order = ("", "resuming", "submitted", QUEUED, PROVISIONING, "preparing", "running")
+    if cursor.phase in order and order.index(phase) <= order.index(cursor.phase):
+        return cursor, ()
+    return cursor._replace(phase=phase), (Change(phase, message, cursor.attempt),)
+
+
+def _tell(cursor: Cursor, phase: str, message: str) -> tuple[Change, ...]:
+    return (Change(phase, message, cursor.attempt),)
+
+
+def _why(verdict: wire.Verdict) -> str:
+    where = f" on host {verdict.host}" if verdict.host is not None else ""
+    reason = verdict.reason.strip().splitlines()[-1] if verdict.reason.strip() else ""
+    return f"{verdict.cause}{where}: {reason}" if reason else f"{verdict.cause}{where}"
+
+
+def _over_total(seen: Glimpse, policy: Policy) -> str:
+    if policy.total and seen.now - policy.created > policy.total:
+        return f"the job took longer than its limit of {policy.total:g} s for all attempts"
+    return ""
+
+
+def _silence(seen: Glimpse) -> float:
+    assert seen.intent is not None
+    ages = [age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None]
+    return max(ages) if ages else seen.now - seen.intent.created

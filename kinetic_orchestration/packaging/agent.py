@@ -1,0 +1,100 @@
+"""The agent as one deterministic zip: the pure-Python package and cloudpickle, for hosts that have neither.
+
+Same files, same bytes: order, times and modes are fixed. On this machine it is unpacked once per digest, with its
+byte code, because an import from a zip is slower than the whole start of a job may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+_MAIN = """\
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
+from kinetic_orchestration.agent.host import main
+
+main()
+"""
+
+_CHILD = """\
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+    from kinetic_orchestration.agent.child import main
+
+    del sys.path[0]
+    main()
+"""
+
+
+class AgentZip(NamedTuple):
+    data: bytes
+    digest: str
+
+
+def build() -> AgentZip:
+    """The zip, the same bytes wherever the same versions are installed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
+        contents |= {f"site/{name}": path.read_bytes() for name, path in _sources()}
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, contents[name])
+    data = buffer.getvalue()
+    return AgentZip(data, hashlib.sha256(data).hexdigest())
+
+
+def unpacked(home: Path) -> Path:
+    """The agent's folder on this machine, made at the first job after an upgrade."""
+    folder = home / "agent" / _fingerprint()
+    if folder.is_dir():
+        return folder
+    import compileall
+    import tempfile
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    try:
+        with zipfile.ZipFile(io.BytesIO(build().data)) as archive:
+            archive.extractall(temporary)
+        compileall.compile_dir(temporary, quiet=2, legacy=False, stripdir=str(temporary), prependdir=str(folder))
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else somebody was first, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _sources() -> list[tuple[str, Path]]:
+    import cloudpickle
+
+    roots = (Path(__file__).parent.parent, Path(cloudpickle.__file__).parent)
+    return sorted(
+        (path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py")
+    )
+
+
+def _fingerprint() -> str:
+    """What the unpacked folder is made from, told without reading it: names, sizes and times of the sources."""
+    facts = [f"{sys.implementation.cache_tag} {_MAIN}{_CHILD}"]
+    for name, path in _sources():
+        found = os.stat(path)
+        facts.append(f"{name} {found.st_size} {found.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,228 @@
+"""PACKAGE: everything a job needs from here, gathered and digested, and nothing sent yet.
+
+Decides what travels and where it belongs; how each part is packed is the matter of `tree`, `payload` and
+`requirements`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.data import Data
+from kinetic_orchestration.errors import Unsupported
+from kinetic_orchestration.packaging import requirements, tree
+from kinetic_orchestration.packaging.first_party import distributions_as_files
+from kinetic_orchestration.packaging.payload import PackedCall, pack_call
+from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.values import Plan
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tree with its place: for data, the one file that is meant; for a package, the folder it belongs in."""
+
+    snapshot: tree.Snapshot | None
+    file: str = ""
+    at: str = ""
+    here: str = ""  # of data that is read in place
+
+
+@dataclass(frozen=True)
+class Bundle:
+    call: PackedCall | None
+    project: tree.Snapshot | None
+    cwd: str
+    path: tuple[str, ...]
+    extra_path: tuple[str, ...]
+    data: tuple[Item, ...]
+    packages: tuple[Item, ...]
+    environment: requirements.Environment
+    uv: str
+    spool: Path
+
+
+def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
+    """Look, read and pickle; the spool takes what had to be read, for the upload."""
+    options = spec.options
+    travelling = distributions_as_files(options.first_party) if plan.isolated else []
+    environment = requirements.environment(
+        options.requirements,
+        environ=environ,
+        cache=settings.home / "locks",
+        python=options.python,
+        first_party=travelling,
+    )
+    source = source_of(spec)
+    call = None
+    data: tuple[Data, ...] = tuple((options.volumes or {}).values())
+    if spec.function is not None:
+        modules = [module for entry in travelling for module in entry.modules]
+        call = pack_call(
+            spec.function, spec.args, dict(spec.kwargs),
+            project_root=source.root if source is not None else None,
+            first_party=[*options.first_party, *modules],
+            path=spool / "call",
+        )  # fmt: skip
+        data = (*call.data, *data)
+    for item in data:
+        _check_data(item, plan)
+    project = None
+    if source is not None:
+        index_dir = settings.home / "index"
+        exclude = [settings.home, *_local(plan.store), *(Path(item.path) for item in data if _is_local(item))]
+        project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
+        for text in project.warnings:
+            warnings.warn(text, stacklevel=2)
+    root = source.root if source is not None else None
+    inside, outside = split_path(root, sys.path)
+    lock = environment.lock
+    return Bundle(
+        call=call,
+        project=project,
+        cwd=_inside(root, spec.cwd or os.getcwd()) or "",
+        path=inside,
+        extra_path=outside if lock is None else (),
+        data=tuple(_data_item(item, settings.home, spool) for item in data),
+        packages=tuple(_package_items(lock.first_party if lock else (), settings.home, spool)),
+        environment=environment,
+        uv=find_uv(environ) if plan.isolated else "",
+        spool=spool,
+    )
+
+
+def source_of(spec: JobSpec) -> tree.Source | None:
+    """What travels with a command is the project it is in; with a function, the project its code is in."""
+    if spec.function is None:
+        folder = Path(spec.cwd or os.getcwd())
+        return tree.Source(tree.find_root(folder) or folder)
+    file = _file_of(spec.function)
+    module = sys.modules.get(getattr(_plain(spec.function), "__module__", "") or "")
+    if file is None:  # a notebook's cell, or a prompt
+        return tree.source_of(Path.cwd(), _imported_by(spec.function), imports_only=True)
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or _is_standard(file):
+        return None
+    is_dag = module is not None and module.__name__.startswith("unusual_prefix_")
+    return tree.source_of(file, imports_only=is_dag)
+
+
+def split_path(root: Path | None, path: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """sys.path in two: what lies in the project, relative to it; and what this machine alone has.
+
+    What the interpreter brings itself is in neither: the host's has its own.
+    """
+    inside: list[str] = []
+    outside: list[str] = []
+    own = [os.path.realpath(prefix) for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}]
+    for entry in path:
+        real = os.path.realpath(entry or os.getcwd())
+        relative = _inside(root, real)
+        if relative is not None and not any(real.startswith(prefix + os.sep) and _is_within(prefix, root) for prefix in own):
+            inside.append(relative or ".")
+        elif os.path.isdir(real) and not any(real == prefix or real.startswith(prefix + os.sep) for prefix in own):
+            outside.append(real)
+    if root is not None and "." not in inside:
+        inside.append(".")
+    return tuple(dict.fromkeys(inside)), tuple(dict.fromkeys(outside))
+
+
+def _is_within(path: str, root: Path | None) -> bool:
+    return root is not None and path.startswith(os.path.realpath(root) + os.sep)
+
+
+def _inside(root: Path | None, path: str) -> str | None:
+    if root is None:
+        return None
+    relative = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
+    if relative == ".":
+        return ""
+    return None if relative.startswith("..") else relative
+
+
+def _plain(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    return function if hasattr(function, "__code__") else type(function)
+
+
+def _file_of(function: Any) -> Path | None:
+    plain = _plain(function)
+    code = getattr(plain, "__code__", None)
+    try:
+        name = code.co_filename if code is not None else inspect.getsourcefile(plain)
+    except TypeError:
+        name = None
+    if not name or not os.path.isfile(name):
+        return None
+    path = Path(os.path.realpath(name))
+    return None if path.parent.name.startswith("ipykernel_") else path
+
+
+def _imported_by(function: Any) -> list[str]:
+    """The modules that a function names and that are files here: all that a notebook's cell can tell of itself."""
+    found = getattr(_plain(function), "__globals__", {})
+    names = set()
+    for value in list(found.values()):
+        name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name not in ("__main__", "builtins"):
+            names.add(name)
+    return sorted(names)
+
+
+def _is_standard(file: Path) -> bool:
+    return file.is_relative_to(os.path.realpath(os.path.dirname(os.__file__)))
+
+
+def _is_local(data: Data) -> bool:
+    return not (data.is_gcs or data.is_hf)
+
+
+def _local(store: str) -> list[Path]:
+    return [] if "://" in store else [Path(store)]
+
+
+def _check_data(data: Data, plan: Plan) -> None:
+    if data.is_gcs:
+        raise Unsupported(
+            f"Data({data.path!r}) is refused on the {plan.backend} backend: it reads no bucket; copy the data here and "
+            "name the folder"
+        )
+    if data.is_hf:
+        raise Unsupported(
+            f"Data({data.path!r}) is refused on the {plan.backend} backend: it fetches nothing from a hub; load it in the "
+            "function itself, with datasets.load_dataset(…)"
+        )
+
+
+def _data_item(data: Data, home: Path, spool: Path) -> Item:
+    if data.fuse:
+        return Item(None, here=data.path)
+    path = Path(data.path)
+    if path.is_dir():
+        return Item(tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=True))
+    snapshot = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=True)
+    return Item(snapshot, file=path.name)
+
+
+def _package_items(packages: Sequence[Any], home: Path, spool: Path) -> Iterable[Item]:
+    for entry in packages:
+        for belongs, lies in entry.paths:
+            path = Path(lies)
+            if path.is_dir():
+                yield Item(tree.snapshot(path, index_dir=home / "index", spool=spool), at=belongs)
+            else:
+                one = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool)
+                yield Item(one, at=os.path.dirname(belongs))
+
+

@@ -1,0 +1,393 @@
+"""The function and its arguments on their way out, values and exceptions on their way back.
+
+Responsible for what is pickled by value, for finding the `Data` in a call, for naming what cannot be pickled,
+and for giving the user's own exception back. The file format is the agent's; how files and data travel is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from kinetic_orchestration.agent import payload, wire
+from kinetic_orchestration.data import Data
+from kinetic_orchestration.errors import (
+    Corrupt,
+    JobFailed,
+    KineticError,
+    NotPicklable,
+    ResultNotPicklable,
+    UsageError,
+)
+from kinetic_orchestration.packaging.culprit import find_culprit
+
+# Airflow gives DAG files such names, under which nobody can import them.
+AIRFLOW_PREFIX = "unusual_prefix_"
+# Every host has these, whatever the project holds.
+_EVERYWHERE = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic"})
+_registry = threading.RLock()
+
+
+@dataclass(frozen=True)
+class PackedCall:
+    """The file's digest and size, the data in the call, the modules that went by value."""
+
+    digest: str
+    size: int
+    data: tuple[Data, ...]
+    by_value: tuple[str, ...]
+
+
+def pack_call(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    project_root: Path | None,
+    first_party: Collection[str | types.ModuleType] = (),
+    path: str | os.PathLike[str],
+) -> PackedCall:
+    """Write the call to `path`. Raises NotPicklable, which names the culprit, and then leaves no file."""
+    call = (function, tuple(args), dict(kwargs or {}))
+    modules = first_party_modules(function, project_root, first_party)
+    found = _Found()
+
+    def pickler(file: Any, protocol: int, buffer_callback: Callable[[Any], Any]) -> _Pickler:
+        return _Pickler(file, protocol, buffer_callback, modules, found)
+
+    try:
+        digest, size = payload.dump(call, path, pickler)
+    except KineticError:
+        raise
+    except Exception as error:  # a user's __reduce__ may raise anything
+        culprit = _culprit(call, modules)
+        if culprit is None:
+            raise  # not the value: the disk
+        raise NotPicklable(f"{_name(function)} cannot be sent: {culprit}") from error
+    return PackedCall(digest, size, tuple(found.data), tuple(sorted(found.by_value)))
+
+
+def load_value(path: str | os.PathLike[str], digest: str, *, job_id: str = "", host: int | None = 0) -> Any:
+    """The result of a job. Raises Corrupt or ResultNotPicklable."""
+    try:
+        return payload.load(path, digest)
+    except payload.Tampered as error:
+        raise Corrupt(f"the result of job {job_id} is damaged or was changed: {error}") from error
+    except Exception as error:  # a user's __setstate__ may raise anything
+        raise ResultNotPicklable(
+            f"job {job_id} ran to its end, but its value cannot be unpickled here: "
+            f"{type(error).__name__}: {error}. The value is kept in {os.fspath(path)}; "
+            "what it needs must be importable where it is read",
+            job_id=job_id,
+            host=host,
+            cause=wire.USER,
+        ) from error
+
+
+def revive(
+    failure: wire.Failure, path: str | os.PathLike[str] | None, *, job_id: str = "", host: int | None = None
+) -> Exception:
+    """The exception to raise for a failure of the user's code: itself if possible, else one that names it.
+
+    `path` is the file of the pickled exception, if there is one.
+    """
+    if failure.type == payload.UNPICKLABLE:
+        return ResultNotPicklable(
+            f"job {job_id}: {failure.message}", job_id=job_id, host=host, cause=wire.USER
+        )
+    where = "on its host" if host is None else f"on host {host}"
+    why = "it could not be pickled there"
+    if path is not None and failure.digest:
+        try:
+            error = payload.load(path, failure.digest)
+            if isinstance(error, Exception):
+                with contextlib.suppress(Exception):  # notes are a courtesy; some classes forbid attributes
+                    error.add_note(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}")
+                return error
+            why = "it is not one that a job may raise here"  # SystemExit, KeyboardInterrupt
+        except payload.Tampered as error:
+            return Corrupt(f"the exception of job {job_id} is damaged or was changed: {error}")
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+    kind = failure.type or "the job"
+    text = f"{kind}: {failure.message}" if failure.type else failure.message
+    shown = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
+    note = f" ({kind} could not come back as itself: {why})" if failure.type else ""
+    return JobFailed(
+        f"job {job_id} failed {where}: {text}{note}{shown}", job_id=job_id, host=host, cause=wire.USER
+    )
+
+
+def first_party_modules(
+    function: Callable[..., Any],
+    project_root: Path | None,
+    first_party: Collection[str | types.ModuleType] = (),
+) -> dict[str, types.ModuleType]:
+    """The imported modules that are the user's own: in the project, beside the function, or named."""
+    named = {entry if isinstance(entry, str) else entry.__name__ for entry in first_party}
+    named |= cloudpickle.list_registry_pickle_by_value()
+    roots = _roots(function, project_root)
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType)
+        and vars(module).get("__name__") == name
+        and name.partition(".")[0] not in _EVERYWHERE
+        and (
+            name.startswith(AIRFLOW_PREFIX)
+            or name == "__mp_main__"
+            or _is_named(name, named)
+            or (name != "__main__" and _lies_in(module, roots))
+        )
+    }
+
+
+def _is_named(name: str, named: Collection[str]) -> bool:
+    while name:
+        if name in named:
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+def _roots(function: Callable[..., Any], project_root: Path | None) -> tuple[str, ...]:
+    """The folders, with a final slash, whose modules are the user's own."""
+    folders = [] if project_root is None else [str(project_root)]
+    home = sys.modules.get(getattr(_innermost(function), "__module__", None) or "__main__")
+    file = vars(home).get("__file__") if home is not None else None
+    if file and not _is_installed(os.path.abspath(file)):
+        tail = _tail(home) if home is not None else ""
+        folders.append(os.path.abspath(file).removesuffix(tail))
+    every = {
+        os.path.join(spelled, "") for folder in folders for spelled in (folder, os.path.realpath(folder))
+    }
+    return tuple(every)
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _lies_in(module: types.ModuleType, roots: tuple[str, ...]) -> bool:
+    # vars(), because asking a lazy module for an attribute may import what it stands for.
+    file = vars(module).get("__file__")
+    places = [file] if file else list(vars(module).get("__path__") or ())
+    return bool(roots and places) and all(
+        isinstance(place, str)
+        and os.path.join(os.path.abspath(place), "").startswith(roots)
+        and not _is_installed(os.path.abspath(place))
+        for place in places
+    )
+
+
+def _is_installed(file: str) -> bool:
+    folders = file.split(os.sep)
+    return "site-packages" in folders or "dist-packages" in folders or file.startswith(_standard_library())
+
+
+@functools.cache
+def _standard_library() -> tuple[str, ...]:
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+
+
+def _tail(module: types.ModuleType) -> str:
+    """Where the module's file lies below an entry of sys.path."""
+    file = vars(module).get("__file__") or ""
+    base = os.path.basename(file)
+    parts = module.__name__.split(".")
+    named = os.path.join(*parts, base) if base.startswith("__init__.") else os.path.join(*parts[:-1], base)
+    return named if file.endswith(os.sep + named) else base
+
+
+@contextlib.contextmanager
+def _by_value(modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
+    """cloudpickle keeps one list for the process; what the user has on it stays there."""
+    with _registry:
+        ours = [modules[name] for name in modules.keys() - cloudpickle.list_registry_pickle_by_value()]
+        registered = []
+        try:
+            for module in ours:
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+            yield
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+@dataclass
+class _Found:
+    """What a pickler came across."""
+
+    data: list[Data] = field(default_factory=list)
+    by_value: set[str] = field(default_factory=set)
+
+    def index(self, data: Data) -> int:
+        for index, known in enumerate(self.data):
+            if known is data:
+                return index
+        self.data.append(data)
+        return len(self.data) - 1
+
+
+class _Namespace:
+    """Stands for a first-party module's dict: on the host, too, functions and module share one."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, with `Data` taken out and first-party modules cut down to what is used of them.
+
+    cloudpickle itself sends a whole module or recurses for ever when two of them import each other. Here a
+    module is an empty one first; what follows are those of its attributes that any function in the payload
+    names. An attribute that cannot be pickled stays behind: the host makes its own when it is asked for it.
+    """
+
+    def __init__(
+        self,
+        file: Any,
+        protocol: int,
+        buffer_callback: Callable[[Any], Any],
+        modules: Mapping[str, types.ModuleType],
+        found: _Found,
+    ) -> None:
+        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+        self._modules = modules
+        self._found = found
+        self._used: dict[str, types.ModuleType] = {}
+        self._names: set[str] = set()
+        self._sent: set[tuple[str, str]] = set()
+        for module in (*modules.values(), sys.modules["__main__"]):
+            self.globals_ref[id(vars(module))] = _Namespace(module)
+
+    def dump(self, obj: Any) -> None:
+        with _by_value(self._modules):
+            super().dump(obj)
+            while attributes := self._attributes():
+                super().dump(attributes)
+        if self._found.data:
+            for _, memoized in self.memo.copy().values():
+                _refuse_data_as_key(memoized)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Data):
+            return payload.data_path, (self._found.index(obj),)
+        if isinstance(obj, _Namespace):
+            return payload.namespace, _described(obj.module)
+        if isinstance(obj, types.ModuleType) and self._modules.get(obj.__name__) is obj:
+            self._used[obj.__name__] = obj
+            return payload.module, _described(obj)
+        reduced = super().reducer_override(obj)
+        if reduced is not NotImplemented and isinstance(obj, (types.FunctionType, type)):
+            if isinstance(obj, types.FunctionType):
+                self._names.update(_names(obj.__code__))
+            if obj.__module__ != "builtins":
+                self._found.by_value.add(obj.__module__ or "__main__")
+        return reduced
+
+    def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
+        attributes = []
+        for name, module in list(self._used.items()):
+            for attribute in sorted(self._names & vars(module).keys()):
+                if (name, attribute) in self._sent or attribute.startswith("__"):
+                    continue
+                self._sent.add((name, attribute))
+                value = vars(module)[attribute]
+                if isinstance(value, types.ModuleType) or _problem(value, self._modules) is None:
+                    attributes.append((module, attribute, value))
+        return attributes
+
+
+def _described(module: types.ModuleType) -> tuple[str, dict[str, Any], str]:
+    """What relative imports and `__file__` need."""
+    kept = {name: vars(module).get(name) for name in ("__name__", "__package__", "__file__", "__doc__")}
+    return module.__name__, kept, _tail(module)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _refuse_data_as_key(container: Any) -> None:
+    if isinstance(container, (set, frozenset)):
+        what, fix = f"a {type(container).__name__}", "use a list or a tuple"
+    elif isinstance(container, dict):
+        what, fix = "the keys of a dict", "make it a value of the dict"
+    else:
+        return
+    for key in container:
+        data = _data_in(key)
+        if data is not None:
+            raise UsageError(
+                f"{data!r} is in {what}: on the host it is a path that is known only there, "
+                f"so it would hash to another place; {fix}"
+            )
+
+
+def _data_in(key: Any) -> Data | None:
+    if isinstance(key, tuple):
+        return next((found for item in key if (found := _data_in(item)) is not None), None)
+    return key if isinstance(key, Data) else None
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Trial(_Pickler):
+    """Pickles one value to see whether it can be, without what modules would add."""
+
+    def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
+        return []
+
+
+def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception | None:
+    """Why a value cannot be pickled."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return None
+    try:
+        _Trial(_Nowhere(), pickle.HIGHEST_PROTOCOL, lambda _: None, modules, _Found()).dump(value)
+    except Exception as error:  # a user's __reduce__ may raise anything
+        return error
+    return None
+
+
+def _culprit(
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]], modules: Mapping[str, types.ModuleType]
+) -> str | None:
+    function, args, kwargs = call
+    parts: list[tuple[str, Any]] = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
+    parts += [(f"keyword argument {name!r}", value) for name, value in kwargs.items()]
+    parts.append(("", function))
+    with _by_value(modules):
+        for label, value in parts:
+            culprit = find_culprit(value, label, lambda value: _problem(value, modules))
+            if culprit is not None:
+                return culprit
+    return None
+
+
+def _name(function: Any) -> str:
+    return str(getattr(_innermost(function), "__name__", type(function).__name__))

@@ -1,0 +1,312 @@
+"""Asking uv: which versions of everything, and which interpreter.
+
+Responsible for: one resolution, the key of its answer, and remembering the answer. Does not know what
+becomes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetic_orchestration.agent import digest
+from kinetic_orchestration.agent.environment import no_index, redact
+from kinetic_orchestration.errors import RequirementsError, UsageError
+from kinetic_orchestration.packaging import package_sources
+from kinetic_orchestration.packaging.first_party import FirstParty, itself, normalized, stub
+from kinetic_orchestration.packaging.requirement_files import (
+    Asked,
+    Line,
+    is_local,
+    local_folder,
+    name_of,
+    path_of,
+)
+
+# A resolution may build packages to learn what they need; it is not to hang for ever.
+LIMIT = 1800
+
+
+class Interpreter(NamedTuple):
+    path: str
+    version: str  # "3.11"
+
+
+def find_uv(environ: Mapping[str, str]) -> str:
+    """The uv that came with this package, else the one on PATH."""
+    try:
+        import uv
+
+        return str(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        if found := shutil.which("uv", path=environ.get("PATH")):
+            return found
+    raise RequirementsError(
+        "requirements= needs uv to resolve them, and it is neither installed in this environment nor on "
+        f"PATH. Install it: {shlex.quote(sys.executable)} -m pip install uv"
+    )
+
+
+def find_python(python: str | None, environ: Mapping[str, str]) -> Interpreter:
+    """The interpreter that `python=` means: None for this one, a version such as "3.12", or a path."""
+    if python is None or python == here().version or python == machine.python_version():
+        return here()
+    if os.sep in python:
+        found = str(Path(python).expanduser().absolute())
+        if not os.access(found, os.X_OK) or Path(found).is_dir():
+            raise RequirementsError(
+                f"python={python!r} is not a program. Give an interpreter's path, or a version."
+            )
+    else:
+        if not re.fullmatch(r"3(\.\d+){1,2}", python):
+            raise UsageError(
+                f"python={python!r} is neither a version such as '3.12' nor the path of an interpreter."
+            )
+        uv = _uv_environ(environ)
+        done = call([find_uv(environ), "python", "find", "--system", "--no-project", python], uv, Path.cwd())
+        if done.returncode:
+            raise RequirementsError(
+                f"There is no Python {python} on this machine. Install one (uv python install {python}), or "
+                "give the path of an interpreter. This is "
+                + sys.version.split()[0]
+                + f" at {sys.executable}."
+            )
+        found = done.stdout.strip()
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = call([found, "-I", "-S", "-c", program], dict(environ), Path.cwd(), limit=60)
+    except OSError as error:
+        raise RequirementsError(f"python={python!r} does not run: {error.strerror}.") from error
+    version = done.stdout.strip()
+    if done.returncode or not re.fullmatch(r"3\.\d+", version):
+        raise RequirementsError(f"{found} does not run as a Python 3 interpreter:\n{done.stderr.strip()}")
+    return Interpreter(found, version)
+
+
+class Resolution:
+    """One question to uv: what exactly is to be installed."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        lines: list[Line],
+        python: Interpreter,
+        platform: str | None,
+        *,
+        environ: Mapping[str, str],
+        first_party: Sequence[FirstParty],
+    ) -> None:
+        self.asked, self.lines, self.python, self.platform = asked, lines, python, platform
+        self.environ = _uv_environ(environ)
+        wanted = [line for line in lines if not line.option]
+        by_path = {name for line in wanted if (name := _name_by_address(line.requirement))}
+        folders = {os.path.realpath(path) for line in wanted if (path := local_folder(line)) is not None}
+        if asked.kind == "pyproject":
+            by_path |= {normalized(name) for name in _uv_sources(asked.text)}
+        # What is asked for by its place is found there, whatever is installed here.
+        self.stubs = [
+            item
+            for item in (itself(), *first_party)
+            if item.name not in by_path and not (item.folder and item.folder in folders)
+        ]
+        self.named = sorted(item.name for item in self.stubs if item.origin == "named" and item.paths)
+        self.pinned = sorted(
+            {name_of(line.requirement) for line in wanted if re.search(r"[^<>~!=]===?[^=]", line.requirement)}
+        )
+
+    def key(self) -> str:
+        """Of everything that decides the answer. Passwords, which may change daily, do not."""
+        environ = self.environ
+        config = [_settings_in(path) for path in self._config_files()]
+        # Without relative paths the answer is the same in every clone of the project.
+        relative = self.asked.kind in ("pyproject", "setup") or any(
+            line.option or line.editable or is_local(line.requirement) for line in self.lines
+        )
+        links = [
+            sorted(
+                (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder)
+            )
+            for folder in package_sources.local_folders(environ)
+        ]
+        question = [
+            self.asked.kind,
+            str(self.asked.path or self.asked.folder) if relative else "",
+            self.asked.text,
+            [line.text for line in self.lines],
+            self.python.version,
+            self.platform,
+            [(item.name, item.version, item.requires) for item in self.stubs],
+            self.named,
+            {name: environ[name] for name in _DECISIVE if environ.get(name)},
+            config,
+            links,
+        ]
+        return digest.of_bytes(redact(json.dumps(question, sort_keys=True)).encode())
+
+    def run(self) -> list[str]:
+        uv = find_uv(self.environ)
+        with tempfile.TemporaryDirectory(prefix="kinetic-lock-") as name:
+            folder = Path(name).resolve()
+            command = [uv, "pip", "compile", *_COMPILE, *no_index(self.environ), "--python", self.python.path]
+            if self.platform is not None:
+                command += ["--python-platform", self.platform, "--python-version", self.python.version]
+            constraints = folder / "constraints.txt"
+            constraints.write_text(
+                "".join(f"{item.name} @ {stub(folder, item, self.pinned).as_uri()}\n" for item in self.stubs)
+            )
+            command += ["--constraints", str(constraints), *self._pip_constraints()]
+            if self.named:
+                named = folder / "first-party.in"
+                named.write_text("".join(f"{name}\n" for name in self.named))
+                command.append(str(named))
+            given = "-" if self.asked.path is None else str(self.asked.path)
+            done = call([*command, given], self.environ, self.asked.folder, text=self.asked.text)
+            if done.returncode:
+                raise self._failure(done.stderr)
+            return [entry for entry in _entries(done.stdout) if str(folder) not in entry]
+
+    def _pip_constraints(self) -> list[str]:
+        files = package_sources.pip_settings(self.environ).get("constraint", "").split()
+        return [part for file in files for part in ("--constraints", file)]
+
+    def _config_files(self) -> list[Path]:
+        constraints = [Path(path) for path in self._pip_constraints()[1::2]]
+        return [
+            *package_sources.uv_files(self.environ, self.asked.folder),
+            *filter(Path.is_file, constraints),
+        ]
+
+    def _failure(self, text: str) -> RequirementsError:
+        told = sorted(name for name in _DECISIVE if self.environ.get(name))
+        return RequirementsError(
+            f"{self.asked.name} cannot be resolved for Python {self.python.version}. uv says:\n"
+            f"{redact(text).strip()}\n"
+            "Nothing has run. Check the names and versions, and that the package index can be reached; uv "
+            f"was given pip's settings ({', '.join(told) if told else 'there are none'})."
+        )
+
+
+_COMPILE = [
+    "--generate-hashes",
+    "--no-emit-index-url",
+    "--no-header",
+    "--no-annotate",
+    "--no-progress",
+    "--quiet",
+    "--color",
+    "never",
+]
+
+# uv's own settings that decide what a resolution finds.
+_DECISIVE = (
+    "UV_CONSTRAINT",
+    "UV_DEFAULT_INDEX",
+    "UV_EXCLUDE_NEWER",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_FORK_STRATEGY",
+    "UV_INDEX",
+    "UV_INDEX_STRATEGY",
+    "UV_INDEX_URL",
+    "UV_NO_INDEX",
+    "UV_NO_SOURCES",
+    "UV_OVERRIDE",
+    "UV_PRERELEASE",
+    "UV_RESOLUTION",
+    "UV_TORCH_BACKEND",
+)
+
+
+def _settings_in(path: Path) -> str:
+    """What a configuration file tells uv; of a pyproject.toml that is one table of many."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.name != "pyproject.toml":
+        return text
+    try:
+        return json.dumps(tomllib.loads(text).get("tool", {}).get("uv", {}), sort_keys=True, default=str)
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _name_by_address(requirement: str) -> str:
+    """The name of what is asked for by an address or a file's path, as far as they tell it."""
+    if re.match(r"[\w.\[\],-]+\s*@", requirement):
+        return name_of(requirement)
+    file = re.search(r"([^/]+?)-\d[^/]*\.(whl|zip|tar\.\w+)$", path_of(requirement))
+    return normalized(file.group(1)) if file else ""
+
+
+def _uv_sources(text: str) -> list[str]:
+    return list(tomllib.loads(text).get("tool", {}).get("uv", {}).get("sources", {}))
+
+
+def _entries(text: str) -> list[str]:
+    """The entries of a lock, each with its hashes."""
+    return [
+        entry.strip() for entry in re.split(r"\n(?=\S)", text) if entry.strip() and not entry.startswith("#")
+    ]
+
+
+def here() -> Interpreter:
+    return Interpreter(sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    merged = {**environ, **package_sources.uv_settings(environ)}
+    for name in ("PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_PROJECT"):
+        merged.pop(name, None)
+    return merged
+
+
+def call(
+    command: list[str], environ: dict[str, str], folder: Path, text: str = "", limit: float = LIMIT
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, env=environ, cwd=folder, input=text, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=limit, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RequirementsError(
+            f"{Path(command[0]).name} {command[1]} did not end within {limit:g} s. Try again, or commit a "
+            "lock (uv pip compile --generate-hashes), which needs no resolution."
+        ) from error
+
+
+def recall(path: Path) -> list[str] | None:
+    """What was resolved before, unless a folder that it took dependencies from has changed since."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if all(_folder_digest(folder) == value for folder, value in kept["folders"].items()):
+            return list(kept["entries"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def remember(path: Path, entries: list[str], folder: Path) -> None:
+    places = (local_folder(Line(entry.split(" \\\n", 1)[0], "", folder)) for entry in entries)
+    folders = {str(place): _folder_digest(place) for place in places if place is not None}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump({"entries": entries, "folders": folders}, file)
+        Path(file.name).replace(path)
+    except OSError:
+        pass  # without a cache the next submission asks the index again
+
+
+def _folder_digest(folder: str | Path) -> str:
+    files = [Path(folder, name) for name in ("pyproject.toml", "setup.py", "setup.cfg")]
+    return digest.of_bytes(b"\0".join(path.read_bytes() if path.is_file() else b"" for path in files))

@@ -1,0 +1,443 @@
+"""The source tree of a job: find the project, take a snapshot of it, and bring it to a store.
+
+    source_of → snapshot → upload
+
+A snapshot of an unchanged project costs a walk; its upload costs one question to the store. An edited
+project sends one small pack beside those that the store has. What a tree is and how it lies in the store is
+said once, in `kinetic_orchestration.agent.tree`; what is read and how, in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.agent import names, tree
+from kinetic_orchestration.agent.tree import Entry, Pack, Place
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.packaging import ignore, imports, packs
+from kinetic_orchestration.packaging import index as stat_index
+from kinetic_orchestration.packaging.index import Index
+from kinetic_orchestration.packaging.walk import Listing, Walk, shown
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.packaging.packs import Content, PackFile
+    from kinetic_orchestration.stores import Store
+
+MARKERS = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg")
+# Also found in folders within a project, so they count only where nothing above says more.
+WEAK_MARKERS = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile")
+
+# A tree is packed anew when it refers to more than this many packs of less than half the usual size,
+MOST_SMALL_PACKS = 32
+# or when its packs hold more dead bytes than living ones.
+
+_LARGE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Source:
+    """What travels: the whole of `root`, or only the files and folders in `include` (relative to it)."""
+
+    root: Path
+    include: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A project as it was at one moment."""
+
+    root: Path
+    entries: tuple[Entry, ...] = field(repr=False)
+    digest: str
+    size: int
+    warnings: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()  # paths that look like secrets; they travel, and `warnings` names them
+    spooled: tuple[PackFile, ...] = field(default=(), repr=False)
+    index: Path = field(default=Path(), repr=False)
+
+    @property
+    def count(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True)
+class StagedTree:
+    """A tree that is in a store, whole. `packs`: the blobs that this upload added."""
+
+    digest: str
+    uploaded_bytes: int = 0
+    packs: tuple[str, ...] = ()
+
+
+def find_root(start: Path, *, home: Path | None = None) -> Path | None:
+    """The project that a file or folder belongs to: the nearest folder with a marker.
+
+    Never the home folder, the temporary folder, the file system's root or anything above them, and never a
+    place where packages are installed.
+    """
+    start = Path(os.path.realpath(start))
+    folder = start if start.is_dir() else start.parent
+    if not {"site-packages", "dist-packages"}.isdisjoint(folder.parts):
+        return None
+    limits = _too_wide(home)
+    weak: Path | None = None
+    for candidate in (folder, *folder.parents):
+        if candidate in limits:
+            break
+        if any(os.path.lexists(candidate / marker) for marker in MARKERS):
+            return candidate
+        if weak is None and any((candidate / marker).exists() for marker in WEAK_MARKERS):
+            weak = candidate
+    return weak
+
+
+def source_of(
+    start: Path,
+    modules: Iterable[str] = (),
+    *,
+    imports_only: bool = False,
+    home: Path | None = None,
+    path: Iterable[str] | None = None,
+) -> Source:
+    """What has to travel with the code in `start`, a file or (for a notebook's cell) a folder.
+
+    A project travels whole. Without one, or with `imports_only` (a DAG folder holds what is not this job's
+    business), only the file travels, `modules`, and the modules of that folder that they import.
+    """
+    start = Path(os.path.realpath(start))
+    root = find_root(start, home=home)
+    if root is not None and not imports_only:
+        return Source(root)
+    root = root or (start if start.is_dir() else start.parent)
+    roots: list[str | Path] = list(modules)
+    if start.is_file():
+        roots.append(start)
+    return Source(root, imports.imported_files(root, roots, path=sys.path if path is None else path))
+
+
+def snapshot(
+    root: Path,
+    *,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[Path] = (),
+    index_dir: Path,
+    spool: Path | None = None,
+    ignored: bool = False,
+    home: Path | None = None,
+) -> Snapshot:
+    """Look at the project, reading only what the index of the last snapshot does not vouch for.
+
+    `spool` is a folder for packs of what is read, so that `upload` need not read it again; best on the
+    store's file system, and the caller's to delete. `exclude`: files and folders that stay here whatever the
+    rules say. `ignored=True` takes what the rules would leave out, too (a folder of data).
+    """
+    began = time.time_ns()
+    root = Path(os.path.realpath(root))
+    if not root.is_dir():
+        raise UsageError(f"The project folder {root} is not there (or is not a folder).")
+    limits = (*exclude, index_dir, *((spool,) if spool else ()))
+    index_path = index_dir / f"{_key(root, include is not None, ignored)}.index"
+    index = stat_index.load(index_path)
+
+    outer = tuple(() if ignored else ignore.outer_texts(root, _home(home)))
+    rules = ignore.Rules(defaults=False) if ignored else ignore.outer_rules(outer)
+    walk = Walk(str(root), index, rules, same=outer == index.outer, excluded=_relative(root, limits))
+    listing = walk.everything() if include is None else walk.only(include)
+    if _is_unchanged(listing, index):
+        warnings = _warnings(listing, index.secrets, ())
+        if not _is_explained(listing, index, outer):
+            new = _next_index(index, listing, [], outer, began)
+            warnings += _save(index_path, replace(new, tree=index.tree, size=index.size))
+        return Snapshot(
+            root, _entries(index), index.tree, index.size, warnings, index.secrets, (), index_path
+        )
+
+    contents, spooled = packs.read_all(str(root), listing.fresh, spool)
+    new = _next_index(index, listing, contents, outer, began)
+    entries = _entries(new)
+    size = sum(entry.size for entry in entries)
+    new = replace(new, tree=tree.digest_of(entries), size=size)
+    warnings = _warnings(listing, new.secrets, contents) + _save(index_path, new)
+    if size > _LARGE:
+        warnings += (_what_is_large(root, entries, size),)
+    return Snapshot(root, entries, new.tree, size, warnings, new.secrets, tuple(spooled), index_path)
+
+
+def upload(snapshot: Snapshot, store: Store, *, spool: Path, project: str = "") -> StagedTree:
+    """Bring to the store what it does not have of the tree; the manifest last.
+
+    `project` is the name under which the newest tree is remembered in the store; by default the root's path.
+    """
+    name = names.tree(snapshot.digest)
+    if store.read(name, 0, 1) is not None:
+        return StagedTree(snapshot.digest)
+    pointer = names.project(project or _key(snapshot.root))
+    wanted = {entry.sha256: entry for entry in snapshot.entries if entry.size}
+    all_packs, places = _reusable(store, _newest(store, pointer, snapshot.index), wanted)
+
+    uploaded, added = 0, []
+    jobs = list(_jobs(snapshot, {sha256: wanted[sha256] for sha256 in wanted if sha256 not in places}))
+    for file, pack, sent in packs.side_by_side(lambda make: _send(store, make, spool), jobs, 2):
+        for sha256, offset, _ in file.places():
+            places[sha256] = Place(len(all_packs), offset)
+        all_packs.append(pack)
+        if sent:
+            uploaded += sent
+            added.append(names.blob(pack.id))
+
+    manifest = tree.manifest_of(snapshot.digest, snapshot.entries, all_packs, places)
+    data = json.dumps(manifest, separators=(",", ":")).encode()
+    if store.create(name, data) is not None:
+        uploaded += len(data)
+    store.put(pointer, json.dumps({"tree": snapshot.digest}).encode())
+    _remember(snapshot.index, store.url, snapshot.digest)
+    return StagedTree(snapshot.digest, uploaded, tuple(added))
+
+
+def _is_unchanged(listing: Listing, index: Index) -> bool:
+    return (
+        bool(index.tree)
+        and not listing.fresh
+        and len(listing.kept) == len(index.stamps)
+        and listing.links == index.links
+        and listing.empty == index.empty
+    )
+
+
+def _is_explained(listing: Listing, index: Index, outer: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the index would spare the next walk every question about ignore rules."""
+    return (
+        listing.folders == index.folders
+        and listing.ignored == index.ignored
+        and listing.rules == index.rules
+        and outer == index.outer
+    )
+
+
+def _next_index(
+    index: Index, listing: Listing, contents: list[Content], outer: tuple[tuple[str, str], ...], began: int
+) -> Index:
+    """The index after this snapshot, its tree not yet digested."""
+    known = dict(zip(index.stamps, index.digest_list(), strict=True))
+    rows = {path: (index.stamps[path], known[path]) for path in listing.kept}
+    for content in contents:
+        stamp = stat_index.believable(content.stamp, began if content.steady else 0)
+        rows[content.path] = ((stamp[0], content.size, *stamp[2:]), content.sha256.hex())
+    paths = sorted(rows)
+    secrets = rows.keys() & set(index.secrets).difference(content.path for content in contents)
+    secrets |= {content.path for content in contents if content.secret}
+    return Index(
+        stamps={path: rows[path][0] for path in paths},
+        digests=bytes.fromhex("".join(rows[path][1] for path in paths)),
+        links=listing.links,
+        empty=frozenset(listing.empty),
+        folders=frozenset(listing.folders),
+        ignored=frozenset(listing.ignored),
+        rules=listing.rules,
+        outer=outer,
+        secrets=tuple(sorted(secrets)),
+    )
+
+
+def _save(path: Path, index: Index) -> tuple[str, ...]:
+    try:
+        stat_index.save(path, index)
+    except OSError as error:
+        return (f"every run reads every file again, for {path} cannot be written: {error.strerror}",)
+    return ()
+
+
+def _entries(index: Index) -> tuple[Entry, ...]:
+    modes = [0o755 if stamp[0] & stat.S_IXUSR else 0o644 for stamp in index.stamps.values()]
+    sizes = [stamp[1] for stamp in index.stamps.values()]
+    fields = zip(index.stamps, repeat(tree.FILE), modes, sizes, index.digest_list(), repeat(""))
+    return (
+        *map(partial(tuple.__new__, Entry), fields),
+        *(Entry(path, tree.LINK, target=target) for path, target in index.links.items()),
+        *(Entry(path, tree.FOLDER) for path in sorted(index.empty)),
+    )
+
+
+def _warnings(listing: Listing, secrets: tuple[str, ...], contents: Iterable[Content]) -> tuple[str, ...]:
+    warnings = list(listing.warnings)
+    warnings += [
+        f"{content.path} kept changing while it was read; it travels as it was last seen"
+        for content in contents
+        if not content.steady
+    ]
+    if secrets:
+        named = ", ".join(secrets[:5]) + (f" and {len(secrets) - 5} more" if len(secrets) > 5 else "")
+        them, line = ("this file looks", "it") if len(secrets) == 1 else ("these files look", "them")
+        warnings.append(
+            f"{them} like a secret and will travel with the job: {named}. Name {line} in {ignore.KINETIC} to "
+            f"keep {line} here, and hand secrets over with `secrets=`"
+        )
+    return tuple(shown(warning) for warning in warnings)
+
+
+def _what_is_large(root: Path, entries: Iterable[Entry], size: int) -> str:
+    parts: Counter[str] = Counter()
+    for entry in entries:
+        parts[entry.path.partition("/")[0]] += entry.size
+    named = ", ".join(f"{shown(part)} ({amount / _LARGE:.1f} GiB)" for part, amount in parts.most_common(3))
+    return (
+        f"the project {root} is {size / _LARGE:.1f} GiB: {named}. Wrap folders of data in Data, or name them "
+        f"in {ignore.KINETIC}"
+    )
+
+
+def _reusable(
+    store: Store, manifest: Mapping[str, Any] | None, wanted: Mapping[str, Entry]
+) -> tuple[list[Pack], dict[str, Place]]:
+    """What of an older tree's packs the new tree can refer to; nothing if it is time to pack anew."""
+    if manifest is None:
+        return [], {}
+    old = tree.packs_of(manifest)
+    places: dict[str, Place] = {}
+    living = [0] * len(old)
+    for _, _, size, sha256, pack, offset in manifest["files"]:
+        if sha256 in wanted and sha256 not in places and size:
+            places[sha256] = Place(pack, offset)
+            living[pack] += size
+    used = [number for number, amount in enumerate(living) if amount]
+    small = sum(1 for number in used if old[number].size < packs.PACK_SIZE // 2)
+    total = sum(old[number].size for number in used)
+    if small > MOST_SMALL_PACKS or sum(living) * 2 < total:
+        return [], {}
+    stored = packs.side_by_side(lambda number: _stored_size(store, names.blob(old[number].id)), used, 8)
+    good = [number for number, size in zip(used, stored, strict=True) if size == old[number].stored]
+    renumbered = {number: position for position, number in enumerate(good)}
+    return [old[number] for number in good], {
+        sha256: Place(renumbered[place.pack], place.offset)
+        for sha256, place in places.items()
+        if place.pack in renumbered
+    }
+
+
+def _jobs(snapshot: Snapshot, missing: Mapping[str, Entry]) -> Iterator[Callable[[Path], PackFile]]:
+    """How to make each pack that is missing: as it was spooled, or from ranges and files, in order."""
+    left = dict(missing)
+    ranges: dict[str, tuple[Path, int]] = {}
+    for pack in snapshot.spooled:
+        if not pack.path.exists():
+            continue  # another upload took it
+        if all(sha256 in left for sha256, _ in pack.contents):
+            for sha256, _ in pack.contents:
+                del left[sha256]
+            yield partial(_as_it_is, pack)
+        else:
+            ranges.update((sha256, (pack.path, offset)) for sha256, offset, _ in pack.places())
+
+    for group in packs.by_size(left.values(), lambda entry: entry.size):
+        sources = [(entry, *ranges.get(entry.sha256, (snapshot.root / entry.path, 0))) for entry in group]
+        yield partial(_gathered, sources)
+
+
+def _as_it_is(pack: PackFile, spool: Path) -> PackFile:
+    return pack
+
+
+def _gathered(sources: list[tuple[Entry, Path, int]], spool: Path) -> PackFile:
+    return packs.gather(spool, sources)
+
+
+def _send(store: Store, make: Callable[[Path], PackFile], spool: Path) -> tuple[PackFile, Pack, int]:
+    """Make a pack and bring it to the store; how many bytes that took."""
+    file = make(spool)
+    path, encoding = file.path, tree.RAW
+    if _is_remote(store) and (smaller := packs.compressed(file)) is not None:
+        path.unlink()
+        path, encoding = smaller, tree.ZLIB
+    pack = packs.pack_of(file, path.stat().st_size, encoding)
+    name = names.blob(pack.id)
+    there = _stored_size(store, name)
+    if there is not None and (there == pack.stored or encoding == tree.ZLIB):
+        # Two builds of zlib may differ in the bytes, never in what they mean.
+        path.unlink()
+        return file, pack._replace(stored=there), 0
+    if there is not None:
+        store.delete(name)
+    return file, pack, pack.stored if store.upload(name, str(path), move=True) else 0
+
+
+def _stored_size(store: Store, name: str) -> int | None:
+    return next((entry.size for entry in store.list(name) if entry.name == name), None)
+
+
+def _is_remote(store: Store) -> bool:
+    return "://" in store.url and not store.url.startswith("file://")
+
+
+def _newest(store: Store, pointer: str, index: Path) -> dict[str, Any] | None:
+    """The manifest of the newest tree of this project that the store has, if this code can read it."""
+    remembered = _trees(index).get(store.url)
+    for digest in dict.fromkeys((remembered, _pointed_to(store, pointer))):
+        if digest is None:
+            continue
+        record = store.read(names.tree(digest))
+        if record is not None:
+            manifest: dict[str, Any] = json.loads(record.data)
+            if manifest["version"] == tree.VERSION:
+                return manifest
+    return None
+
+
+def _pointed_to(store: Store, pointer: str) -> str | None:
+    record = store.read(pointer)
+    return None if record is None else str(json.loads(record.data)["tree"])
+
+
+def _trees(index: Path) -> dict[str, str]:
+    try:
+        trees = json.loads(index.with_suffix(".trees").read_bytes())
+        return trees if isinstance(trees, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _remember(index: Path, url: str, digest: str) -> None:
+    """Beside the index. Losing it costs a question to the store."""
+    try:
+        stat_index.replace_file(
+            index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode()
+        )
+    except OSError:
+        pass
+
+
+def _key(root: Path, *variant: bool) -> str:
+    return hashlib.sha256(os.fsencode(root) + bytes(variant)).hexdigest()[:32]
+
+
+def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:
+    """Those inside the root, relative to it. One that is the root or above it excludes nothing."""
+    for path in paths:
+        relative = os.path.relpath(os.path.realpath(path), root)
+        if relative not in {".", ".."} and not relative.startswith("../"):
+            yield relative
+
+
+def _home(home: Path | None) -> Path | None:
+    try:
+        return Path(os.path.realpath(home or Path.home()))
+    except RuntimeError:
+        return None
+
+
+def _too_wide(home: Path | None) -> set[Path]:
+    found = _home(home)
+    wide = {Path(os.path.realpath(tempfile.gettempdir()))} | ({found} if found else set())
+    return wide | {parent for path in wide for parent in path.parents}

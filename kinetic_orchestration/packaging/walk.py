@@ -1,0 +1,265 @@
+"""One walk over a project: what travels, what stays, and which files must be read.
+
+Responsible for the kinds of things on a disk (files, links in and out of the tree, empty folders, sockets)
+and for doing no more per unchanged file than a stat and a comparison. Reads no contents but ignore files;
+knows nothing of digests.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.packaging import ignore
+from kinetic_orchestration.packaging.index import Index, Stamp, stamp_of
+
+_SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MARKS
+
+
+class Found(NamedTuple):
+    """A file to be read: new, changed, or perhaps changed. `followed`: its path is a link that leads out."""
+
+    path: str
+    stamp: Stamp
+    followed: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a walk found. Paths are relative to the root, with slashes."""
+
+    kept: list[str] = field(default_factory=list)  # as the index knows them
+    fresh: list[Found] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
+    empty: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    ignored: set[str] = field(default_factory=set)
+    rules: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Walk:
+    """`index` spares questions: where no ignore file changed, what it knows as ignored or not still is."""
+
+    def __init__(self, root: str, index: Index, rules: ignore.Rules, *, same: bool, excluded: Iterable[str]):
+        self.root = root
+        self.index = index
+        self.rules = rules
+        self.same = same
+        self.excluded = frozenset(excluded)
+        self.listing = Listing()
+        self._links: list[str] = []
+
+    def everything(self) -> Listing:
+        self._descend("", self.rules, self.same)
+        self._resolve_links()
+        return self.listing
+
+    def only(self, paths: Iterable[str]) -> Listing:
+        """The files named, and the folders named with what the rules let travel from them."""
+        folder = "/"  # no path begins like this
+        for path in sorted(set(paths), key=lambda path: path + "/"):
+            if path.startswith(folder):
+                continue
+            try:
+                status = os.lstat(f"{self.root}/{path}")
+            except OSError as error:
+                raise UsageError(f"{self.root}/{path} cannot travel with the job: {error.strerror}") from None
+            if stat.S_ISDIR(status.st_mode):
+                folder = f"{path}/"
+                self._descend(folder, self._rules_of(path), same=False)
+            elif stat.S_ISLNK(status.st_mode):
+                self._links.append(path)
+            else:
+                self._take(path, status)
+        self._resolve_links()
+        return self.listing
+
+    def _rules_of(self, folder: str) -> ignore.Rules:
+        rules, prefix = self.rules, ""
+        for part in folder.split("/"):
+            rules = rules.below(
+                prefix,
+                ignore.read(f"{self.root}/{prefix}{ignore.GIT}"),
+                ignore.read(f"{self.root}/{prefix}{ignore.KINETIC}"),
+            )
+            prefix += f"{part}/"
+        return rules
+
+    def _descend(self, start: str, rules: ignore.Rules, same: bool) -> None:
+        """The hot loop. A file that the index knows costs a stat and a comparison."""
+        stamps, excluded = self.index.stamps, self.excluded
+        keep = self.listing.kept.append
+        stack = [(start, rules, same)]
+        while stack:
+            prefix, rules, same = stack.pop()
+            entries = self._entries(prefix)
+            if not entries:
+                if entries is not None and prefix:
+                    self.listing.empty.add(prefix[:-1])
+                continue
+            marks = [entry.name for entry in entries if entry.name in _SPECIAL_NAMES]
+            if marks:
+                if prefix and self.rules.defaults and not ignore.ENVIRONMENT_MARKS.isdisjoint(marks):
+                    continue
+                rules, same = self._enter(prefix, marks, rules, same)
+            elif same:
+                same = self._was_without_rules(prefix)
+            self.listing.folders.add(prefix)
+
+            for entry in entries:
+                path = prefix + entry.name
+                if excluded and path in excluded:
+                    continue
+                known = stamps.get(path) if same else None
+                if known is not None:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if (
+                        status.st_mode,
+                        status.st_size,
+                        status.st_mtime_ns,
+                        status.st_ino,
+                        status.st_ctime_ns,
+                    ) == known:
+                        keep(path)
+                        continue
+                self._new(entry, path, rules, same, stack)
+
+    def _new(
+        self,
+        entry: os.DirEntry[str],
+        path: str,
+        rules: ignore.Rules,
+        same: bool,
+        stack: list[tuple[str, ignore.Rules, bool]],
+    ) -> None:
+        """What the index does not answer for. The file it knows at `path`, if any, has changed."""
+        is_folder = entry.is_dir(follow_symlinks=False)
+        key = f"{path}/" if is_folder else path
+        index = self.index
+        travels = same and (key in index.folders or key in index.stamps or key in index.links)
+        if not travels and ((same and key in index.ignored) or rules.ignores(path, entry.name, is_folder)):
+            self.listing.ignored.add(key)
+            return
+        if is_folder:
+            stack.append((key, rules, same))
+        elif entry.is_symlink():
+            self._links.append(path)
+        else:
+            try:
+                self._take(path, entry.stat(follow_symlinks=False))
+            except FileNotFoundError:
+                pass  # deleted meanwhile
+
+    def _take(self, path: str, status: os.stat_result, *, followed: bool = False) -> None:
+        if stat.S_ISREG(status.st_mode):
+            stamp = stamp_of(status)
+            if self.index.stamps.get(path) == stamp:
+                self.listing.kept.append(path)
+            else:
+                self.listing.fresh.append(Found(path, stamp, followed))
+        else:
+            self.listing.warnings.append(f"{path} is {_kind(status.st_mode)} and stays here")
+
+    def _entries(self, prefix: str) -> list[os.DirEntry[str]] | None:
+        try:
+            with os.scandir(f"{self.root}/{prefix}") as scanned:
+                return list(scanned)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # deleted meanwhile
+        except OSError as error:
+            raise unreadable(self.root, prefix, error) from None
+
+    def _enter(
+        self, prefix: str, marks: list[str], rules: ignore.Rules, same: bool
+    ) -> tuple[ignore.Rules, bool]:
+        if not self.rules.defaults:
+            return rules, same
+        texts: dict[str, str | None] = {}
+        for name in (ignore.GIT, ignore.KINETIC):
+            path = prefix + name
+            text = ignore.read(f"{self.root}/{path}") if name in marks else None
+            texts[name] = text
+            same = same and self.index.rules.get(path) == text
+            if text is not None:
+                self.listing.rules[path] = text
+        return rules.below(prefix, texts[ignore.GIT], texts[ignore.KINETIC]), same
+
+    def _was_without_rules(self, prefix: str) -> bool:
+        known = self.index.rules
+        return not known or (prefix + ignore.GIT not in known and prefix + ignore.KINETIC not in known)
+
+    def _resolve_links(self) -> None:
+        """A link that stays inside travels as a link; a file outside travels as a file; the rest is told."""
+        inside = []
+        for path in self._links:
+            full = f"{self.root}/{path}"
+            try:
+                text = os.readlink(full)
+            except OSError:
+                continue  # deleted meanwhile
+            try:
+                status = os.stat(full)
+            except OSError as error:
+                self.listing.links[path] = text
+                self.listing.warnings.append(f"{path} is a link to {text}, which fails: {error.strerror}")
+                continue
+            real = os.path.realpath(full)
+            if real == self.root or real.startswith(f"{self.root}/"):
+                self.listing.links[path] = _inside_text(path, text, os.path.relpath(real, self.root))
+                inside.append((path, os.path.relpath(real, self.root)))
+            elif stat.S_ISDIR(status.st_mode):
+                self.listing.links[path] = text
+                self.listing.warnings.append(
+                    f"{path} is a link to the folder {text} outside the project; the link travels, the "
+                    "folder does not: wrap it in Data, or move it into the project"
+                )
+            else:
+                self._take(path, status, followed=True)
+        if not inside:
+            return
+        travels = {*self.listing.kept, *(found.path for found in self.listing.fresh), *self.listing.empty}
+        for path, real in inside:
+            if real not in travels and real != "." and f"{real}/" not in self.listing.folders:
+                self.listing.warnings.append(f"{path} is a link to {real}, which stays here")
+
+
+def unreadable(root: str, path: str, error: OSError) -> UsageError:
+    """The one error for what cannot be read, with the line that leaves it out."""
+    path = shown(path)
+    return UsageError(
+        f"{root}/{path} cannot be read ({error.strerror}), so the project cannot travel. Make it readable, "
+        f"or add this line to {root}/{ignore.KINETIC}:  /{_escaped(path)}"
+    )
+
+
+def shown(path: str) -> str:
+    """A path as it can be printed: bytes that are not UTF-8 as escapes."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _escaped(path: str) -> str:
+    return "".join(f"\\{letter}" if letter in "*?[\\" else letter for letter in path)
+
+
+def _inside_text(path: str, text: str, real: str) -> str:
+    """The link's text if it means the same wherever the tree lies, else one that does."""
+    folder = os.path.dirname(path)
+    if not os.path.isabs(text):
+        meant = os.path.normpath(os.path.join(folder, text))
+        if meant != ".." and not meant.startswith("../"):
+            return text
+    return os.path.relpath(real, folder or ".")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a named pipe" if stat.S_ISFIFO(mode) else "a device"

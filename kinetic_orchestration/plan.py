@@ -1,0 +1,147 @@
+"""PLAN: everything decided before anything is sent. Pure: no file is read, nothing is contacted."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from kinetic_orchestration import accelerators
+from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.settings import Settings, seconds
+from kinetic_orchestration.spec import JobSpec, Options, refuse
+from kinetic_orchestration.values import Limits, Plan
+
+BACKENDS = ("local",)
+KINETIC_BACKENDS = ("gke", "pathways")
+LATER = {"tpu-vm": "the Cloud TPU backend", "gke": "the GKE backend"}
+
+# Options of Keras Kinetic that mean nothing on the local backend: said once, then ignored.
+IGNORED_LOCALLY = ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot")
+
+# A wildcard never captures what would break the job's own process.
+NEVER_BY_WILDCARD = frozenset(
+    "PATH HOME PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL "
+    "TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND".split()
+)
+LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+
+_warned: set[str] = set()
+
+
+def make_plan(
+    spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None, *, emulated: bool = True
+) -> Plan:
+    """From what was asked and what is set to what will be done. `environ` is where captured variables come from;
+    `emulated` is False on a machine that has the very chips.
+    """
+    options = spec.options
+    backend = _backend(options, settings)
+    slice_ = _slice(options)
+    _check_local(options)
+    env, secrets = capture(options.capture_env_vars or (), environ or {})
+    limits = Limits(
+        **{name: seconds(f"limits.{name}", getattr(options.limits, name)) for name in ("provision", "run", "total", "stall")},
+        cost=options.limits.cost,
+    )
+    return Plan(
+        name=spec.name,
+        slice=slice_,
+        backend=backend,
+        store=settings.store,
+        deployment=settings.deployment,
+        limits=limits,
+        retry=options.retry,
+        output_dir=options.output_dir or settings.output_dir,
+        partition_key=options.partition_key or "",
+        env=env,
+        secrets=secrets,
+        volumes=tuple(options.volumes or ()),
+        argv=spec.argv,
+        distributed=settings.distributed if options.distributed is None else options.distributed,
+        emulated=emulated,
+        isolated=options.requirements is not None,
+        debug_port=5678 if options.debug else 0,
+        labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
+    )
+
+
+def _backend(options: Options, settings: Settings) -> str:
+    asked = options.backend
+    if asked in KINETIC_BACKENDS:
+        _warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
+        asked = None
+    backend = asked or settings.backend
+    if backend in BACKENDS:
+        return backend
+    if backend in LATER:
+        raise Unsupported(f"{LATER[backend]} ({backend}) is not part of this version; use backend='local'")
+    raise UsageError(f"there is no backend {backend!r}; there is {', '.join(BACKENDS)}")
+
+
+def _slice(options: Options) -> accelerators.Slice:
+    if options.cloud is not None and options.cloud.accelerator_type:
+        return accelerators.from_accelerator_type(options.cloud.accelerator_type)
+    return accelerators.parse(options.accelerator)
+
+
+def _check_local(options: Options) -> None:
+    for name in IGNORED_LOCALLY:
+        if getattr(options, name):
+            _warn_once(f"{name}= has no meaning on the local backend and is ignored there")
+    if options.cloud is not None and options.cloud.num_slices != 1:
+        raise refuse("cloud=TpuVm(num_slices=…)", "local", "it emulates one slice; leave num_slices out")
+    if options.limits.cost is not None:
+        raise refuse("limits.cost", "local", "nothing is charged on this machine; leave it out")
+    if options.secrets:
+        raise refuse(
+            "secrets=", "local",
+            "there is no Secret Manager here; name the variables in capture_env_vars, which go by an inherited pipe",
+        )  # fmt: skip
+
+
+def capture(patterns: tuple[str, ...] | Any, environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables that travel in the open, and the names of those that look like secrets."""
+    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    names = sorted(
+        name
+        for name in environ
+        if name in exact
+        or (name not in NEVER_BY_WILDCARD and any(fnmatch.fnmatchcase(name, p) for p in patterns if p.endswith("*")))
+    )
+    missing = sorted(exact - set(environ))
+    if missing:
+        _warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
+    hidden = tuple(name for name in names if LOOKS_SECRET.search(name))
+    return {name: environ[name] for name in names if name not in hidden}, hidden
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=2)
+
+
+def describe(plan: Plan) -> str:
+    """The dry run, for people."""
+    rows = [
+        ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
+        ("accelerator", str(plan.slice)),
+        ("backend", f"{plan.backend} (emulated: {plan.slice.hosts} processes)" if plan.emulated else plan.backend),
+        ("store", f"{plan.store}, deployment {plan.deployment}"),
+        ("limits", _pairs(plan.limits, "none")),
+        ("retry", _pairs(plan.retry, "none")),
+        ("environment", ", ".join([*plan.env, *(f"{name} (by pipe)" for name in plan.secrets)]) or "none captured"),
+        ("volumes", ", ".join(plan.volumes) or "none"),
+        ("output", plan.output_dir or "the job's own folder in the store"),
+    ]
+    return "\n".join(f"{name:<12} {text}" for name, text in rows)
+
+
+def _pairs(values: Any, otherwise: str) -> str:
+    pairs = ((name, getattr(values, name)) for name in values.__slots__)
+    return ", ".join(f"{name} {value:g}" for name, value in pairs if value is not None) or otherwise
+
+

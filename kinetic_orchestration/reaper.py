@@ -1,0 +1,157 @@
+"""What nobody wants any more is found and removed: placements without a job that wants them, and old records.
+
+Never what is live within its deadline. Run by `kinetic-orchestration reap`, and now and then at a submit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.wire import Verdict
+from kinetic_orchestration.backends import Backend
+from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.stores import Store
+from kinetic_orchestration.values import ELSEWHERE
+
+EVERY = 600.0
+FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
+BLOB_MARGIN = 7 * 86400.0
+SETTLED = 60.0  # a verdict this old leaves its hosts no reason to live
+UNCLAIMED = 300.0
+
+
+class Reaped(NamedTuple):
+    what: str
+    name: str
+    why: str
+
+
+def reap(store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False) -> list[Reaped]:
+    """All that may go, gone; with `dry_run`, only named."""
+    found = [*_placements(store, backend, dry_run), *_records(store, settings, dry_run)]
+    if not dry_run:
+        _temporary(settings)
+    return found
+
+
+def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> None:
+    """At most once in ten minutes for all that submit from here; the marker's age decides, so a crash costs nothing."""
+    marker = settings.home / ".reaped"
+    try:
+        if time.time() - marker.stat().st_mtime < EVERY:
+            return
+    except FileNotFoundError:
+        pass
+    marker.touch()
+    list(_placements(store, backend, dry_run=False))
+
+
+def _placements(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
+    if not isinstance(backend, LocalBackend):
+        return
+    for placement in backend.leftovers():
+        why = _unwanted(store, placement["job"], placement["attempt"], Path(placement["run"]))
+        if not why or backend.observe([placement])[0].state == ELSEWHERE:
+            continue
+        if not dry_run:
+            backend.release(placement)
+        yield Reaped("placement", Path(placement["run"]).name, why)
+
+
+def _unwanted(store: Store, job_id: str, attempt: int, run: Path) -> str:
+    """Why a placement should go, or '' if it may be wanted."""
+    verdict = store.read(names.verdict(job_id, attempt))
+    if verdict is not None:
+        return "its attempt has its verdict" if store.now() - verdict.updated > SETTLED else ""
+    if store.read(names.intent(job_id, attempt)) is None:
+        try:
+            age = time.time() - run.stat().st_mtime
+        except FileNotFoundError:
+            return ""
+        return "no job in this store knows it" if age > UNCLAIMED and store.read(names.spec(job_id)) is not None else ""
+    return ""
+
+
+def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
+    """Jobs past their retention, then blobs that no remaining job names. Outputs and checkpoints are never touched."""
+    jobs = sorted({entry.name.split("/")[1] for entry in store.list(names.JOBS)})
+    kept: set[str] = set()
+    now = store.now()
+    for job in jobs:
+        ended = _ended(store, job)
+        if ended is None or not _expired(ended, now, settings.retention):
+            kept.add(job)
+            continue
+        if not dry_run:
+            for prefix in (names.job(job), f"{names.BEATS}{job}/"):
+                for entry in list(store.list(prefix)):
+                    store.delete(entry.name)
+        yield Reaped("job", job, f"its verdict is {(now - ended[0]) / 86400:.0f} days old")
+    yield from _blobs(store, kept, now - settings.retention - BLOB_MARGIN, dry_run)
+
+
+def _ended(store: Store, job: str) -> tuple[float, bool] | None:
+    """When the newest attempt got its verdict, and whether it was a good one."""
+    newest: tuple[float, bool] | None = None
+    for entry in store.list(f"{names.job(job)}attempts/"):
+        if entry.name.endswith("verdict.json") and (record := store.read(entry.name)) is not None:
+            well = Verdict.decode(record.data).kind == "committed"
+            newest = max(newest or (0.0, False), (record.updated, well))
+    return newest
+
+
+def _expired(ended: tuple[float, bool], now: float, retention: float) -> bool:
+    when, well = ended
+    return now - when > retention * (1.0 if well else FAILED_FACTOR)
+
+
+def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterator[Reaped]:
+    named = _named(store, kept)
+    for prefix, suffix in (("trees/", ".json"), ("blobs/", "")):
+        for entry in list(store.list(prefix)):
+            digest = entry.name.rsplit("/", 1)[-1].removesuffix(suffix)
+            if digest not in named and entry.updated < before:
+                if not dry_run:
+                    store.delete(entry.name)
+                yield Reaped(prefix.rstrip("s/"), digest, "no job names it")
+
+
+def _named(store: Store, kept: set[str]) -> set[str]:
+    """The digests of everything that a remaining job, or the newest tree of a project, refers to."""
+    from kinetic_orchestration.agent import tree
+    from kinetic_orchestration.watch import decoded
+
+    named: set[str] = set()
+    for job in kept:
+        record = store.read(names.spec(job))
+        if record is None:
+            continue
+        staged = decoded(record.data, names.spec(job))["staged"]
+        named |= {staged["payload"].get("digest", ""), staged["environment"].get("lock", ""), staged["tree"]}
+        named |= {item["digest"] for item in (*staged["data"], *staged["packages"])}
+    import json
+
+    for entry in store.list("projects/"):
+        if (record := store.read(entry.name)) is not None:
+            named |= {str(value) for value in json.loads(record.data).values()}
+    for digest in list(named):
+        if digest and (record := store.read(names.tree(digest))) is not None:
+            named |= {pack.id for pack in tree.packs_of(json.loads(record.data))}
+    return named
+
+
+def _temporary(settings: Settings) -> None:
+    """What a killed submitter left of its staging, a day later."""
+    for parent in (settings.home / "staging", Path(settings.store) / settings.deployment / ".staging"):
+        if parent.is_dir():
+            for folder in parent.iterdir():
+                if time.time() - folder.stat().st_mtime > 86400.0:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+

@@ -1,0 +1,87 @@
+"""COLLECT: from a job's outcome to its value, or to the exception that its own code raised."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.errors import (
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobTimedOut,
+)
+from kinetic_orchestration.packaging.payload import load_value, revive
+from kinetic_orchestration.values import JobStatus, Outcome
+
+
+def collect(job: Job, outcome: Outcome) -> Any:
+    """Host 0's value; anything else is raised."""
+    if outcome.status is not JobStatus.SUCCEEDED:
+        raise error_of(job, outcome)
+    verdict = outcome.verdict
+    if not verdict.digest:
+        return None  # a command has no value
+    with _file(job, outcome.attempt, 0, "result") as path:
+        return load_value(path, verdict.digest, job_id=job.job_id)
+
+
+def error_of(job: Job, outcome: Outcome) -> Exception:
+    """What to raise: what happened, where the evidence is, what to do next."""
+    verdict, cause = outcome.verdict, outcome.cause
+    about: dict[str, Any] = {"job_id": job.job_id, "host": verdict.host, "cause": cause}
+    reason = verdict.reason.strip()
+    if outcome.status is JobStatus.CANCELLED:
+        return JobCancelled(f"job {job.job_id} was cancelled: {reason or 'no reason given'}", **about)
+    if cause == wire.DEADLINE:
+        return JobTimedOut(f"job {job.job_id} passed a limit: {reason}{_evidence(job)}", **about)
+    failure = verdict.failure
+    where = f" on host {verdict.host}" if verdict.host is not None else ""
+    if cause == wire.USER and failure is not None and failure.type:
+        error = _user_error(job, outcome, failure)
+        with suppress(Exception):  # notes are a courtesy; some classes forbid attributes
+            error.add_note(_evidence(job).strip())
+        return error
+    if cause == wire.USER:
+        return JobFailed(f"job {job.job_id} failed{where}: {reason}{_tail(failure)}{_evidence(job)}", **about)
+    kind = JobError if cause == wire.CONFIGURATION else JobLost
+    attempts = f" in attempt {outcome.attempts}" if outcome.attempts > 1 else ""
+    return kind(f"job {job.job_id} ended{where}{attempts} ({cause}): {reason}{_tail(failure)}{_evidence(job)}", **about)
+
+
+def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:
+    host = outcome.verdict.host or 0
+    if not failure.digest:
+        return revive(failure, None, job_id=job.job_id, host=host)
+    with _file(job, outcome.attempt, host, "exception") as path:
+        return revive(failure, path, job_id=job.job_id, host=host)
+
+
+@contextmanager
+def _file(job: Job, attempt: int, host: int, what: str) -> Iterator[str]:
+    """A host's own file: read where it lies, if that is on this machine, else brought here."""
+    name = names.host(job.job_id, attempt, host, what)
+    path = job.store.local_path(name)
+    if path is not None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
+        path = os.path.join(folder, what)
+        job.store.download(name, path)
+        yield path
+
+
+def _tail(failure: wire.Failure | None) -> str:
+    if failure is None or not failure.log_tail.strip():
+        return ""
+    return f"\n\nIts last lines:\n{failure.log_tail.rstrip()}"
+
+
+def _evidence(job: Job) -> str:
+    return f"\n\nThe log: kinetic-orchestration logs {job.job_id}"

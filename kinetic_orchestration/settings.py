@@ -1,0 +1,200 @@
+"""The only reader of the environment and of profile files. Everybody else is handed frozen `Settings`.
+
+Precedence: argument > `KINETIC_*` variable > profile file > default; `sources` remembers where each value came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+
+# name → (variables in order, default, what it is)
+SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "home": (("KINETIC_HOME",), "", "the folder for the local store, indexes, environments and running placements"),
+    "store": (("KINETIC_STORE",), "", "where what is shipped lies: a folder or gs://bucket/prefix"),
+    "deployment": (("KINETIC_DEPLOYMENT",), "", "one installation of one orchestrator: the prefix of all in the store"),
+    "backend": (("KINETIC_BACKEND",), "local", "where jobs run"),
+    "project": (("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT"), "", "the Google Cloud project"),
+    "zone": (("KINETIC_ZONE",), "", "the zone"),
+    "cluster": (("KINETIC_CLUSTER",), "", "a GKE cluster; read for Keras Kinetic's sake"),
+    "namespace": (("KINETIC_NAMESPACE",), "", "a Kubernetes namespace; read for Keras Kinetic's sake"),
+    "output_dir": (("KINETIC_OUTPUT_DIR",), "", "where jobs write their outputs"),
+    "distributed": (("KINETIC_DISTRIBUTED",), "true", "join the hosts of a slice before the function runs"),
+    "compile_cache": (("KINETIC_COMPILE_CACHE",), "true", "keep compiled programs between jobs"),
+    "retention": (("KINETIC_RETENTION",), "30d", "how long a job's records are kept after its verdict"),
+    "on_owner_lost": (("KINETIC_ON_OWNER_LOST",), "continue", "continue or abort when the submitter is gone"),
+    "max_hosts": (("KINETIC_MAX_HOSTS",), "", "the most hosts that this machine may emulate at once"),
+}
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    home: Path
+    store: str
+    deployment: str
+    backend: str
+    project: str = ""
+    zone: str = ""
+    cluster: str = ""
+    namespace: str = ""
+    output_dir: str = ""
+    distributed: bool = True
+    compile_cache: bool = True
+    retention: float = 30 * 86400.0
+    on_owner_lost: str = "continue"
+    max_hosts: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+    """The settings in force here, with `arguments` (None: not given) before all others."""
+    if sys.platform == "win32":
+        raise Unsupported(
+            "Jobs cannot be run or submitted from Windows itself, which has neither process groups nor the file "
+            "locks that the store relies on. Use WSL 2, a Linux machine or macOS."
+        )
+    environ = os.environ if environ is None else environ
+    profile, profile_source = _profile(environ)
+    values: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for name, (variables, default, _) in SETTINGS.items():
+        if (argument := arguments.get(name)) is not None:
+            values[name], sources[name] = str(argument), "argument"
+            continue
+        for variable in variables:
+            if environ.get(variable):
+                values[name], sources[name] = environ[variable], variable
+                break
+        else:
+            if name in profile:
+                values[name], sources[name] = str(profile[name]), profile_source
+            else:
+                values[name], sources[name] = default, "default"
+    home = Path(values["home"]).expanduser() if values["home"] else _default_home()
+    home = _writable(home, asked=sources["home"] != "default")
+    if not values["store"]:
+        values["store"] = str(home / "store")
+    if not values["deployment"]:
+        if "://" in values["store"]:
+            raise UsageError(
+                f"the store {values['store']} is shared, so a deployment must be named: it is the prefix of all that "
+                "this installation keeps there. Set KINETIC_DEPLOYMENT (or deployment=), for example to 'production'."
+            )
+        values["deployment"] = "local"
+    if values["on_owner_lost"] not in ("continue", "abort"):
+        raise UsageError(f"on_owner_lost is {values['on_owner_lost']!r}; it can be 'continue' or 'abort'")
+    return Settings(
+        home=home,
+        store=values["store"],
+        deployment=values["deployment"],
+        backend=values["backend"],
+        project=values["project"],
+        zone=values["zone"],
+        cluster=values["cluster"],
+        namespace=values["namespace"],
+        output_dir=values["output_dir"],
+        distributed=_boolean("distributed", values["distributed"]),
+        compile_cache=_boolean("compile_cache", values["compile_cache"]),
+        retention=seconds("retention", values["retention"]) or 0.0,
+        on_owner_lost=values["on_owner_lost"],
+        max_hosts=int(values["max_hosts"] or 0),
+        sources=sources,
+    )
+
+
+def seconds(name: str, value: float | str | None) -> float | None:
+    """A duration: a number of seconds, or a number with a unit."""
+    if value is None:
+        return None
+    number: float
+    try:
+        if isinstance(value, str):
+            text = value.strip().lower()
+            unit = _UNITS.get(text[-1:], None)
+            number = float(text[:-1]) * unit if unit else float(text)
+        else:
+            number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}: give seconds, or a text such as '90s', '15m', '2h' or '1d'") from None
+    if number < 0 or number != number:
+        raise UsageError(f"{name} is {value!r}: a limit cannot be negative")
+    return number
+
+
+def profile_file(environ: Mapping[str, str]) -> Path:
+    if environ.get("KINETIC_PROFILE_FILE"):
+        return Path(environ["KINETIC_PROFILE_FILE"]).expanduser()
+    import platformdirs
+
+    return platformdirs.user_config_path("kinetic-orchestration") / "profiles.toml"
+
+
+def _profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """The active table of the profile file: the one that KINETIC_PROFILE names, else `default`."""
+    path = profile_file(environ)
+    wanted = environ.get("KINETIC_PROFILE", "")
+    if not path.is_file():
+        if wanted:
+            raise UsageError(f"KINETIC_PROFILE is {wanted!r}, and there is no profile file at {path}")
+        return {}, ""
+    import tomllib
+
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, OSError) as error:
+        raise UsageError(f"the profile file {path} cannot be read: {error}") from None
+    name = wanted or "default"
+    if wanted and wanted not in tables:
+        raise UsageError(f"{path} has no profile {wanted!r}; it has {', '.join(sorted(tables)) or 'none'}")
+    table = tables.get(name, {})
+    unknown = sorted(set(table) - set(SETTINGS))
+    if unknown:
+        raise UsageError(f"[{name}] in {path} sets {unknown[0]!r}, which is no setting; known: {', '.join(SETTINGS)}")
+    return table, f"[{name}] in {path}"
+
+
+def _default_home() -> Path:
+    import platformdirs
+
+    return platformdirs.user_data_path("kinetic-orchestration")
+
+
+def _writable(home: Path, *, asked: bool) -> Path:
+    """The folder itself, or a temporary one where it cannot be written (ephemeral pods, read-only roots)."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK | os.X_OK):
+            return home
+        reason = "it is not writable"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if asked:
+        raise UsageError(f"KINETIC_HOME is {home}, which cannot be used: {reason}. Name a folder that can be written.")
+    fallback = Path(tempfile.gettempdir()) / f"kinetic-orchestration-{os.getuid()}"
+    fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if fallback.stat().st_uid != os.getuid():
+        raise UsageError(f"neither {home} nor {fallback} can be used here; set KINETIC_HOME to a folder of yours")
+    warnings.warn(
+        f"{home} cannot be used ({reason}), so jobs are kept in {fallback}, which may not outlive this machine; "
+        "set KINETIC_HOME to keep them elsewhere",
+        stacklevel=4,
+    )
+    return fallback
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ConflictingSettings(f"{name} is {text!r}: say true or false")

@@ -1,0 +1,161 @@
+"""Looking at jobs: one glimpse of one attempt, and one watcher per store in a process that wakes its followers.
+
+A follower sleeps until something rings (the store's bell) or until it is time for a look in any case: the bell
+is a hint and never the truth. A thousand sleeping followers cost one stat a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.records import Bell, FileRecords
+from kinetic_orchestration.agent.wire import Beat, Verdict
+from kinetic_orchestration.backends import Backend
+from kinetic_orchestration.errors import NewerWire, StoreError
+from kinetic_orchestration.stores import Store
+from kinetic_orchestration.values import ABSENT, Cancel, Glimpse, Intent, Observation
+
+TICK = 0.01  # between two looks at the bell
+PACE = 1.0  # between two looks at a job that does not ring, while few are followed
+SLOWEST = 20.0
+FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many jobs it follows
+
+
+def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) -> Glimpse:
+    """One glimpse. The backend is asked before the verdict is read: hosts that have just gone may have left one."""
+    intent_data = store.read(names.intent(job_id, attempt))
+    intent = None if intent_data is None else _intent(intent_data.data)
+    observation = backend.observe([intent.placement])[0] if intent is not None else Observation(ABSENT)
+    now = store.now()
+    beats, ages = [], []
+    for host in range(hosts if intent is not None else 0):
+        record = store.read(names.beat(job_id, attempt, host))
+        beats.append(None if record is None else Beat.decode(record.data))
+        ages.append(0.0 if record is None else now - record.updated)
+    cancel = store.read(names.cancel(job_id))
+    verdict = store.read(names.verdict(job_id, attempt))
+    done = 0
+    if verdict is not None:
+        done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
+    return Glimpse(
+        now=now,
+        intent=intent,
+        verdict=None if verdict is None else Verdict.decode(verdict.data),
+        verdict_age=0.0 if verdict is None else now - verdict.updated,
+        cancel=None if cancel is None else _cancel(cancel.data, now - cancel.updated),
+        observation=observation,
+        beats=tuple(beats),
+        beat_ages=tuple(ages),
+        done=done,
+    )
+
+
+def _intent(data: bytes) -> Intent:
+    fields = decoded(data, "an intent")
+    return Intent(*(fields[key] for key in Intent._fields))
+
+
+def _cancel(data: bytes, age: float) -> Cancel:
+    fields = decoded(data, "a cancel")
+    return Cancel(fields.get("reason", ""), fields.get("by", ""), age)
+
+
+def decoded(data: bytes, name: str) -> dict[str, Any]:
+    """A record's fields, with the wire's errors as the project's own."""
+    try:
+        return wire.decode(data, name)
+    except wire.Newer as error:
+        raise NewerWire(str(error)) from None
+    except wire.Unreadable as error:
+        raise StoreError(str(error)) from None
+
+
+class Watcher:
+    """Wakes the followers of one store's jobs. Its thread lives while somebody follows."""
+
+    def __init__(self, store: Store) -> None:
+        self._bell = Bell(store) if isinstance(store, FileRecords) else None
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Callable[[], object]]] = {}
+        self._running = False
+        self._followers = 0
+
+    def pace(self) -> float:
+        """How long a follower may sleep without a ring."""
+        return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
+
+    @contextmanager
+    def following(self, job_id: str) -> Iterator[threading.Event]:
+        """An event that is set whenever the job rings. Clear it before a look, and no ring is ever missed."""
+        woken = threading.Event()
+        self._add(job_id, woken.set)
+        try:
+            yield woken
+        finally:
+            self._remove(job_id, woken.set)
+
+    @contextmanager
+    def following_async(self, job_id: str) -> Iterator[asyncio.Event]:
+        woken = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        self._add(job_id, wake)
+        try:
+            yield woken
+        finally:
+            self._remove(job_id, wake)
+
+    def _add(self, job_id: str, wake: Callable[[], object]) -> None:
+        with self._lock:
+            self._waiting.setdefault(job_id, []).append(wake)
+            self._followers += 1
+            if not self._running and self._bell is not None:
+                self._running = True
+                threading.Thread(target=self._run, name="kinetic-watch", daemon=True).start()
+
+    def _remove(self, job_id: str, wake: Callable[[], object]) -> None:
+        with self._lock:
+            waiting = self._waiting.get(job_id, [])
+            if wake in waiting:
+                waiting.remove(wake)
+            if not waiting:
+                self._waiting.pop(job_id, None)
+            self._followers -= 1
+
+    def _run(self) -> None:
+        assert self._bell is not None
+        idle_since = time.monotonic()
+        while True:
+            rung = self._bell.poll()
+            with self._lock:
+                if self._waiting:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > 2.0:
+                    self._running = False
+                    return
+                jobs = list(self._waiting) if rung is None else set(rung)
+                wakes = [wake for job in jobs for wake in self._waiting.get(job, ())]
+            for wake in wakes:
+                wake()
+            time.sleep(TICK)
+
+
+_watchers: dict[str, Watcher] = {}
+_watchers_lock = threading.Lock()
+
+
+def watcher_of(store: Store) -> Watcher:
+    """The one watcher of this store in this process."""
+    with _watchers_lock:
+        if store.url not in _watchers:
+            _watchers[store.url] = Watcher(store)
+        return _watchers[store.url]

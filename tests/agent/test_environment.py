@@ -1,0 +1,280 @@
+"""The environment on a host: built once, whole or not at all, with the real uv and wheels made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.agent import environment
+from kinetic_orchestration.agent.environment import BuildFailed, ensure, hold, prune
+from kinetic_orchestration.packaging.requirements import Lock, lock, uv_settings
+from tests.packaging.wheels import offline, wheel
+
+
+class Host:
+    """A machine with its own home, one folder of wheels, and a uv that keeps a list of its calls."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+        self.root = str(tmp_path / "environments")
+        self.links = tmp_path / "links"
+        wheel(self.links, "alpha")
+        wheel(self.links, "beta", "2.0", ["alpha>=1"])
+        environ = offline(tmp_path)
+        self.env = {**environ, **uv_settings(environ)}
+        self.lock = lock(["beta"], environ=environ)
+        self.calls = tmp_path / "calls"
+        self.uv = str(tmp_path / "uv")
+        self.slow = tmp_path / "slow"
+        # A uv that waits in the middle of an installation while the file `slow` is there.
+        Path(self.uv).write_text(
+            f'#!/bin/sh\necho "$1" >> {shlex.quote(str(self.calls))}\n'
+            f'if [ "$1" = pip ]; then while [ -e {shlex.quote(str(self.slow))} ]; do sleep 0.02; done; fi\n'
+            f'exec {shlex.quote(self.lock.uv)} "$@"\n'
+        )
+        os.chmod(self.uv, 0o755)
+
+    def ensure(self, found: Lock | None = None, **more: str) -> str:
+        found = found or self.lock
+        lines: list[str] = []
+        self.said = lines
+        arguments = {"uv": self.uv, "python": found.interpreter, **more}
+        return ensure(found.text, found.digest, self.root, env=self.env, note=lines.append, **arguments)
+
+    def start(self) -> subprocess.Popen[str]:
+        """Another job on this host that wants the same environment."""
+        program = (
+            "import json, sys\n"
+            "from kinetic_orchestration.agent.environment import ensure\n"
+            "print(ensure(**json.load(sys.stdin), note=lambda line: print(line, file=sys.stderr)))\n"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin is not None
+        found = self.lock
+        with process.stdin as pipe:
+            json.dump(
+                {"lock_text": found.text, "digest": found.digest, "root": self.root, "uv": self.uv}
+                | {"python": found.interpreter, "env": self.env},
+                pipe,
+            )
+        process.stdin = None
+        return process
+
+    def called(self, what: str) -> int:
+        return self.calls.read_text().split().count(what) if self.calls.exists() else 0
+
+    def wait_for(self, what: str, times: int = 1) -> None:
+        deadline = time.monotonic() + 30
+        while self.called(what) < times:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.slow.unlink(missing_ok=True)
+
+
+def imports(python: str, program: str) -> str:
+    environ = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [python, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environ,
+        cwd=Path(python).parent,
+        check=False,
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_a_job_gets_what_its_lock_names_and_nothing_else(host: Host) -> None:
+    python = host.ensure()
+    assert imports(python, "import beta, alpha; print(beta.version, alpha.version)") == "2.0 1.0"
+    assert "No module named" in imports(python, "import pytest")
+    assert "No module named" in imports(python, "import kinetic_orchestration")
+    assert host.said[0] == "building the environment: 2 packages"
+    assert host.said[1].startswith("the environment is ready after")
+
+
+def test_the_second_use_costs_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.perf_counter()
+    first = host.ensure()
+    built = time.perf_counter() - started
+    calls = host.calls.read_text()
+    started = time.perf_counter()
+    assert host.ensure() == first
+    again = time.perf_counter() - started
+    with capsys.disabled():
+        print(f"\nenvironment: first use {built * 1000:.0f} ms, second use {again * 1000:.2f} ms")
+    assert again < 0.2
+    assert host.said == []
+    assert host.calls.read_text() == calls
+
+
+def test_eight_jobs_at_once_build_it_once(host: Host) -> None:
+    host.slow.touch()
+    jobs = [host.start() for _ in range(8)]
+    host.wait_for("pip")
+    host.slow.unlink()
+    ends = [job.communicate(timeout=60) for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * 8, ends
+    assert len({out for out, _ in ends}) == 1
+    assert host.called("venv") == 1
+    assert sum("building the environment: 2 packages" in err for _, err in ends) == 1
+    assert imports(ends[0][0].strip(), "import beta; print(beta.version)") == "2.0"
+
+
+def test_a_builder_killed_in_mid_build_leaves_nothing_that_counts(host: Host) -> None:
+    host.slow.touch()
+    job = host.start()
+    host.wait_for("pip")
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    host.slow.unlink()
+    (left,) = (entry for entry in Path(host.root).iterdir() if entry.is_dir())
+    assert not (left / environment.MARKER).exists()
+    (left / "lib/rubble").write_text("of the build that died")
+    python = host.ensure()
+    assert host.called("venv") == 2
+    assert not (left / "lib/rubble").exists()
+    assert imports(python, "import beta; print(beta.version)") == "2.0"
+
+
+def test_a_uv_that_outlives_its_builder_is_waited_for(host: Host) -> None:
+    """Its orphan would write into the folder of the next builder."""
+    host.slow.touch()
+    first = host.start()
+    host.wait_for("pip")
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(timeout=30)
+    second = host.start()
+    assert second.stderr is not None
+    assert "another job builds it" in second.stderr.readline()
+    assert host.called("venv") == 1
+    host.slow.unlink()
+    out, _ = second.communicate(timeout=60)
+    first.communicate(timeout=30)
+    assert host.called("venv") == 2
+    assert imports(out.strip(), "import beta; print(beta.version)") == "2.0"
+
+
+def test_other_locks_roots_and_interpreters_are_other_environments(host: Host, tmp_path: Path) -> None:
+    keys = {
+        environment.key("a", sys.executable, "/one"),
+        environment.key("b", sys.executable, "/one"),
+        environment.key("a", sys.executable, "/two"),
+        environment.key("a", "3.12", "/one"),
+    }
+    assert len(keys) == 4
+    link = tmp_path / "python"
+    link.symlink_to(os.path.realpath(sys.executable))
+    assert environment.key("a", str(link), "/one") in keys  # a virtual environment's python is its base's
+    with pytest.raises(BuildFailed, match="cannot be used"):
+        environment.key("a", str(tmp_path / "gone"), "/one")
+
+
+def test_an_environment_whose_interpreter_is_gone_is_built_again(host: Host) -> None:
+    python = Path(host.ensure())
+    python.unlink()
+    assert host.ensure() == str(python)
+    assert imports(str(python), "import beta; print(beta.version)") == "2.0"
+
+
+def test_an_empty_lock_is_an_empty_environment(host: Host) -> None:
+    found = lock([], environ=host.env)
+    assert "No module named" in imports(host.ensure(found), "import alpha")
+    assert host.said[0] == "building the environment: 0 packages"
+
+
+def test_another_file_under_a_locked_name_is_refused(host: Host) -> None:
+    wheel(host.links, "alpha", "1.0", files={"alpha.py": "version = 'tampered'\n"})
+    host.env["UV_CACHE_DIR"] = str(host.folder / "a cache without the right one")
+    with pytest.raises(BuildFailed) as caught:
+        host.ensure()
+    message = str(caught.value)
+    assert "`uv pip sync` failed" in message
+    assert "hash" in message.lower()
+    with pytest.raises(BuildFailed):  # what failed is not taken for whole
+        host.ensure()
+
+
+def test_what_is_missing_is_told_in_uvs_own_words(host: Host, tmp_path: Path) -> None:
+    for path in host.links.iterdir():
+        path.unlink()
+    with pytest.raises(BuildFailed, match=r"(?s)alpha.*give this host the package index"):
+        host.ensure()
+    with pytest.raises(BuildFailed, match="python -m pip install uv"):
+        host.ensure(uv=str(tmp_path / "no uv"))
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    host.root = str(blocked / "environments")
+    with pytest.raises(BuildFailed, match="could not be written"):
+        host.ensure()
+
+
+def test_a_warm_cache_needs_no_index(host: Host, tmp_path: Path) -> None:
+    """The index may be down for a package that uv has already."""
+    host.ensure()
+    shutil.rmtree(host.root)
+    assert imports(host.ensure(), "import beta; print(beta.version)") == "2.0"
+    assert host.called("pip") == 2  # each time the first try, without an index, was enough
+
+
+def test_environments_that_nobody_used_for_long_are_deleted(host: Host) -> None:
+    old, new = host.ensure(), host.ensure(lock(["alpha"], environ=host.env))
+    marker = Path(old).parent.parent / environment.MARKER
+    month_ago = time.time() - 30 * 86_400
+    os.utime(marker, (month_ago, month_ago))
+    held = hold(old)
+    assert prune(host.root, keep_days=7) == []  # a job runs in it
+    os.close(held)
+    host.ensure()
+    assert prune(host.root, keep_days=7) == []  # it was used just now
+    os.utime(marker, (month_ago, month_ago))
+    assert prune(host.root, keep_days=7) == [str(marker.parent)]
+    assert Path(new).exists()
+    assert not marker.parent.exists()
+    assert host.ensure() == old
+    assert prune(str(host.folder / "none"), keep_days=7) == []
+
+
+def test_rubble_is_deleted_but_never_under_a_builder(host: Host) -> None:
+    host.slow.touch()
+    job = host.start()
+    host.wait_for("pip")
+    assert prune(host.root, keep_days=0) == []
+    os.killpg(job.pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    host.slow.unlink()
+    assert len(prune(host.root, keep_days=7)) == 1
+
+
+def test_the_builder_needs_only_the_standard_library_of_an_old_python(host: Host) -> None:
+    """It runs on hosts before anything of the user's is there; its start is on the way of every job."""
+    source = Path(environment.__file__)
+    program = (
+        "import sys, importlib.util as u\n"
+        f"m = u.module_from_spec(s := u.spec_from_file_location('e', {str(source)!r})); s.loader.exec_module(m)\n"
+        "print(sorted(set(sys.modules) & {'subprocess', 'typing', 'json', 'hashlib', 'shutil', 'dataclasses'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "subprocess" not in done.stdout
+    assert "hashlib" not in done.stdout

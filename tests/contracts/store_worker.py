@@ -1,0 +1,88 @@
+"""One of several processes that use a store at once, run by file so that nothing but the package is imported.
+
+`store_worker.py MODULE:OPENER '[arguments]' ACTION '[arguments]'`: opens the store, says "ready", waits for a
+line, acts, and prints what came of it as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sys
+
+from kinetic_orchestration.stores import Store
+
+MEGABYTE = 1 << 20
+
+
+def create(store: Store, rounds: int) -> list[int]:
+    """Which of the names this process created."""
+    return [n for n in range(rounds) if store.create(f"race/{n}", str(os.getpid()).encode()) is not None]
+
+
+def upload(store: Store, rounds: int, folder: str) -> list[int]:
+    won = []
+    for n in range(rounds):
+        path = f"{folder}/{os.getpid()}-{n}"
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(str(os.getpid()).encode() * 1000)
+        if store.upload(f"uploads/{n}", path, move=n % 2 == 0):
+            won.append(n)
+    return won
+
+
+def increment(store: Store, times: int) -> int:
+    """Adds one to a counter; how often the store said that somebody else was faster."""
+    lost = 0
+    for _ in range(times):
+        while True:
+            record = store.read("counter")
+            assert record is not None
+            if store.swap("counter", b"%d" % (int(record.data) + 1), record.generation) is not None:
+                break
+            lost += 1
+    return lost
+
+
+def overwrite(store: Store, times: int) -> list[tuple[int, int]]:
+    """Puts a megabyte of one letter again and again; which generation has which letter."""
+    return [(store.put("whole", bytes([65 + n % 26]) * MEGABYTE), 65 + n % 26) for n in range(times)]
+
+
+def recreate(store: Store, times: int) -> list[int]:
+    """Creates and deletes one object in a folder of its own; the generations it had."""
+    generations = []
+    for n in range(times):
+        generation = store.create("come/and/go", bytes([65 + n % 26]) * MEGABYTE)
+        if generation is not None:
+            generations.append(generation)
+        store.delete("come/and/go")
+    return generations
+
+
+def flood(store: Store) -> None:
+    """Writes in every way until it is killed."""
+    for n in itertools.count():
+        data = bytes([65 + n % 26]) * MEGABYTE
+        store.create(f"flood/{os.getpid()}/{n % 50}", data)
+        store.put("flood/put", data)
+        record = store.read("flood/swap", 0, 1)
+        if record is None:
+            store.create("flood/swap", data)
+        else:
+            store.swap("flood/swap", data, record.generation)
+        store.delete(f"flood/{os.getpid()}/{(n - 10) % 50}")
+
+
+def main(opener: str, where: str, action: str, arguments: str) -> None:
+    module, _, function = opener.partition(":")
+    store = getattr(importlib.import_module(module), function)(*json.loads(where))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(globals()[action](store, *json.loads(arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
