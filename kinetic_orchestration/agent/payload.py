@@ -48,13 +48,9 @@ def dump(
     buffers: list[memoryview] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            view = buffer.raw()
-        except BufferError:  # not contiguous: only a copy is
-            view = memoryview(memoryview(buffer).tobytes())
-        else:
-            if view.nbytes < IN_BAND:
-                return True
+        view = buffer.raw()
+        if view.nbytes < IN_BAND:
+            return True
         buffers.append(view)
         return False
 
@@ -105,7 +101,7 @@ def _load(
     index, start = _index(path, view)
     buffers = [view[at : at + size] for at, size in index["buffers"]]
     stream = _Source(view[start : start + index["pickles"]])
-    unpickler = _Unpickler(stream, buffers, data, names_first)
+    unpickler = _Unpickler(stream, buffers, _Meaning(data, names_first))
     value = unpickler.load()
     while stream.rest():
         for module, name, attribute in unpickler.load():
@@ -231,32 +227,20 @@ def _only_in_load(name: str) -> RuntimeError:
     return RuntimeError(f"{name} has a meaning only in {__name__}.load")
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, stream: _Source, buffers: Iterable[Any], data: Sequence[str], names_first: bool
-    ) -> None:
-        super().__init__(stream, buffers=buffers)
+class _Meaning:
+    """Of those names, for one load. Not part of the unpickler, which could not be freed at once if it held them."""
+
+    def __init__(self, data: Sequence[str], names_first: bool) -> None:
         self._data = data
         self._names_first = names_first
         self._modules: dict[str, types.ModuleType] = {}
-        self._meaning = {
-            "data_path": self._data_path,
-            "module": self._module,
-            "namespace": self._namespace,
-            "named_class": self._named_class,
-        }
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name in self._meaning:
-            return self._meaning[name]
-        return super().find_class(module, name)
-
-    def _data_path(self, index: int) -> str:
+    def data_path(self, index: int) -> str:
         if index >= len(self._data):
             raise LookupError(f"Data number {index + 1} of this payload was given no path on this machine")
         return self._data[index]
 
-    def _module(self, name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
+    def module(self, name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
         if name not in self._modules:
             self._modules[name] = Part(name)
             self._modules[name].__dict__.update(attributes)
@@ -267,10 +251,10 @@ class _Unpickler(pickle.Unpickler):
                     break
         return self._modules[name]
 
-    def _namespace(self, name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
-        return self._module(name, attributes, tail).__dict__
+    def namespace(self, name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
+        return self.module(name, attributes, tail).__dict__
 
-    def _named_class(self, module: str, qualname: str, by_value: bytes) -> Any:
+    def named_class(self, module: str, qualname: str, by_value: bytes) -> Any:
         if self._names_first:
             import importlib
 
@@ -283,6 +267,17 @@ class _Unpickler(pickle.Unpickler):
             if isinstance(found, type) and found.__qualname__ == qualname:
                 return found
         return pickle.loads(by_value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: _Source, buffers: Iterable[Any], meaning: _Meaning) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._meaning = meaning
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and hasattr(_Meaning, name):
+            return getattr(self._meaning, name)
+        return super().find_class(module, name)
 
 
 class Part(types.ModuleType):
@@ -425,7 +420,4 @@ def _repr(value: Any) -> str:
 
     shorten = reprlib.Repr()
     shorten.maxstring = shorten.maxother = 500
-    try:
-        return shorten.repr(value)
-    except Exception as problem:
-        return f"<a {_type_name(type(value))} whose repr raises {type(problem).__name__}>"
+    return shorten.repr(value)

@@ -52,16 +52,14 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
             continue
         taken.add(target)
         for source in _sources(target):
-            for names in _imports(source, search):
-                waiting += _resolve((source.parent, *search) if source.parent in search else search, names)
-            waiting += _relative_imports(source)
+            waiting += _imported(source, search)
     return tuple(
         sorted(target.relative_to(root).as_posix() for target in taken if not _inside(target, taken))
     )
 
 
 def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
-    """What `import a.b.c` loads: the top package's folder, a module's file, or a namespace folder."""
+    """What `import a.b.c` loads: the outermost package's folder, or a module's file."""
     for base in search:
         folder = base
         for part in names:
@@ -77,9 +75,6 @@ def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
             folder = folder / part
             if not folder.is_dir():
                 break
-        else:
-            # A namespace folder by itself loads nothing, but its reader reaches into it.
-            return [folder] if any(folder.glob("*.py")) else []
     return []
 
 
@@ -93,55 +88,32 @@ def _sources(target: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
-def _imports(source: Path, search: tuple[Path, ...]) -> Iterator[list[str]]:
-    """Every absolute name that the file imports, anywhere in it; also by `import_module("a constant")`."""
-    for node in _nodes(source):
+def _imported(source: Path, search: tuple[Path, ...]) -> Iterator[Path]:
+    """What a file imports anywhere in it; also by `import_module("a constant")`."""
+    try:
+        nodes = ast.walk(ast.parse(source.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # it travels as it is; Python will say the same on the host
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name.split(".")
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = node.module.split(".")
-            yield names
-            # `from namespace import module`
-            if any(
-                joined.is_dir() and not (joined / "__init__.py").exists() for joined in _joined(search, names)
-            ):
-                for alias in node.names:
-                    yield [*names, alias.name]
+                yield from _resolve(search, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            # A relative import leads out of what travels already only in a namespace folder.
+            bases = search if node.level == 0 else (source.parents[min(node.level, len(source.parents)) - 1],)
+            module = node.module.split(".") if node.module else []
+            yield from _resolve(bases, module)
+            for alias in node.names:  # `from folder import module`
+                yield from _resolve(bases, [*module, alias.name])
         elif isinstance(node, ast.Call) and node.args and _called(node) in _BY_NAME:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != ".":
-                yield first.value.split(".")
-
-
-def _relative_imports(source: Path) -> Iterator[Path]:
-    """Relative imports lead out of what is taken already only in namespace folders."""
-    for node in _nodes(source):
-        if not isinstance(node, ast.ImportFrom) or node.level == 0:
-            continue
-        folder = source.parent
-        for _ in range(node.level - 1):
-            folder = folder.parent
-        module = node.module.split(".") if node.module else []
-        yield from _resolve((folder,), module)
-        for alias in node.names:
-            yield from _resolve((folder,), [*module, alias.name])
-
-
-def _nodes(source: Path) -> Iterator[ast.AST]:
-    try:
-        return ast.walk(ast.parse(source.read_bytes()))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return iter(())  # it travels as it is; Python will say the same on the host
+                yield from _resolve(search, first.value.split("."))
 
 
 def _called(node: ast.Call) -> str:
     function = node.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _joined(search: Iterable[Path], names: list[str]) -> Iterator[Path]:
-    return (base.joinpath(*names) for base in search)
 
 
 def _inside(target: Path, taken: set[Path]) -> bool:

@@ -288,20 +288,29 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 _refuse_data_as_key(memoized)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Data):
+        # The type, because isinstance() wakes up proxies that pretend to be something else.
+        kind = type(obj)
+        if issubclass(kind, Data):
             return payload.data_path, (self._found.index(obj),)
-        if isinstance(obj, _Namespace):
+        if kind is _Namespace:
             return payload.namespace, _described(obj.module)
-        if isinstance(obj, types.ModuleType) and self._modules.get(obj.__name__) is obj:
+        if issubclass(kind, types.ModuleType) and self._modules.get(vars(obj).get("__name__", "")) is obj:
             self._used[obj.__name__] = obj
             return payload.module, _described(obj)
         reduced = super().reducer_override(obj)
-        if reduced is not NotImplemented and isinstance(obj, (types.FunctionType, type)):
-            if isinstance(obj, types.FunctionType):
-                self._names.update(_names(obj.__code__))
-            if obj.__module__ != "builtins":
-                self._found.by_value.add(obj.__module__ or "__main__")
+        if reduced is not NotImplemented and issubclass(kind, (types.FunctionType, type)):
+            self._note(obj, reduced)
         return reduced
+
+    def _note(self, obj: Any, reduced: Any) -> None:
+        """Remember what went by value."""
+        if isinstance(obj, types.FunctionType):
+            self._names.update(_names(obj.__code__))
+            if isinstance(self.globals_ref[id(obj.__globals__)], _Namespace):
+                # The namespace finds out where the file is on the host.
+                reduced[2][1]["__globals__"].pop("__file__", None)
+        if obj.__module__ != "builtins":
+            self._found.by_value.add(obj.__module__ or "__main__")
 
     def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
         attributes = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.agent import names, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.packaging import ignore, imports, packs
+from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.walk import Listing, Walk, shown
@@ -121,11 +121,17 @@ def source_of(
     root = find_root(start, home=home)
     if root is not None and not imports_only:
         return Source(root)
-    root = root or (start if start.is_dir() else start.parent)
-    roots: list[str | Path] = list(modules)
-    if start.is_file():
-        roots.append(start)
-    return Source(root, imports.imported_files(root, roots, path=sys.path if path is None else path))
+    from kinetic_orchestration.packaging import imports
+
+    folder = start if start.is_dir() else start.parent
+    path = [str(folder), *(sys.path if path is None else path)]
+    if root is None:
+        # An orchestrator's DAG folder is on sys.path, and its files import each other from there.
+        wide = _too_wide(home)
+        tops = {Path(os.path.realpath(entry or ".")) for entry in path}
+        root = min((top for top in tops - wide if folder.is_relative_to(top)), key=_depth, default=folder)
+    wanted = [*modules, *([start] if start.is_file() else [])]
+    return Source(root, imports.imported_files(root, wanted, path=path))
 
 
 def snapshot(
@@ -428,6 +434,10 @@ def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:
         relative = os.path.relpath(os.path.realpath(path), root)
         if relative not in {".", ".."} and not relative.startswith("../"):
             yield relative
+
+
+def _depth(path: Path) -> int:
+    return len(path.parts)
 
 
 def _home(home: Path | None) -> Path | None:

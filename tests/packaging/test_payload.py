@@ -204,14 +204,14 @@ def test_a_module_used_as_a_module_travels_as_far_as_it_is_used(project: Any, tm
 def test_what_a_module_cannot_send_is_made_on_the_host_from_its_file(project: Any, tmp_path: Path) -> None:
     module = project(
         "work",
-        tools="import threading\nlock = threading.Lock()\ndef locked():\n    with lock: return 'locked'",
-        work="import tools\ndef run():\n    with tools.lock: return getattr(tools, 'lock').locked()",
+        latches="import threading\nlock = threading.Lock()\ndef locked():\n    with lock: return 'locked'",
+        work="import latches\ndef run():\n    with latches.lock: return getattr(latches, 'lock').locked()",
     )
     packed = pack_call(module.run, project_root=project.root, path=tmp_path / "call")
     record = on_a_host(packed, tmp_path, path=[str(project.root)])
     assert load_value(tmp_path / "out", record["digest"]) is True
     record = on_a_host(packed, tmp_path)
-    assert "did not travel" in record["message"] and "from tools import lock" in record["message"]
+    assert "did not travel" in record["message"] and "from latches import lock" in record["message"]
 
 
 def test_a_file_beside_the_module_is_found_where_the_project_lies_on_the_host(
