@@ -53,9 +53,32 @@ def run(
     """Run the decorated function as a job on the named accelerator."""
     options = check_options(
         Options(
-            accelerator, container_image, base_image_repo, zone, project, capture_env_vars, cluster, backend, namespace,
-            volumes, spot, output_dir, debug, cloud, limits, retry, requirements, python, first_party, secrets, key,
-            store, deployment, distributed, partition_key, labels or {},
+            accelerator,
+            container_image,
+            base_image_repo,
+            zone,
+            project,
+            capture_env_vars,
+            cluster,
+            backend,
+            namespace,
+            volumes,
+            spot,
+            output_dir,
+            debug,
+            cloud,
+            limits,
+            retry,
+            requirements,
+            python,
+            first_party,
+            secrets,
+            key,
+            store,
+            deployment,
+            distributed,
+            partition_key,
+            labels or {},
         )  # fmt: skip
     )
 
@@ -107,8 +130,7 @@ class RemoteCallable(Generic[P, R]):
 
         del project, cluster
         return submit_all(
-            lambda args, kwargs: self.run_async(*args, **kwargs), inputs, self.options,
-            input_mode=input_mode, max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast,
+            self._spec, inputs, input_mode=input_mode, max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast,
             cancel_running_on_fail=cancel_running_on_fail, name=name, tags=tags,
         )  # fmt: skip
 
@@ -128,7 +150,8 @@ class RemoteCallable(Generic[P, R]):
     def __get__(self, instance: object | None, owner: Any) -> RemoteCallable[..., R]:
         if instance is None:
             return self
-        bound = functools.partial(self.__kinetic_function__, instance)
+        function: Callable[..., R] = self.__kinetic_function__
+        bound = functools.partial(function, instance)
         return RemoteCallable(functools.update_wrapper(bound, self.__kinetic_function__), self.options)
 
 

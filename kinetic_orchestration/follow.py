@@ -60,7 +60,9 @@ class Follower:
             logs = self.cursor.logs if step.cursor.attempt == attempt else ()
             self.cursor = step.cursor._replace(logs=logs)
             self.seen, self.outcome = seen, step.outcome
-            if not any(isinstance(action, lifecycle.Intend | lifecycle.Close | lifecycle.Release) for action in step.actions):
+            if not any(
+                isinstance(action, lifecycle.Intend | lifecycle.Close | lifecycle.Release) for action in step.actions
+            ):
                 break
         return self.outcome
 
@@ -166,7 +168,9 @@ async def afollow(follower: Follower, emit: Emit | None = None) -> Outcome:
 class Printer:
     """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each."""
 
-    def __init__(self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None
+    ) -> None:
         self._hosts = hosts
         self._write = write
         self._changes = changes or write

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 
-class Identity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Identity:
     """Deterministic inside an orchestrator; outside, random unless the user gives a key."""
 
     deployment: str
@@ -20,7 +21,7 @@ class Identity(NamedTuple):
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(json.dumps(list(self), ensure_ascii=False).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(astuple(self), ensure_ascii=False).encode()).hexdigest()[:32]
 
 
 def of(deployment: str, key: str | None) -> Identity:

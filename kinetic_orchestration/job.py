@@ -94,7 +94,9 @@ class JobHandle(Generic[R]):
         emit = Printer(self._hosts, _write) if stream_logs else None
         outcome = self._watch(emit, on_status_change, timeout=timeout, detach=True)
         if outcome is None:
-            raise TimeoutError(f"job {self.job_id} has not ended within {timeout:g} s; it goes on, and may be asked again")
+            raise TimeoutError(
+                f"job {self.job_id} has not ended within {timeout:g} s; it goes on, and may be asked again"
+            )
         if cleanup:
             self.cleanup(gcs=False)
         return cast(R, collect(self._job, outcome))
@@ -127,9 +129,7 @@ class JobHandle(Generic[R]):
         """How long its hosts were held, over all attempts."""
         held, store = 0.0, self._job.store
         for attempt in range(1, self._last_attempt() + 1):
-            intent, verdict = (
-                store.read(name(self.job_id, attempt)) for name in (names.intent, names.verdict)
-            )
+            intent, verdict = (store.read(name(self.job_id, attempt)) for name in (names.intent, names.verdict))
             if intent is not None:
                 held += (verdict.updated if verdict is not None else store.now()) - intent.updated
         return held
@@ -171,7 +171,7 @@ class JobHandle(Generic[R]):
             told.append(follower.status)
             try:
                 on_status_change(follower.status)
-            except Exception as error:  # noqa: BLE001 - a callback's mistake must not lose the result
+            except Exception as error:
                 warnings.warn(f"on_status_change raised {error!r}; the job is not affected", stacklevel=4)
 
         try:
@@ -222,7 +222,9 @@ def list_jobs(
     deployment: str | None = None,
 ) -> list[JobHandle[Any]]:
     """All jobs of the deployment that have not ended, the newest first, as in Keras Kinetic."""
-    handles = all_jobs(project=project, zone=zone, cluster=cluster, namespace=namespace, store=store, deployment=deployment)
+    handles = all_jobs(
+        project=project, zone=zone, cluster=cluster, namespace=namespace, store=store, deployment=deployment
+    )
     return [handle for handle in handles if not handle.status().final]
 
 
@@ -235,7 +237,7 @@ def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
 
 
 def open_place(**arguments: str | None) -> tuple[Store, Backend]:
-    here = settings.load(**arguments)
+    here = settings.load(None, **arguments)
     return open_store(here.store, here.deployment), open_backend(here.backend, here)
 
 
@@ -251,5 +253,3 @@ def _write(text: str) -> None:
 def _write_error(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
-
-

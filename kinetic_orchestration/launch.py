@@ -10,6 +10,7 @@ either, the process may die: whoever asks for the same identity again goes on fr
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from typing import Any
 
 from kinetic_orchestration import act, settings
@@ -69,7 +70,7 @@ def claim(store: Store, backend: Backend, identity: Identity) -> str:
     while True:
         record = store.read(name)
         if record is None:
-            store.create(name, wire.encode({"generation": 1, "identity": list(identity)}))
+            store.create(name, wire.encode({"generation": 1, "identity": astuple(identity)}))
             continue
         fields = decoded(record.data, name)
         job = job_id(identity, fields["generation"])
@@ -134,4 +135,3 @@ def provision(job: Job) -> Job:
     """The first attempt's intent and its create call. A job that runs or ended already is left as it is."""
     Follower(job).step()
     return job
-

@@ -23,8 +23,7 @@ IGNORED_LOCALLY = ("container_image", "base_image_repo", "cluster", "namespace",
 
 # A wildcard never captures what would break the job's own process.
 NEVER_BY_WILDCARD = frozenset(
-    "PATH HOME PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL "
-    "TMPDIR TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND".split()
+    ["PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "SHELL", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"]
 )
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
@@ -43,7 +42,10 @@ def make_plan(
     _check_local(options)
     env, secrets = capture(options.capture_env_vars or (), environ or {})
     limits = Limits(
-        **{name: seconds(f"limits.{name}", getattr(options.limits, name)) for name in ("provision", "run", "total", "stall")},
+        **{
+            name: seconds(f"limits.{name}", getattr(options.limits, name))
+            for name in ("provision", "run", "total", "stall")
+        },
         cost=options.limits.cost,
     )
     return Plan(
@@ -143,5 +145,3 @@ def describe(plan: Plan) -> str:
 def _pairs(values: Any, otherwise: str) -> str:
     pairs = ((name, getattr(values, name)) for name in values.__slots__)
     return ", ".join(f"{name} {value:g}" for name, value in pairs if value is not None) or otherwise
-
-

@@ -153,5 +153,3 @@ def _temporary(settings: Settings) -> None:
             for folder in parent.iterdir():
                 if time.time() - folder.stat().st_mtime > 86400.0:
                     shutil.rmtree(folder, ignore_errors=True)
-
-

@@ -120,7 +120,7 @@ def seconds(name: str, value: float | str | None) -> float | None:
     try:
         if isinstance(value, str):
             text = value.strip().lower()
-            unit = _UNITS.get(text[-1:], None)
+            unit = _UNITS.get(text[-1:])
             number = float(text[:-1]) * unit if unit else float(text)
         else:
             number = float(value)

@@ -15,6 +15,8 @@ from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.values import Limits, Retry
 
+DEFAULT_ACCELERATOR = "tpu-v5e-1"
+
 
 @dataclass(frozen=True, slots=True)
 class TpuVm:
@@ -37,7 +39,7 @@ class TpuVm:
 class Options:
     """The options of `run`. The first group is Keras Kinetic's, name by name."""
 
-    accelerator: str = "tpu-v5e-1"
+    accelerator: str = DEFAULT_ACCELERATOR
     container_image: str | None = None
     base_image_repo: str | None = None
     zone: str | None = None
@@ -97,7 +99,7 @@ def check_options(options: Options) -> Options:
     for entry in fields(Retry):
         if getattr(options.retry, entry.name) < 0:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)}: it cannot be negative")
-    if options.cloud is not None and options.cloud.accelerator_type and options.accelerator != Options.accelerator:
+    if options.cloud is not None and options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
         raise ConflictingSettings(
             f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type="
             f"{options.cloud.accelerator_type!r}) name the slice: keep one"
@@ -130,7 +132,8 @@ def check_function(function: Any) -> Callable[..., Any]:
     plain = getattr(function, "__kinetic_function__", None)
     if plain is None and type(function).__module__.split(".")[0] == "kinetic" and hasattr(function, "_func"):
         plain = function._func  # decorated by Keras Kinetic itself: the plain function inside is what runs
-    return plain if plain is not None else function
+    found: Callable[..., Any] = plain if plain is not None else function
+    return found
 
 
 def name_of(function: Any) -> str:

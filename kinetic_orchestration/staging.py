@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kinetic_orchestration.agent import digest, names
+from kinetic_orchestration.agent import names
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.stores import Store
@@ -36,10 +36,9 @@ def stage(bundle: Bundle, store: Store) -> Staged:
     packages = tuple({"digest": send(item), "at": item.at} for item in bundle.packages)
     environment = {}
     if bundle.environment.lock is not None:
-        text = bundle.environment.lock.text.encode()
-        lock = digest.of_bytes(text)
-        store.create(names.blob(lock), text)
-        environment = {"lock": lock, "interpreter": bundle.environment.interpreter, "uv": bundle.uv}
+        lock = bundle.environment.lock
+        store.create(names.blob(lock.digest), lock.text.encode())
+        environment = {"lock": lock.digest, "interpreter": lock.interpreter, "uv": lock.uv}
     return Staged(
         payload=payload,
         tree=project,

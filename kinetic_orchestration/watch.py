@@ -7,6 +7,7 @@ is a hint and never the truth. A thousand sleeping followers cost one stat a tic
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,14 +92,15 @@ class Watcher:
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
 
     @contextmanager
-    def following(self, job_id: str) -> Iterator[threading.Event]:
-        """An event that is set whenever the job rings. Clear it before a look, and no ring is ever missed."""
-        woken = threading.Event()
-        self._add(job_id, woken.set)
+    def following(self, *job_ids: str) -> Iterator[Rung]:
+        """What rings, from now on. Clear it before a look, and no ring is ever missed."""
+        rung = Rung(self)
         try:
-            yield woken
+            for job_id in job_ids:
+                rung.follow(job_id)
+            yield rung
         finally:
-            self._remove(job_id, woken.set)
+            rung.close()
 
     @contextmanager
     def following_async(self, job_id: str) -> Iterator[asyncio.Event]:
@@ -147,6 +149,42 @@ class Watcher:
             for wake in wakes:
                 wake()
             time.sleep(TICK)
+
+
+class Rung:
+    """The jobs that have rung since the last `clear`, and a sleep until one does."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._event = threading.Event()
+        self._rung: set[str] = set()
+        self._wakes: dict[str, Callable[[], object]] = {}
+
+    def follow(self, job_id: str) -> None:
+        if job_id not in self._wakes:
+            self._wakes[job_id] = functools.partial(self._wake, job_id)
+            self._watcher._add(job_id, self._wakes[job_id])
+
+    def unfollow(self, job_id: str) -> None:
+        wake = self._wakes.pop(job_id, None)
+        if wake is not None:
+            self._watcher._remove(job_id, wake)
+
+    def clear(self) -> set[str]:
+        self._event.clear()
+        rung, self._rung = self._rung, set()
+        return rung
+
+    def wait(self, within: float) -> bool:
+        return self._event.wait(within)
+
+    def close(self) -> None:
+        for job_id in list(self._wakes):
+            self.unfollow(job_id)
+
+    def _wake(self, job_id: str) -> None:
+        self._rung.add(job_id)
+        self._event.set()
 
 
 _watchers: dict[str, Watcher] = {}

@@ -73,7 +73,7 @@ def _call(go: dict[str, Any]) -> int:
             value = None
         else:
             return _report(outcome, payload.dump_exception(error, outcome), _code(error))
-    except BaseException as error:  # noqa: BLE001 - whatever the user's code raises is its outcome
+    except BaseException as error:
         return _report(outcome, payload.dump_exception(error, outcome), 1)
     if not go["value"]:
         return _report(outcome, {"kind": "value", "digest": "", "size": 0}, 0)

@@ -29,7 +29,7 @@ def of_bytes(data: bytes | bytearray | memoryview) -> str:
 
 
 def of_file(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slow to import
+    with open(path, "rb", buffering=0) as file:
         return of_stream(file, os.fstat(file.fileno()).st_size)
 
 

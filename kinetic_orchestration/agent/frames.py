@@ -30,13 +30,13 @@ class Frame(NamedTuple):
     offset: int  # of the frame in its segment: with host and segment, unique and the same at each reading
 
 
-def encode(kind: str, time: float, payload: bytes | bytearray | memoryview) -> bytes:
+def encode(kind: str, time: float, payload: bytes) -> bytes:
     return b"%b%b %d %d\n%b" % (_MARK, kind.encode(), int(time * 1e6), len(payload), payload)
 
 
 def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame], int]:
     """The whole frames in `data`, and how many bytes they took; a cut frame at the end is left for later."""
-    frames = []
+    frames: list[Frame] = []
     at = 0
     while True:
         end = data.find(b"\n", at)

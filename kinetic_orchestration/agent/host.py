@@ -47,9 +47,10 @@ class Assignment(NamedTuple):
 
 
 class Host:
-    def __init__(self, assignment: Assignment, secrets: dict[str, str]) -> None:
+    def __init__(self, assignment: Assignment, private: dict[str, dict[str, str]]) -> None:
         self.at = assignment
-        self.secrets = secrets
+        self.secrets = private.get("env", {})
+        self.uv = private.get("uv", {})
         self.records = FileRecords(assignment.store)
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
         self.outcome = os.path.join(self.scratch, "outcome")
@@ -95,7 +96,7 @@ class Host:
         try:
             self._open()
             self._loop()
-        except Exception:  # noqa: BLE001 - an agent's own failure must reach the one who waits
+        except Exception:
             self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{traceback.format_exc()}", self.at.host)
         finally:
             self._end(0.0)
@@ -144,11 +145,11 @@ class Host:
         from kinetic_orchestration.agent import prepare
 
         try:
-            self.ready = prepare.prepare(self.records, self.task, self.scratch, self.at.home, self._note)
+            self.ready = prepare.prepare(self.records, self.task, self.scratch, self.at.home, self.uv, self._note)
             self.prepared = True
         except prepare.NotReady as error:
             self.unready = rules.Exit(1, error.cause, str(error))
-        except Exception:  # noqa: BLE001 - reported by the loop, as this host's end
+        except Exception:
             self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{traceback.format_exc()}")
         with contextlib.suppress(BlockingIOError):
             os.write(self.wake_out, b"\0")
@@ -167,6 +168,9 @@ class Host:
             (os.POSIX_SPAWN_DUP2, err_end, 2),
         ]
         environment = {name: value for name, value in os.environ.items() if not distributed.is_stale(name)}
+        if not self.at.python:  # an environment of its own sees nothing of the submitter's
+            for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+                environment.pop(name, None)
         environment.update(self.secrets)
         variable, value = self.at.marker.split("=", 1)
         environment[variable] = value
@@ -209,7 +213,8 @@ class Host:
         if task["argv"]:
             env["KINETIC_SITE"] = agent
             path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *self.ready.path]
-            env["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
+            inherited = [] if task["environment"] else [os.environ.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, *inherited]))
         message = {
             "drop": [name for name in os.environ if distributed.is_stale(name)],
             "env": env,
@@ -365,10 +370,17 @@ class Host:
         silence = time.monotonic() - self.active
         limit = self.task.get("stall") or 0.0
         self.silence = silence
-        if not self.running or self.exit is not None or (silence < self.silence_reported and not (limit and silence > limit / 2)):
+        if (
+            not self.running
+            or self.exit is not None
+            or (silence < self.silence_reported and not (limit and silence > limit / 2))
+        ):
             return
         for host in range(self.at.hosts):
-            if host != self.at.host and (data := self._read(names.beat(self.at.job, self.at.attempt, host))) is not None:
+            if (
+                host != self.at.host
+                and (data := self._read(names.beat(self.at.job, self.at.attempt, host))) is not None
+            ):
                 self.silence = min(self.silence, max(0.0, self.records.now() - wire.Beat.decode(data).active))
         report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
         if self.silence > report_at and self.silence_reported != float("inf"):
@@ -405,7 +417,9 @@ class Host:
             self._dump_stacks()
             self._pump(0.2)
         self._write_verdict(
-            wire.Verdict(wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure)
+            wire.Verdict(
+                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure
+            )
         )
 
     def _failure(self, reason: str) -> wire.Failure:
@@ -484,10 +498,16 @@ class Host:
         self.beaten = (now, self.state)
         active = self.records.now() - (now - self.active)
         beat = wire.Beat(
-            self.state, self.at.boot, self.log.segment, self.log.offset, active,
-            *(self.progress.get(key, default) for key, default in (("done", 0.0), ("total", 0.0), ("unit", ""))),
+            self.state,
+            self.at.boot,
+            self.log.segment,
+            self.log.offset,
+            active,
+            done=self.progress.get("done", 0.0),
+            total=self.progress.get("total", 0.0),
+            unit=self.progress.get("unit", ""),
             exit=self.exit.code if self.exit is not None else None,
-        )  # fmt: skip
+        )
         self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), beat.encode())
         if state != self.state:
             self.records.ring(self.at.job)
@@ -572,7 +592,7 @@ def main() -> None:
     The launcher ends once the lock is held, so its end tells the submitter that the host is there.
     """
     assignment = Assignment.from_json(sys.argv[1])
-    secrets = json.loads(sys.stdin.buffer.read() or b"{}")
+    private = json.loads(sys.stdin.buffer.read() or b"{}")
     lock = _take(assignment)
     if lock is None or os.fork():
         os._exit(0)
@@ -585,7 +605,7 @@ def main() -> None:
     os.pwrite(lock, json.dumps(owner).encode(), 0)
     agent = os.fork()
     if agent == 0:
-        Host(assignment, secrets).run()
+        Host(assignment, private).run()
         os._exit(0)
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -38,9 +38,7 @@ class Tampered(ValueError):
     """The bytes are not those that were sent."""
 
 
-def dump(
-    value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler
-) -> tuple[str, int]:
+def dump(value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler) -> tuple[str, int]:
     """Write `value`; the digest and the size of the file. A failure leaves no file.
 
     `pickler` is called like `pickle.Pickler` and may write several pickles in its `dump`.
@@ -89,9 +87,7 @@ def load(
     return _load(path, expected_digest, data, names_first=True)
 
 
-def _load(
-    path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], names_first: bool
-) -> Any:
+def _load(path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], names_first: bool) -> Any:
     memory = _memory(path)
     view = memoryview(memory)
     if expected_digest:
@@ -228,7 +224,7 @@ def _only_in_load(name: str) -> RuntimeError:
 
 
 class _Meaning:
-    """Of those names, for one load. Not part of the unpickler, which could not be freed at once if it held them."""
+    """Of those names, for one load. Apart from the unpickler, or a cycle would keep the value's memory."""
 
     def __init__(self, data: Sequence[str], names_first: bool) -> None:
         self._data = data

@@ -33,13 +33,19 @@ class Ready(NamedTuple):
 
 
 def prepare(
-    records: FileRecords, task: dict[str, Any], scratch: str, home: str, note: Callable[[str], None]
+    records: FileRecords,
+    task: dict[str, Any],
+    scratch: str,
+    home: str,
+    uv: dict[str, str],
+    note: Callable[[str], None],
 ) -> Ready:
+    """`uv` are the settings of the package index, which may hold passwords and are never written down."""
     root = os.path.join(scratch, "project")
     os.makedirs(root, exist_ok=True)
     if task["tree"]:
         _unpack(records, task["tree"], root)
-    python = _environment(records, task, home, note)
+    python = _environment(records, task, home, uv, note)
     packages = [
         _package(records, item, os.path.join(scratch, "packages", str(number)))
         for number, item in enumerate(task["packages"])
@@ -76,7 +82,9 @@ def _unpack(records: FileRecords, tree_digest: str, target: str) -> None:
     tree.unpack(json.loads(record.data), _pack(records), target, tree_digest)
 
 
-def _environment(records: FileRecords, task: dict[str, Any], home: str, note: Callable[[str], None]) -> str:
+def _environment(
+    records: FileRecords, task: dict[str, Any], home: str, uv: dict[str, str], note: Callable[[str], None]
+) -> str:
     wanted: dict[str, Any] | None = task["environment"]
     if not wanted or "lock" not in wanted:
         return str(task["python"])
@@ -88,7 +96,7 @@ def _environment(records: FileRecords, task: dict[str, Any], home: str, note: Ca
     try:
         return environment.ensure(
             record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
-            uv=wanted["uv"], python=wanted["interpreter"], note=note,
+            uv=wanted["uv"], python=wanted["interpreter"], env=uv, note=note,
         )  # fmt: skip
     except environment.BuildFailed as error:
         raise NotReady(str(error)) from None

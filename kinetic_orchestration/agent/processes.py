@@ -125,7 +125,7 @@ def send(pid: int, number: int) -> bool:
 
 def reap() -> list[tuple[int, int]]:
     """Collect every child of this process that has ended: (pid, wait status)."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -32,7 +32,7 @@ class Exit(NamedTuple):
 class View(NamedTuple):
     """All that a host knows when it decides."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple's method, which nobody wants here
     hosts: int
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once somebody asked

@@ -26,6 +26,7 @@ from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import TooBig, UsageError
 from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.packaging.requirements import uv_settings
 from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, Intent, Observation, Plan
 
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
@@ -68,6 +69,7 @@ class LocalBackend:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
         folder = agent.unpacked(self._home)
         at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
+        private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
         launchers = []
         for host in range(plan.slice.hosts):
             assignment = {
@@ -86,10 +88,11 @@ class LocalBackend:
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(folder / "__main__.py"), json.dumps(assignment)],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+                env={**os.environ, **dict([marker(run).split("=", 1)])},
             )  # fmt: skip
             assert launcher.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                launcher.stdin.write(json.dumps(dict(secrets)).encode())
+                launcher.stdin.write(json.dumps(private).encode())
                 launcher.stdin.close()
             launcher.stdin = None
             launchers.append(launcher)
@@ -102,7 +105,7 @@ class LocalBackend:
 
     def _observe(self, placement: Mapping[str, Any], here: str) -> Observation:
         if placement["machine"] != here:
-            if placement["machine"].split("/")[0] == here.split("/")[0]:
+            if placement["machine"].split("/")[0] == here.split("/", maxsplit=1)[0]:
                 return Observation(ELSEWHERE, "the hosts run in another container of this machine")
             return Observation(ELSEWHERE, "the hosts run on another machine, or ran before this one restarted")
         locks = _locks(Path(placement["run"]))

@@ -86,9 +86,7 @@ def _sources() -> list[tuple[str, Path]]:
     import cloudpickle
 
     roots = (Path(__file__).parent.parent, Path(cloudpickle.__file__).parent)
-    return sorted(
-        (path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py")
-    )
+    return sorted((path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py"))
 
 
 def _fingerprint() -> str:

@@ -19,9 +19,8 @@ from typing import Any
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import Unsupported
 from kinetic_orchestration.packaging import requirements, tree
-from kinetic_orchestration.packaging.first_party import distributions_as_files
+from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
-from kinetic_orchestration.packaging.resolution import find_uv
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Plan
@@ -47,7 +46,6 @@ class Bundle:
     data: tuple[Item, ...]
     packages: tuple[Item, ...]
     environment: requirements.Environment
-    uv: str
     spool: Path
 
 
@@ -93,9 +91,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         path=inside,
         extra_path=outside if lock is None else (),
         data=tuple(_data_item(item, settings.home, spool) for item in data),
-        packages=tuple(_package_items(lock.first_party if lock else (), settings.home, spool)),
+        packages=tuple(_package_items(lock.first_party if lock else (), root, settings.home, spool)),
         environment=environment,
-        uv=find_uv(environ) if plan.isolated else "",
         spool=spool,
     )
 
@@ -126,7 +123,9 @@ def split_path(root: Path | None, path: Iterable[str]) -> tuple[tuple[str, ...],
     for entry in path:
         real = os.path.realpath(entry or os.getcwd())
         relative = _inside(root, real)
-        if relative is not None and not any(real.startswith(prefix + os.sep) and _is_within(prefix, root) for prefix in own):
+        if relative is not None and not any(
+            real.startswith(prefix + os.sep) and _is_within(prefix, root) for prefix in own
+        ):
             inside.append(relative or ".")
         elif os.path.isdir(real) and not any(real == prefix or real.startswith(prefix + os.sep) for prefix in own):
             outside.append(real)
@@ -215,14 +214,14 @@ def _data_item(data: Data, home: Path, spool: Path) -> Item:
     return Item(snapshot, file=path.name)
 
 
-def _package_items(packages: Sequence[Any], home: Path, spool: Path) -> Iterable[Item]:
+def _package_items(packages: Sequence[FirstParty], root: Path | None, home: Path, spool: Path) -> Iterable[Item]:
     for entry in packages:
         for belongs, lies in entry.paths:
             path = Path(lies)
+            if root is not None and path.is_relative_to(root):
+                continue  # it travels with the project
             if path.is_dir():
                 yield Item(tree.snapshot(path, index_dir=home / "index", spool=spool), at=belongs)
             else:
                 one = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool)
                 yield Item(one, at=os.path.dirname(belongs))
-
-

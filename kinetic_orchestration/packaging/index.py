@@ -62,7 +62,7 @@ def believable(stamp: Stamp, began: int) -> Stamp:
     file may have changed since without showing it.
     """
     mode, size, modified, inode, changed = stamp
-    tick = _TICK if modified % 1_000_000_000 else _COARSE_TICK
+    tick = _TICK if changed % 1_000_000_000 else _COARSE_TICK
     if max(modified, changed) < began - tick:
         return stamp
     return (mode, size, _RACY, inode, changed)

@@ -36,8 +36,8 @@ from kinetic_orchestration.packaging.culprit import find_culprit
 
 # Airflow gives DAG files such names, under which nobody can import them.
 AIRFLOW_PREFIX = "unusual_prefix_"
-# Every host has these, whatever the project holds.
-_EVERYWHERE = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic"})
+# These are not the user's, wherever they lie: this project may be installed from its own folder.
+_NEVER = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
 _registry = threading.RLock()
 
 
@@ -105,9 +105,7 @@ def revive(
     `path` is the file of the pickled exception, if there is one.
     """
     if failure.type == payload.UNPICKLABLE:
-        return ResultNotPicklable(
-            f"job {job_id}: {failure.message}", job_id=job_id, host=host, cause=wire.USER
-        )
+        return ResultNotPicklable(f"job {job_id}: {failure.message}", job_id=job_id, host=host, cause=wire.USER)
     where = "on its host" if host is None else f"on host {host}"
     why = "it could not be pickled there"
     if path is not None and failure.digest:
@@ -126,9 +124,7 @@ def revive(
     text = f"{kind}: {failure.message}" if failure.type else failure.message
     shown = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
     note = f" ({kind} could not come back as itself: {why})" if failure.type else ""
-    return JobFailed(
-        f"job {job_id} failed {where}: {text}{note}{shown}", job_id=job_id, host=host, cause=wire.USER
-    )
+    return JobFailed(f"job {job_id} failed {where}: {text}{note}{shown}", job_id=job_id, host=host, cause=wire.USER)
 
 
 def first_party_modules(
@@ -139,18 +135,21 @@ def first_party_modules(
     """The imported modules that are the user's own: in the project, beside the function, or named."""
     named = {entry if isinstance(entry, str) else entry.__name__ for entry in first_party}
     named |= cloudpickle.list_registry_pickle_by_value()
-    roots = _roots(function, project_root)
+    roots = _spellings(project_root)
+    home = sys.modules.get(getattr(_innermost(function), "__module__", None) or "__main__")
+    beside = _import_root(home) if home is not None else None
+    installed = functools.cache(_is_installed)
     return {
         name: module
         for name, module in list(sys.modules.items())
         if isinstance(module, types.ModuleType)
         and vars(module).get("__name__") == name
-        and name.partition(".")[0] not in _EVERYWHERE
+        and name.partition(".")[0] not in _NEVER
         and (
             name.startswith(AIRFLOW_PREFIX)
             or name == "__mp_main__"
             or _is_named(name, named)
-            or (name != "__main__" and _lies_in(module, roots))
+            or (name != "__main__" and _is_own(module, roots, beside, installed))
         )
     }
 
@@ -163,18 +162,11 @@ def _is_named(name: str, named: Collection[str]) -> bool:
     return False
 
 
-def _roots(function: Callable[..., Any], project_root: Path | None) -> tuple[str, ...]:
-    """The folders, with a final slash, whose modules are the user's own."""
-    folders = [] if project_root is None else [str(project_root)]
-    home = sys.modules.get(getattr(_innermost(function), "__module__", None) or "__main__")
-    file = vars(home).get("__file__") if home is not None else None
-    if file and not _is_installed(os.path.abspath(file)):
-        tail = _tail(home) if home is not None else ""
-        folders.append(os.path.abspath(file).removesuffix(tail))
-    every = {
-        os.path.join(spelled, "") for folder in folders for spelled in (folder, os.path.realpath(folder))
-    }
-    return tuple(every)
+def _spellings(folder: Path | None) -> tuple[str, ...]:
+    """With and without links, and with a final slash."""
+    if folder is None:
+        return ()
+    return tuple({os.path.join(spelled, "") for spelled in (os.path.abspath(folder), os.path.realpath(folder))})
 
 
 def _innermost(function: Any) -> Any:
@@ -184,21 +176,33 @@ def _innermost(function: Any) -> Any:
     return function if hasattr(function, "__qualname__") else type(function)
 
 
-def _lies_in(module: types.ModuleType, roots: tuple[str, ...]) -> bool:
+def _is_own(
+    module: types.ModuleType, roots: tuple[str, ...], beside: str | None, installed: Callable[[str], bool]
+) -> bool:
     # vars(), because asking a lazy module for an attribute may import what it stands for.
+    if vars(module).get("__file__"):
+        root = _import_root(module)
+        return root is not None and (root == beside or root.startswith(roots)) and not installed(root)
+    places = [str(place) for place in vars(module).get("__path__") or ()]
+    return bool(places) and all(place.startswith(roots) and not installed(place) for place in places)
+
+
+def _import_root(module: types.ModuleType) -> str | None:
+    """The entry of sys.path that the module came from, with a final slash."""
     file = vars(module).get("__file__")
-    places = [file] if file else list(vars(module).get("__path__") or ())
-    return bool(roots and places) and all(
-        isinstance(place, str)
-        and os.path.join(os.path.abspath(place), "").startswith(roots)
-        and not _is_installed(os.path.abspath(place))
-        for place in places
-    )
+    return os.path.join(os.path.abspath(file).removesuffix(_tail(module)), "") if isinstance(file, str) else None
 
 
-def _is_installed(file: str) -> bool:
-    folders = file.split(os.sep)
-    return "site-packages" in folders or "dist-packages" in folders or file.startswith(_standard_library())
+def _is_installed(root: str) -> bool:
+    """Whether an installer filled this entry of sys.path: site-packages, or what `pip install --target` was given."""
+    folders = root.split(os.sep)
+    if "site-packages" in folders or "dist-packages" in folders or root.startswith(_standard_library()):
+        return True
+    try:
+        with os.scandir(root) as entries:
+            return any(entry.name.endswith(".dist-info") for entry in entries)
+    except OSError:  # an archive
+        return False
 
 
 @functools.cache
@@ -294,9 +298,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return payload.data_path, (self._found.index(obj),)
         if kind is _Namespace:
             return payload.namespace, _described(obj.module)
-        if issubclass(kind, types.ModuleType) and self._modules.get(vars(obj).get("__name__", "")) is obj:
-            self._used[obj.__name__] = obj
-            return payload.module, _described(obj)
+        if issubclass(kind, types.ModuleType):
+            module = self._modules.get(vars(obj).get("__name__", ""))
+            if module is obj:
+                self._used[module.__name__] = module
+                return payload.module, _described(module)
         reduced = super().reducer_override(obj)
         if reduced is not NotImplemented and issubclass(kind, (types.FunctionType, type)):
             self._note(obj, reduced)
@@ -383,9 +389,7 @@ def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception |
     return None
 
 
-def _culprit(
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]], modules: Mapping[str, types.ModuleType]
-) -> str | None:
+def _culprit(call: tuple[Any, tuple[Any, ...], dict[str, Any]], modules: Mapping[str, types.ModuleType]) -> str | None:
     function, args, kwargs = call
     parts: list[tuple[str, Any]] = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     parts += [(f"keyword argument {name!r}", value) for name, value in kwargs.items()]

@@ -130,7 +130,7 @@ def source_of(
         wide = _too_wide(home)
         tops = {Path(os.path.realpath(entry or ".")) for entry in path}
         root = min((top for top in tops - wide if folder.is_relative_to(top)), key=_depth, default=folder)
-    wanted = [*modules, *([start] if start.is_file() else [])]
+    wanted: list[str | Path] = [*modules, *([start] if start.is_file() else [])]
     return Source(root, imports.imported_files(root, wanted, path=path))
 
 

@@ -17,17 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Not this folder: the names of its files are those of well-known packages.
-sys.path[0] = str(Path(__file__).parents[2])
-
-from kinetic_orchestration.agent.environment import ensure
-from kinetic_orchestration.packaging.requirements import lock, uv_settings
-from tests.packaging.wheels import offline, wheel
-
 PACKAGES, FILES, ROUNDS = 40, 100, 5
 
 
 def measure() -> list[dict[str, Any]]:
+    from kinetic_orchestration.agent.environment import ensure
+    from kinetic_orchestration.packaging.requirements import lock, uv_settings
+    from tests.packaging.wheels import offline, wheel
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = [f"package{number}" for number in range(PACKAGES)]
@@ -93,6 +90,8 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 if __name__ == "__main__":
+    # Not this folder: the names of its files are those of well-known packages.
+    sys.path[0] = str(Path(__file__).parents[2])
     for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
         os.environ.pop(variable, None)
     for figure in measure():

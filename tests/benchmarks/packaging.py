@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kinetic_orchestration.agent.records import FileRecords
 from kinetic_orchestration.packaging import tree
+from kinetic_orchestration.stores.local import LocalStore
 
 Figure = dict[str, object]
 
@@ -33,12 +33,6 @@ dist/
 *.log
 /outputs/
 """
-
-
-class _Store(FileRecords):
-    @property
-    def url(self) -> str:
-        return self.root
 
 
 def figures() -> Iterator[Figure]:
@@ -113,7 +107,7 @@ class _Workplace:
     def __init__(self, base: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(dir=base))
         (self.folder / "store" / "spool").mkdir(parents=True)
-        self.store = _Store(str(self.folder / "store"))
+        self.store = LocalStore(str(self.folder / "store"), "benchmark")
         self.packs: tuple[str, ...] = ()
 
     def __enter__(self) -> _Workplace:

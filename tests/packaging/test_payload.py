@@ -64,9 +64,7 @@ def on_a_host(
     return record
 
 
-def there_and_back(
-    folder: Path, function: Any, *args: Any, data: list[str] | None = None, **kwargs: Any
-) -> Any:
+def there_and_back(folder: Path, function: Any, *args: Any, data: list[str] | None = None, **kwargs: Any) -> Any:
     packed = pack_call(function, args, kwargs, project_root=Path(__file__).parent, path=folder / "call")
     record = on_a_host(packed, folder, data)
     if record["kind"] != "value":
@@ -214,9 +212,7 @@ def test_what_a_module_cannot_send_is_made_on_the_host_from_its_file(project: An
     assert "did not travel" in record["message"] and "from latches import lock" in record["message"]
 
 
-def test_a_file_beside_the_module_is_found_where_the_project_lies_on_the_host(
-    project: Any, tmp_path: Path
-) -> None:
+def test_a_file_beside_the_module_is_found_where_the_project_lies_on_the_host(project: Any, tmp_path: Path) -> None:
     module = project(
         "kit.read",
         kit_____init__="",
@@ -257,23 +253,22 @@ def test_a_script_without_any_project_ships_what_it_imports(tmp_path: Path) -> N
         """)
     )
     (tmp_path / "helper.py").write_text("def half(x): return x / 2")
-    done = subprocess.run(
-        [sys.executable, "my script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "my script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     record = on_a_host(PackedCall(done.stdout.strip(), 0, (), ()), tmp_path)
     assert load_value(tmp_path / "out", record["digest"]) == 4.0
 
 
-def test_what_is_installed_in_the_project_folder_is_not_first_party(tmp_path: Path, project: Any) -> None:
-    site = project.root / ".venv" / "lib" / "site-packages"
-    site.mkdir(parents=True)
+@pytest.mark.parametrize("folder", [".venv/lib/site-packages", "deps"])
+def test_what_is_installed_in_the_project_folder_is_not_first_party(
+    folder: str, project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment, or a folder that was given to pip install --target."""
+    site = project.root / folder
+    (site / "vendored-1.0.dist-info").mkdir(parents=True)
     (site / "vendored.py").write_text("def f(): return 1")
-    sys.path.insert(0, str(site))
-    try:
-        module = project("own", own="import vendored\nfrom vendored import f\ndef g(): return f()")
-    finally:
-        sys.path.remove(str(site))
+    monkeypatch.syspath_prepend(str(site))
+    module = project("own", own="import vendored\nfrom vendored import f\ndef g(): return f()")
     assert set(first_party_modules(module.g, project.root)) == {"own"}
     assert set(first_party_modules(module.g, project.root, ["vendored"])) == {"own", "vendored"}
 
@@ -297,9 +292,7 @@ def test_calls_are_packed_from_many_threads_at_once(tmp_path: Path) -> None:
     def work(number: int) -> None:
         try:
             for _ in range(5):
-                pack_call(
-                    double, (number,), project_root=Path(__file__).parent, path=tmp_path / f"call{number}"
-                )
+                pack_call(double, (number,), project_root=Path(__file__).parent, path=tmp_path / f"call{number}")
                 function, args, _ = payload.load(tmp_path / f"call{number}")
                 assert function(*args) == 2 * number
         except BaseException as error:
@@ -324,7 +317,7 @@ class Wrapped:
         raise AssertionError("a decorated function runs plainly on a host")
 
     def __reduce__(self) -> Any:
-        return payload.itself, (self.__wrapped__,)  # type: ignore[attr-defined]
+        return payload.itself, (self.__wrapped__,)
 
 
 @Wrapped
@@ -463,9 +456,7 @@ LOCK = "cannot pickle '_thread.lock' object"
     (double, ((n for n in ()),), {}, "argument 1: cannot pickle 'generator' object. Pass a list of what it yields"),
     (double, ([Refuses()],), {}, "argument 1, item 1: ValueError: I stay"),
 ])  # fmt: skip
-def test_what_cannot_be_pickled_is_named(
-    function: Any, args: Any, kwargs: Any, message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_pickled_is_named(function: Any, args: Any, kwargs: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(NotPicklable) as caught:
         pack_call(function, args, kwargs, project_root=Path(__file__).parent, path=tmp_path / "call")
     assert message in str(caught.value)
@@ -569,9 +560,7 @@ def test_a_process_that_attaches_later_catches_the_users_own_exception(project: 
             f"import sys; sys.path[:0] = [{str(project.root)!r}, {str(ROOT)!r}]\n"
             f"from kinetic_orchestration.agent import payload\nerror = {code}\nimport pay\nassert type(error) is pay.Declined"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", later], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run([sys.executable, "-c", later], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
 

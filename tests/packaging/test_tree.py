@@ -1,0 +1,772 @@
+"""A project becomes a snapshot, a snapshot becomes objects in a store, and a host makes the same files of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import tree as agent_tree
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.packaging import packs, tree
+from kinetic_orchestration.stores.local import LocalStore
+
+
+class Store(LocalStore):
+    """The local store; with another `url`, what an upload takes for a remote one."""
+
+    def __init__(self, root: Path, url: str = "") -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        super().__init__(str(root), "test")
+        self.url = url or self.url
+
+
+class Desk:
+    """What one user has: a project, a store, an index and a folder for packs."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.project = base / "project"
+        self.project.mkdir()
+        self.spool = base / "store" / "spool"
+        self.store = Store(base / "store")
+        self.spool.mkdir()
+        self.index = base / "index"
+
+    def write(self, path: str, content: str | bytes = "") -> Path:
+        target = self.project / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return target
+
+    def snapshot(self, **options: object) -> tree.Snapshot:
+        options.setdefault("index_dir", self.index)
+        options.setdefault("spool", self.spool)
+        return tree.snapshot(self.project, **options)  # type: ignore[arg-type]
+
+    def stage(self, **options: object) -> tree.StagedTree:
+        return tree.upload(self.snapshot(**options), self.store, spool=self.spool)
+
+    def manifest(self, digest: str) -> dict[str, object]:
+        record = self.store.read(names.tree(digest))
+        assert record is not None
+        return json.loads(record.data)  # type: ignore[no-any-return]
+
+    def unpack(self, digest: str, store: Store | None = None) -> Path:
+        target = Path(tempfile.mkdtemp(dir=self.base)) / "host"
+        store = store or self.store
+
+        def open_pack(pack: str) -> str:
+            path = store.local_path(names.blob(pack))
+            assert path is not None
+            return path
+
+        record = store.read(names.tree(digest))
+        assert record is not None
+        agent_tree.unpack(json.loads(record.data), open_pack, str(target), digest)
+        return target
+
+    def settle(self) -> None:
+        """Make every file older than a tick, so that the index may believe it."""
+        for folder, folders, files in os.walk(self.project):
+            for name in (*folders, *files):
+                os.utime(os.path.join(folder, name), (1e9, 1e9), follow_symlinks=False)
+        time.sleep(0.1)  # ctime cannot be set
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def paths(snapshot: tree.Snapshot) -> list[str]:
+    return sorted(entry.path for entry in snapshot.entries)
+
+
+def contents(root: Path) -> dict[str, object]:
+    """Everything a program could see in a folder."""
+    seen: dict[str, object] = {}
+    for folder, folders, files in os.walk(os.fsencode(root)):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            key = os.fsdecode(os.path.relpath(path, os.fsencode(root)))
+            if os.path.islink(path):
+                seen[key] = ("link", os.readlink(path))
+            elif os.path.isdir(path):
+                seen[key] = "folder"
+            else:
+                seen[key] = (os.stat(path).st_mode & 0o111, Path(os.fsdecode(path)).read_bytes())
+    return seen
+
+
+# The way of the data
+
+
+def test_a_host_gets_exactly_the_files_of_the_project(desk: Desk) -> None:
+    desk.write("train.py", "print('hello')\n")
+    desk.write("src/model/layers.py", "x = 1\n" * 1000)
+    desk.write("run.sh", "#!/bin/sh\n").chmod(0o755)
+    desk.write("with space/größe 模型.txt", "ä")
+    desk.write("empty.txt")
+    desk.write("large.bin", os.urandom(5 << 20))
+    (desk.project / "empty folder" / "inner").mkdir(parents=True)
+    (desk.project / "link").symlink_to("src/model/layers.py")
+    (desk.project / "folder link").symlink_to("src", target_is_directory=True)
+    staged = desk.stage()
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+    assert not list(desk.spool.iterdir())
+
+
+def test_a_name_that_is_not_utf8_travels(desk: Desk) -> None:
+    desk.write(os.fsdecode(b"caf\xe9 \x80.txt"), b"latin")
+    (desk.project / "link").symlink_to(os.fsdecode(b"caf\xe9 \x80.txt"))
+    staged = desk.stage()
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+    assert desk.stage() == tree.StagedTree(staged.digest)
+
+
+def test_a_remote_store_gets_compressed_packs_and_the_host_reads_them(desk: Desk) -> None:
+    desk.write("a.py", "value = 1\n" * 300_000)
+    desk.write("b.py", "other = 2\n" * 20_000)
+    desk.write("copy of b.py", "other = 2\n" * 20_000)
+    store = Store(desk.base / "remote", "gs://bucket/kinetic")
+    staged = tree.upload(desk.snapshot(), store, spool=desk.spool)
+    assert staged.uploaded_bytes < 200_000
+    assert contents(desk.unpack(staged.digest, store)) == contents(desk.project)
+
+
+def test_a_remote_store_gets_noise_as_it_is(desk: Desk) -> None:
+    desk.write("noise.bin", os.urandom(1 << 20))
+    store = Store(desk.base / "remote", "gs://bucket/kinetic")
+    staged = tree.upload(desk.snapshot(), store, spool=desk.spool)
+    assert (1 << 20) <= staged.uploaded_bytes < (1 << 20) + 1000
+    assert contents(desk.unpack(staged.digest, store)) == contents(desk.project)
+
+
+def test_a_file_larger_than_a_pack_is_a_pack_of_its_own(desk: Desk) -> None:
+    desk.write("large.bin", b"\0" * (packs.PACK_SIZE + 5))
+    desk.write("small.py", "x")
+    staged = desk.stage()
+    assert len(staged.packs) == 2
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_equal_contents_are_sent_once(desk: Desk) -> None:
+    noise = os.urandom(1 << 20)
+    for number in range(5):
+        desk.write(f"copy{number}.bin", noise)
+    staged = desk.stage()
+    assert staged.uploaded_bytes < (1 << 20) + 2000
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_an_upload_without_a_spool_reads_the_files_again(desk: Desk) -> None:
+    desk.write("a.py", "a")
+    snapshot = desk.snapshot(spool=None)
+    assert snapshot.spooled == ()
+    staged = tree.upload(snapshot, desk.store, spool=desk.spool)
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_a_file_that_changes_before_such_an_upload_is_named(desk: Desk) -> None:
+    changing = desk.write("a.py", "a")
+    snapshot = desk.snapshot(spool=None)
+    changing.write_text("b")
+    with pytest.raises(UsageError, match=r"a\.py changed while"):
+        tree.upload(snapshot, desk.store, spool=desk.spool)
+    assert desk.store.read(names.tree(snapshot.digest)) is None
+
+
+def test_one_snapshot_can_go_to_two_stores(desk: Desk) -> None:
+    desk.write("a.py", "a")
+    snapshot = desk.snapshot()
+    other = Store(desk.base / "other")
+    for store in (desk.store, other):
+        staged = tree.upload(snapshot, store, spool=desk.spool)
+        assert staged.packs
+        assert contents(desk.unpack(staged.digest, store)) == contents(desk.project)
+
+
+# Unchanged and edited
+
+
+def test_an_unchanged_project_uploads_nothing_and_reads_nothing(desk: Desk) -> None:
+    for number in range(20):
+        desk.write(f"m{number}.py", f"x = {number}")
+    desk.settle()
+    first = desk.stage()
+    assert first.uploaded_bytes > 0
+    # Unreadable by content, yet with the same stamps: reading it again would give another digest.
+    again = desk.snapshot()
+    assert again.spooled == ()
+    assert tree.upload(again, desk.store, spool=desk.spool) == tree.StagedTree(first.digest)
+
+
+def test_the_entries_of_an_unchanged_project_are_those_of_the_first_look(desk: Desk) -> None:
+    desk.write("a/b.py", "x").chmod(0o755)
+    desk.write(".env", "TOKEN=1")
+    (desk.project / "link").symlink_to("a/b.py")
+    (desk.project / "empty").mkdir()
+    desk.settle()
+    first, second = desk.snapshot(), desk.snapshot()
+    assert second.spooled == ()
+    assert (second.entries, second.digest, second.size, second.warnings, second.secrets) == (
+        first.entries, first.digest, first.size, first.warnings, first.secrets,
+    )  # fmt: skip
+
+
+def test_one_edited_file_uploads_one_delta(desk: Desk) -> None:
+    for number in range(50):
+        desk.write(f"m{number}.py", os.urandom(10_000))
+    desk.stage()
+    desk.write("m7.py", b"edited" * 100)
+    staged = desk.stage()
+    assert len(staged.packs) == 1
+    assert os.path.getsize(str(desk.store.local_path(staged.packs[0]))) == 600
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_losing_the_index_never_costs_an_upload(desk: Desk) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", os.urandom(10_000))
+    digest = desk.stage().digest
+    shutil.rmtree(desk.index)
+    assert desk.stage() == tree.StagedTree(digest)
+    shutil.rmtree(desk.index)
+    desk.write("m3.py", b"edited")
+    staged = desk.stage()
+    assert [os.path.getsize(str(desk.store.local_path(pack))) for pack in staged.packs] == [6]
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_deleting_and_renaming_files_uploads_only_the_manifest(desk: Desk) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", os.urandom(1000))
+    desk.stage()
+    (desk.project / "m0.py").unlink()
+    (desk.project / "m1.py").rename(desk.project / "renamed.py")
+    staged = desk.stage()
+    assert staged.packs == () and staged.uploaded_bytes > 0
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_a_hundred_edits_do_not_make_a_hundred_packs(desk: Desk) -> None:
+    for number in range(120):
+        desk.write(f"m{number}.py", os.urandom(2000))
+    staged = desk.stage()
+    most = 0
+    for number in range(100):
+        desk.write(f"m{number}.py", os.urandom(100))
+        staged = desk.stage()
+        most = max(most, len(desk.manifest(staged.digest)["packs"]))  # type: ignore[arg-type]
+    assert 2 < most <= tree.MOST_SMALL_PACKS + 2
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_a_pack_of_mostly_dead_bytes_is_not_kept(desk: Desk) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", os.urandom(1000))
+    desk.stage()
+    for number in range(6):
+        desk.write(f"m{number}.py", os.urandom(10))
+    staged = desk.stage()
+    held = sum(pack[1] for pack in desk.manifest(staged.digest)["packs"])  # type: ignore[attr-defined]
+    assert held == 4 * 1000 + 6 * 10
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_a_damaged_pack_in_the_store_is_not_built_upon(desk: Desk) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", os.urandom(1000))
+    (pack,) = desk.stage().packs
+    os.truncate(str(desk.store.local_path(pack)), 10)
+    desk.write("m0.py", b"edited")
+    staged = desk.stage()
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_a_pack_that_was_cut_off_is_replaced(desk: Desk) -> None:
+    desk.write("a.py", os.urandom(1000))
+    staged = desk.stage()
+    os.truncate(str(desk.store.local_path(staged.packs[0])), 10)
+    desk.store.delete(names.tree(staged.digest))
+    assert desk.stage(index_dir=desk.base / "another index").packs == staged.packs
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_an_interrupted_upload_goes_on_where_it_stopped(desk: Desk) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", os.urandom(10_000))
+    digest = desk.stage().digest
+    desk.store.delete(names.tree(digest))  # as if it had died before the manifest
+    staged = desk.stage(index_dir=desk.base / "another index")
+    assert staged.digest == digest and staged.packs == ()
+
+
+# One digest
+
+
+def test_the_digest_is_the_same_whatever_the_order_the_times_and_the_machine(
+    desk: Desk, tmp_path: Path
+) -> None:
+    files = {f"f{number}/{name}": os.urandom(50) for number in range(5) for name in ("b", "a", "Z", "ä")}
+    for path, content in files.items():
+        desk.write(path, content)
+    (desk.project / "link").symlink_to("f0/a")
+    other = Desk(tmp_path / "elsewhere" if (tmp_path / "elsewhere").mkdir() is None else tmp_path)
+    (other.project / "link").symlink_to("f0/a")
+    for path, content in reversed(files.items()):
+        os.utime(other.write(path, content), (1e9, 1e9))
+    assert desk.snapshot().digest == other.snapshot().digest
+
+
+def test_touching_every_file_changes_nothing(desk: Desk) -> None:
+    file = desk.write("a.py", "x")
+    digest = desk.stage().digest
+    os.utime(file, (2e9, 2e9))
+    assert desk.stage() == tree.StagedTree(digest)
+
+
+def test_the_umask_changes_nothing_but_the_executable_bit_does(desk: Desk) -> None:
+    file = desk.write("a.sh", "x")
+    file.chmod(0o644)
+    plain = desk.snapshot().digest
+    file.chmod(0o600)
+    assert desk.snapshot().digest == plain
+    file.chmod(0o664)
+    assert desk.snapshot().digest == plain
+    file.chmod(0o755)
+    executable = desk.snapshot().digest
+    assert executable != plain
+    file.chmod(0o700)
+    assert desk.snapshot().digest == executable
+
+
+def test_every_kind_of_change_changes_the_digest(desk: Desk) -> None:
+    desk.write("a", "x")
+    seen = {desk.snapshot().digest}
+
+    def changed() -> None:
+        digest = desk.snapshot().digest
+        assert digest not in seen
+        seen.add(digest)
+
+    desk.write("a", "y")
+    changed()
+    (desk.project / "a").rename(desk.project / "b")
+    changed()
+    (desk.project / "empty").mkdir()
+    changed()
+    (desk.project / "link").symlink_to("b")
+    changed()
+    (desk.project / "link").unlink()
+    (desk.project / "link").symlink_to("empty")
+    changed()
+    (desk.project / "link").unlink()
+    desk.write("link", "b")
+    changed()
+    (desk.project / "empty").rmdir()
+    desk.write("empty")
+    changed()
+    (desk.project / "empty").unlink()
+    changed()
+
+
+def test_a_change_within_one_tick_and_of_the_same_size_is_seen(desk: Desk) -> None:
+    """git's racy case: the stamp stays the same, for the clock has not moved on."""
+    file = desk.write("a.py", "aaaa")
+    before = file.stat()
+    for content in ("bbbb", "cccc", "dddd"):
+        desk.snapshot()
+        with file.open("r+b") as opened:  # the same inode
+            opened.write(content.encode())
+        os.utime(file, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        staged = desk.stage()
+        assert (desk.unpack(staged.digest) / "a.py").read_text() == content
+
+
+def test_two_snapshots_at_once_agree(desk: Desk) -> None:
+    for number in range(100):
+        desk.write(f"m{number}.py", f"x = {number}")
+    found: list[tree.StagedTree] = []
+    threads = [threading.Thread(target=lambda: found.append(desk.stage())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({staged.digest for staged in found}) == 1 and len(found) == 4
+    assert contents(desk.unpack(found[0].digest)) == contents(desk.project)
+    assert desk.stage() == tree.StagedTree(found[0].digest)
+
+
+# What is on a disk besides files
+
+
+def test_a_link_to_a_file_outside_travels_as_that_file(desk: Desk) -> None:
+    outside = desk.base / "outside.sh"
+    outside.write_text("shared")
+    outside.chmod(0o755)
+    (desk.project / "link.sh").symlink_to(outside)
+    staged = desk.stage()
+    arrived = desk.unpack(staged.digest) / "link.sh"
+    assert arrived.read_text() == "shared" and not arrived.is_symlink() and os.access(arrived, os.X_OK)
+    outside.write_text("changed")
+    assert (desk.unpack(desk.stage().digest) / "link.sh").read_text() == "changed"
+
+
+def test_a_link_to_a_folder_outside_travels_as_a_link_with_a_warning(desk: Desk) -> None:
+    (desk.base / "big data").mkdir()
+    (desk.project / "data").symlink_to(desk.base / "big data")
+    snapshot = desk.snapshot()
+    assert paths(snapshot) == ["data"]
+    assert "data is a link to the folder" in snapshot.warnings[0] and "Data" in snapshot.warnings[0]
+
+
+def test_broken_links_and_cycles_travel_as_they_are_with_a_warning(desk: Desk) -> None:
+    (desk.project / "broken").symlink_to("nowhere")
+    (desk.project / "one").symlink_to("two")
+    (desk.project / "two").symlink_to("one")
+    (desk.project / "folder").mkdir()
+    (desk.project / "folder" / "up").symlink_to("..")
+    (desk.project / "self").symlink_to(".")
+    snapshot = desk.snapshot()
+    assert paths(snapshot) == ["broken", "folder/up", "one", "self", "two"]
+    assert [warning.split()[0] for warning in snapshot.warnings] == ["broken", "one", "two"] or sorted(
+        warning.split()[0] for warning in snapshot.warnings
+    ) == ["broken", "one", "two"]
+    staged = tree.upload(snapshot, desk.store, spool=desk.spool)
+    assert contents(desk.unpack(staged.digest)) == contents(desk.project)
+
+
+def test_an_absolute_link_into_the_project_works_on_the_host_too(desk: Desk) -> None:
+    desk.write("data/x.txt", "x")
+    (desk.project / "sub").mkdir()
+    (desk.project / "sub" / "absolute").symlink_to(desk.project / "data" / "x.txt")
+    (desk.project / "sub" / "round").symlink_to(f"../../{desk.project.name}/data")
+    arrived = desk.unpack(desk.stage().digest)
+    assert os.readlink(arrived / "sub" / "absolute") == "../data/x.txt"
+    assert os.readlink(arrived / "sub" / "round") == "../data"
+
+
+def test_a_link_to_something_ignored_is_told(desk: Desk) -> None:
+    desk.write(".gitignore", "cache/\n")
+    desk.write("cache/x", "x")
+    (desk.project / "current").symlink_to("cache/x")
+    assert desk.snapshot().warnings == ("current is a link to cache/x, which stays here",)
+
+
+def test_sockets_and_pipes_stay_here_with_a_warning(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.write("a.py", "x")
+    os.mkfifo(desk.project / "pipe")
+    monkeypatch.chdir(desk.project)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind("socket")
+        snapshot = desk.snapshot()
+    assert paths(snapshot) == ["a.py"]
+    assert sorted(snapshot.warnings) == [
+        "pipe is a named pipe and stays here",
+        "socket is a socket and stays here",
+    ]
+
+
+@pytest.fixture
+def nobodys_desk() -> Iterator[Path]:
+    """A folder that every user can reach: a superuser can read everything, so another one must look."""
+    folder = Path(tempfile.mkdtemp(prefix="kinetic-test-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("path", ["secret.txt", "closed [1]/inner.txt"])
+def test_an_unreadable_file_is_named_with_the_line_that_leaves_it_out(nobodys_desk: Path, path: str) -> None:
+    project = nobodys_desk / "project"
+    target = project / path
+    target.parent.mkdir(parents=True)
+    target.write_text("x")
+    unreadable = target if target.parent == project else target.parent
+    unreadable.chmod(0)
+    program = f"""
+import os
+from pathlib import Path
+import pathspec.patterns.gitignore.spec
+from kinetic_orchestration.packaging import tree
+from kinetic_orchestration.errors import UsageError
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    print(tree.snapshot(Path({str(project)!r}), index_dir=Path({str(nobodys_desk / "index")!r})).count)
+except UsageError as error:
+    print(error)
+"""
+
+    def look() -> str:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    said = look()
+    assert path.partition("/")[0] in said and "cannot be read (Permission denied)" in said
+    line = said.rpartition(":  ")[2]
+    (project / ".kineticignore").write_text(f"{line}\n")
+    assert look() == "1"
+    unreadable.chmod(0o755)
+
+
+def test_a_file_that_keeps_changing_is_told_and_arrives_whole(desk: Desk) -> None:
+    """A log that grows all the time must not stop a job."""
+    log = desk.write("run.log", b"x" * 3_000_000)
+    stop = threading.Event()
+
+    def grow() -> None:
+        with log.open("ab", buffering=0) as file:
+            while not stop.is_set():
+                file.write(b"y" * 100)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        snapshot = desk.snapshot()
+    finally:
+        stop.set()
+        thread.join()
+    staged = tree.upload(snapshot, desk.store, spool=desk.spool)
+    arrived = (desk.unpack(staged.digest) / "run.log").read_bytes()
+    assert log.read_bytes().startswith(arrived) and len(arrived) >= 3_000_000
+    assert not snapshot.warnings or "run.log kept changing" in snapshot.warnings[0]
+    if len(arrived) < log.stat().st_size:
+        assert desk.snapshot().digest != snapshot.digest
+
+
+# What travels
+
+
+def test_what_is_ignored_by_default(desk: Desk) -> None:
+    for path in (
+        ".git/config", ".venv/pyvenv.cfg", "any name/pyvenv.cfg", "any name/lib/x.py", "conda/conda-meta/history",
+        "pkg/__pycache__/a.pyc", "old.pyc", "node_modules/x/index.js", ".mypy_cache/x", ".ruff_cache/x",
+        ".pytest_cache/x", ".tox/x", ".nox/x", ".ipynb_checkpoints/x", ".DS_Store", "venv/x",
+    ):  # fmt: skip
+        desk.write(path, "x")
+    desk.write("pkg/a.py", "x")
+    desk.write("environment/a.py", "x")
+    assert paths(desk.snapshot()) == ["environment/a.py", "pkg/a.py"]
+
+
+def test_kineticignore_wins_over_gitignore_and_the_defaults(desk: Desk) -> None:
+    desk.write(".gitignore", "generated/\n*.csv\n!*/\n")
+    desk.write(".kineticignore", "!generated/\n!node_modules/\nnotes.txt\n")
+    for path in (
+        "generated/a.py",
+        "node_modules/x.js",
+        "notes.txt",
+        "table.csv",
+        ".venv/x.py",
+        "deep/table.csv",
+    ):
+        desk.write(path, "x")
+    assert paths(desk.snapshot()) == [".gitignore", ".kineticignore", "generated/a.py", "node_modules/x.js"]
+
+
+def test_the_rules_of_the_repository_above_the_project_hold_too(desk: Desk) -> None:
+    (desk.base / ".git" / "info").mkdir(parents=True)
+    (desk.base / ".git" / "info" / "exclude").write_text("*.secret\n")
+    (desk.base / ".gitignore").write_text("/project/outputs/\n*.log\n")
+    for path in ("outputs/x", "a.log", "my.secret", "train.py", "sub/outputs/y"):
+        desk.write(path, "x")
+    assert paths(desk.snapshot(home=desk.base / "home")) == ["sub/outputs/y", "train.py"]
+
+
+def test_a_home_folder_kept_in_git_does_not_ignore_the_projects_in_it(desk: Desk) -> None:
+    (desk.base / ".git").mkdir()
+    (desk.base / ".gitignore").write_text("*\n")
+    desk.write("train.py", "x")
+    assert paths(desk.snapshot(home=desk.base)) == ["train.py"]
+
+
+def test_a_changed_ignore_file_is_heeded_though_every_file_is_known(desk: Desk) -> None:
+    for path in ("a/x.log", "a/y.py", "b/x.log", "b/z/x.log"):
+        desk.write(path, "x")
+    desk.settle()
+    assert len(desk.snapshot().entries) == 4
+    desk.write("b/.gitignore", "*.log\n")
+    assert paths(desk.snapshot()) == ["a/x.log", "a/y.py", "b/.gitignore"]
+    assert paths(desk.snapshot()) == ["a/x.log", "a/y.py", "b/.gitignore"]
+    desk.write("b/.gitignore", "*.log\n!z/*.log\n")
+    assert paths(desk.snapshot()) == ["a/x.log", "a/y.py", "b/.gitignore", "b/z/x.log"]
+    (desk.project / "b/.gitignore").unlink()
+    assert paths(desk.snapshot()) == ["a/x.log", "a/y.py", "b/x.log", "b/z/x.log"]
+
+
+def test_data_inside_the_project_is_not_shipped_twice(desk: Desk) -> None:
+    for path in ("data/a.bin", "data/deep/b.bin", "model.py", "one.csv"):
+        desk.write(path, "x")
+    exclude = [desk.project / "data", desk.project / "one.csv", desk.project, desk.base]
+    assert paths(desk.snapshot(exclude=exclude)) == ["model.py"]
+    assert len(desk.snapshot().entries) == 4
+
+
+def test_a_store_and_an_index_inside_the_project_stay_here(desk: Desk) -> None:
+    desk.write("train.py", "x")
+    desk.write("our store/blobs/x", "x")
+    spool = desk.project / "our store" / "spool"
+    spool.mkdir()
+    for _ in range(2):
+        snapshot = desk.snapshot(
+            index_dir=desk.project / "cache", spool=spool, exclude=[desk.project / "our store"]
+        )
+        assert paths(snapshot) == ["train.py"]
+
+
+def test_a_folder_of_data_is_taken_with_all_that_the_rules_would_leave_out(desk: Desk) -> None:
+    for path in (".gitignore", "a.log", "venv/x", "env/pyvenv.cfg", "x.pyc"):
+        desk.write(path, "*\n")
+    assert len(desk.snapshot(ignored=True).entries) == 5
+
+
+def test_files_that_look_like_secrets_are_named_and_travel(desk: Desk) -> None:
+    desk.write("config/service-account.json", json.dumps({"type": "x", "private_key": "k"}))
+    for path in (".env", "keys/id_rsa", "tls.pem", "credentials-prod.json", ".netrc", "prod/.env.local"):
+        desk.write(path, "x")
+    for path in (".env.example", "settings.json", "environment.py", "id_rsa.pub", "tokens.py"):
+        desk.write(path, "{}")
+    snapshot = desk.snapshot()
+    assert snapshot.secrets == (
+        ".env", ".netrc", "config/service-account.json", "credentials-prod.json", "keys/id_rsa",
+        "prod/.env.local", "tls.pem",
+    )  # fmt: skip
+    assert "these files look like a secret" in snapshot.warnings[0] and "and 2 more" in snapshot.warnings[0]
+    desk.write("tls.pem", "y")
+    assert desk.snapshot().secrets == snapshot.secrets
+    desk.write(".kineticignore", "*\n!settings.json\n!.env\n")
+    assert desk.snapshot().secrets == (".env",)
+
+
+def test_only_what_is_included_travels(desk: Desk) -> None:
+    for path in ("dag.py", "other.py", "lib/a.py", "lib/__pycache__/a.pyc", "lib/b.tmp", "unrelated/big.bin"):
+        desk.write(path, "x")
+    desk.write(".gitignore", "*.tmp\ndag.py\n")
+    assert paths(desk.snapshot(include=["dag.py", "lib", "lib/a.py"])) == ["dag.py", "lib/a.py"]
+    assert paths(desk.snapshot(include=[])) == []
+    assert len(desk.snapshot().entries) == 4  # neither look spoilt the other's index
+
+
+def test_an_included_file_that_is_not_there_is_named(desk: Desk) -> None:
+    with pytest.raises(UsageError, match=r"gone\.py cannot travel"):
+        desk.snapshot(include=["gone.py"])
+
+
+def test_a_project_that_is_not_there_is_named(desk: Desk) -> None:
+    with pytest.raises(UsageError, match="is not there"):
+        tree.snapshot(desk.base / "nowhere", index_dir=desk.index)
+
+
+def test_an_index_that_cannot_be_written_is_said_and_nothing_else(desk: Desk) -> None:
+    desk.write("a.py", "x")
+    desk.index.write_text("a file, not a folder")
+    snapshot = desk.snapshot()
+    assert paths(snapshot) == ["a.py"]
+    assert "cannot be written" in snapshot.warnings[0]
+    assert tree.upload(snapshot, desk.store, spool=desk.spool).packs
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\0" * 5000, None, "cut"])
+def test_a_damaged_or_foreign_index_is_ignored(desk: Desk, damage: object) -> None:
+    for number in range(10):
+        desk.write(f"m{number}.py", "x" * number)
+    desk.settle()
+    digest = desk.snapshot().digest
+    (index,) = desk.index.glob("*.index")
+    data = index.read_bytes()
+    if isinstance(damage, bytes):
+        index.write_bytes(damage)
+    elif damage == "cut":
+        index.write_bytes(data[:-40])
+    else:
+        index.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    assert desk.snapshot().digest == digest
+
+
+# Where a project begins
+
+
+def test_the_project_is_the_nearest_folder_with_a_marker(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    file = home / "work" / "src" / "package" / "train.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert tree.find_root(file, home=home) is None
+    (home / ".git").mkdir()  # dotfiles kept in git
+    (home / "pyproject.toml").touch()
+    assert tree.find_root(file, home=home) is None
+    (file.parent / "requirements.txt").touch()
+    assert tree.find_root(file, home=home) == file.parent
+    (home / "work" / "pyproject.toml").touch()
+    assert tree.find_root(file, home=home) == home / "work"
+    (home / "work" / "src" / ".kineticignore").touch()
+    assert tree.find_root(file, home=home) == home / "work" / "src"
+    assert tree.find_root(file.parent, home=home) == home / "work" / "src"
+
+
+def test_an_installed_package_is_nobodys_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    installed = tmp_path / "lib" / "site-packages" / "package" / "module.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    assert tree.find_root(installed) is None
+
+
+def test_the_temporary_folder_is_nobodys_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "x").mkdir()
+    assert tree.find_root(tmp_path / "x") == tmp_path
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert tree.find_root(tmp_path / "x") is None
+
+
+def test_a_dag_file_ships_what_it_imports_and_not_the_whole_folder(tmp_path: Path) -> None:
+    dags = tmp_path / "dags"
+    for path, text in {
+        "team/train_dag.py": "import helpers, numpy\nfrom common.io import read\n",
+        "team/other_dag.py": "import heavy\n",
+        "helpers.py": "",
+        "heavy.py": "",
+        "common/__init__.py": "",
+        "common/io.py": "from . import more\nimport late\n",
+        "common/more.py": "",
+        "common/query.sql": "select 1",
+        "late.py": "",
+        "data/large.bin": "x",
+    }.items():
+        (dags / path).parent.mkdir(parents=True, exist_ok=True)
+        (dags / path).write_text(text)
+    source = tree.source_of(dags / "team" / "train_dag.py", home=tmp_path, path=[str(dags)])
+    assert source == tree.Source(dags, ("common", "helpers.py", "late.py", "team/train_dag.py"))
+    snapshot = tree.snapshot(source.root, include=source.include, index_dir=tmp_path / "index")
+    assert paths(snapshot) == [
+        "common/__init__.py", "common/io.py", "common/more.py", "common/query.sql", "helpers.py", "late.py",
+        "team/train_dag.py",
+    ]  # fmt: skip
+
+    (dags / ".git").mkdir()
+    assert tree.source_of(dags / "team" / "train_dag.py", home=tmp_path) == tree.Source(dags)
+    only = tree.source_of(dags / "team" / "train_dag.py", home=tmp_path, path=[str(dags)], imports_only=True)
+    assert only == source
+
+
+def test_a_notebook_cell_ships_the_modules_it_names(tmp_path: Path) -> None:
+    for name in ("model.py", "layers.py", "unrelated.py", "notebook.ipynb"):
+        (tmp_path / name).write_text("import layers\n" if name == "model.py" else "")
+    source = tree.source_of(tmp_path, ["model", "keras", "__main__"], home=tmp_path, path=[str(tmp_path)])
+    assert source == tree.Source(tmp_path, ("layers.py", "model.py"))
