@@ -1,0 +1,37 @@
+"""Kinetic jobs as Airflow tasks: `KineticTPUOperator` and `@task.kinetic`, deferrable, with live logs.
+
+Responsible for Airflow's side alone: who a task is, deferring and resuming, the task's log, XCom, killing. What a
+job is and how it runs is the core's. The public names are loaded when they are first used, because Airflow
+imports this package for its provider info while Airflow itself is still starting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_kinetic.decorators.kinetic import kinetic_task
+    from airflow_kinetic.operators.kinetic import KineticTPUOperator
+    from airflow_kinetic.triggers.kinetic import KineticJobTrigger
+
+_HOMES = {
+    "KineticJobTrigger": "triggers.kinetic",
+    "KineticTPUOperator": "operators.kinetic",
+    "kinetic_task": "decorators.kinetic",
+}
+
+__all__ = ["KineticJobTrigger", "KineticTPUOperator", "kinetic_task"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

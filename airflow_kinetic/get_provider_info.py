@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+_NAME = "Kinetic Orchestration"
+
 
 def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "kinetic-orchestration",
-        "name": "Kinetic Orchestration",
-        "description": "Python functions as training steps on TPUs, and on this machine.",
-        "integrations": [
-            {
-                "integration-name": "Kinetic Orchestration",
-                "external-doc-url": "https://github.com/",
-                "tags": ["software"],
-            }
-        ],
-        "operators": [
-            {
-                "integration-name": "Kinetic Orchestration",
-                "python-modules": ["airflow_kinetic.operators.kinetic"],
-            }
-        ],
-        "triggers": [
-            {
-                "integration-name": "Kinetic Orchestration",
-                "python-modules": ["airflow_kinetic.triggers.kinetic"],
-            }
-        ],
-        "task-decorators": [
-            {"name": "kinetic", "class-name": "airflow_kinetic.decorators.kinetic.kinetic_task"},
-        ],
+        "name": _NAME,
+        "description": "Python training steps on TPUs, without a server, a cluster or an image build.",
+        "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
+        "operators": [{"integration-name": _NAME, "python-modules": ["airflow_kinetic.operators.kinetic"]}],
+        "triggers": [{"integration-name": _NAME, "python-modules": ["airflow_kinetic.triggers.kinetic"]}],
+        "task-decorators": [{"name": "kinetic", "class-name": "airflow_kinetic.decorators.kinetic.kinetic_task"}],
     }

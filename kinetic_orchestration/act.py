@@ -72,7 +72,7 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
 def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     """Do it; returns a sentence when the job has to wait for something."""
     if isinstance(action, lifecycle.Intend):
-        intend(job, attempt, seen.now)
+        intend(job, attempt)
     elif isinstance(action, lifecycle.Submit):
         return submit(job, attempt, seen, environ)
     elif isinstance(action, lifecycle.Interrupt):
@@ -85,10 +85,10 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
     return ""
 
 
-def intend(job: Job, attempt: int, now: float) -> None:
+def intend(job: Job, attempt: int) -> None:
     plan = job.plan()
     run = float(plan.limits.run or 0.0)
-    deadline = now + run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
+    allowed = run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
     job.store.create(
         names.intent(job.job_id, attempt),
         wire.encode(
@@ -96,8 +96,7 @@ def intend(job: Job, attempt: int, now: float) -> None:
                 "attempt": attempt,
                 "boot": secrets.token_hex(8),
                 "placement": job.backend.place(plan, job.job_id, attempt),
-                "deadline": deadline,
-                "created": now,
+                "allowed": allowed,  # seconds from this record's own time to the attempt's deadline; 0: none
                 "writer": ME,
             }
         ),

@@ -41,6 +41,16 @@ class HostContext:
             os.close(events)
 
 
+class _Here:
+    """As an argument of a job: becomes the context of the host that it arrives on."""
+
+    def __reduce__(self) -> Any:
+        return current, ()
+
+
+HERE = _Here()
+
+
 def current() -> HostContext:
     """This host's context."""
     environ = os.environ

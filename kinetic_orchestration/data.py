@@ -21,25 +21,19 @@ class Data:
     mounts instead of copying, where a backend can.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
         try:
             raw = os.fspath(path)
         except TypeError:
             raise UsageError(f"Data takes a path, not a {type(path).__name__}: {path!r}") from None
         if not isinstance(raw, str):
-            raise UsageError(
-                f"Data takes a path of type str, not {type(raw).__name__}: os.fsdecode() makes one"
-            )
+            raise UsageError(f"Data takes a path of type str, not {type(raw).__name__}: os.fsdecode() makes one")
         self._raw = raw
         self._fuse = bool(fuse)
         self._hf_trust_remote_code = bool(hf_trust_remote_code)
         self._path = _resolved(raw)
         if self.is_hf and self._fuse:
-            raise UsageError(
-                f"Data({raw!r}, fuse=True): a Hugging Face dataset cannot be mounted; leave fuse out"
-            )
+            raise UsageError(f"Data({raw!r}, fuse=True): a Hugging Face dataset cannot be mounted; leave fuse out")
         if self._hf_trust_remote_code and not self.is_hf:
             raise UsageError(f"Data({raw!r}): hf_trust_remote_code is for hf:// paths")
         if self.is_gcs and not self.is_dir and "." not in raw.rpartition("/")[2]:
@@ -88,14 +82,10 @@ def _resolved(raw: str) -> str:
             raise UsageError(f"Data({raw!r}) names no {'bucket' if raw.startswith('gs') else 'dataset'}")
         return raw
     if raw.startswith(("gs:/", "hf:/")):
-        raise UsageError(
-            f"Data({raw!r}) has lost a slash, as it happens in pathlib: give the address as a string"
-        )
+        raise UsageError(f"Data({raw!r}) has lost a slash, as it happens in pathlib: give the address as a string")
     scheme, separator, _ = raw.partition("://")
     if separator and scheme.isalnum():
-        raise UsageError(
-            f"Data({raw!r}): {scheme}:// is not supported, only gs:// and hf://; or copy it here first"
-        )
+        raise UsageError(f"Data({raw!r}): {scheme}:// is not supported, only gs:// and hf://; or copy it here first")
     path = os.path.abspath(Path(raw).expanduser())
     if not Path(path).exists():
         missing = "is a broken link" if Path(path).is_symlink() else "does not exist"

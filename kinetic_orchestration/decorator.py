@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm, check_function, check_options, name_of
+from kinetic_orchestration.notices import warn
+from kinetic_orchestration.spec import (
+    JobSpec,
+    Options,
+    TpuVm,
+    check_arguments,
+    check_function,
+    check_options,
+    name_of,
+    options_from,
+)
 from kinetic_orchestration.values import Limits, Retry
 
 if TYPE_CHECKING:
@@ -19,6 +28,16 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Decorate(Protocol):
+    """What `run(...)` returns. A coroutine function is run to its end on the host, so its job has the plain value."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteCallable[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> RemoteCallable[P, R]: ...
 
 
 def run(
@@ -49,7 +68,7 @@ def run(
     distributed: bool | None = None,
     partition_key: str | None = None,
     labels: Mapping[str, str] | None = None,
-) -> Callable[[Callable[P, R]], RemoteCallable[P, R]]:
+) -> Decorate:
     """Run the decorated function as a job on the named accelerator."""
     options = check_options(
         Options(
@@ -81,8 +100,10 @@ def run(
             labels or {},
         )  # fmt: skip
     )
+    if debug and spot:
+        warn("debug=True on a spot slice: a preemption would end the session")
 
-    def decorate(function: Callable[P, R]) -> RemoteCallable[P, R]:
+    def decorate(function: Callable[..., Any], /) -> RemoteCallable[..., Any]:
         return RemoteCallable(check_function(function), options)
 
     return decorate
@@ -92,24 +113,26 @@ class RemoteCallable(Generic[P, R]):
     """A decorated function. Calling it runs it as a job and waits; `run_async` does not wait."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)  # first: it copies the function's own attributes, whatever their names
         self.__kinetic_function__ = function
         self.options = options
-        functools.update_wrapper(self, function)
         self.__name__ = getattr(function, "__name__", name_of(function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
-        from kinetic_orchestration.job import run_to_end
+        from kinetic_orchestration.job import check_terminal, run_to_end
         from kinetic_orchestration.launch import launch
 
+        if self.options.debug:
+            check_terminal()
         return cast(R, run_to_end(launch(self._spec(args, kwargs))))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit it and return; the job needs this process no more."""
-        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.job import submitted
         from kinetic_orchestration.launch import launch
 
-        return JobHandle(launch(self._spec(args, kwargs)))
+        return submitted(launch(self._spec(args, kwargs)))
 
     def run_async_map(
         self,
@@ -135,11 +158,14 @@ class RemoteCallable(Generic[P, R]):
         )  # fmt: skip
 
     def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
+        check_arguments(self.__kinetic_function__, args, kwargs)
         return JobSpec(name_of(self.__kinetic_function__), self.options, self.__kinetic_function__, args, kwargs)
 
     def __reduce__(self) -> Any:
         """Travels as the plain function: called on a host, it runs there."""
-        return operator.itemgetter(0), ((self.__kinetic_function__,),)
+        from kinetic_orchestration.agent.payload import itself
+
+        return itself, (self.__kinetic_function__,)
 
     @overload
     def __get__(self, instance: None, owner: Any) -> RemoteCallable[P, R]: ...
@@ -156,14 +182,22 @@ class RemoteCallable(Generic[P, R]):
 
 
 def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Any) -> JobHandle[None]:
-    """Run a command with the project around it as a job: no pickle, and any Python on the host."""
-    from kinetic_orchestration.job import JobHandle
+    """Run a command with the project around it as a job: no pickle, and any Python on the host.
+
+    The options are those of `run`. "python" is the interpreter of the job's environment.
+    """
+    from kinetic_orchestration.job import submitted
     from kinetic_orchestration.launch import launch
 
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
+    checked = check_options(options_from(options))
+    if checked.debug:
+        raise UsageError(
+            "debug=True waits in front of a function; for a command put the debugger into it: "
+            "['python', '-m', 'debugpy', '--listen', '127.0.0.1:5678', '--wait-for-client', 'train.py']"
+        )
     folder = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
     if not os.path.isdir(folder):
         raise UsageError(f"the command's folder {folder} does not exist")
-    spec = JobSpec(os.path.basename(argv[0]), check_options(Options(**options)), argv=tuple(argv), cwd=folder)
-    return JobHandle(launch(spec))
+    return submitted(launch(JobSpec(os.path.basename(argv[0]), checked, argv=tuple(argv), cwd=folder)))

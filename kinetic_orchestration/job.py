@@ -11,16 +11,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
-from kinetic_orchestration import act, settings
+from kinetic_orchestration import act, lifecycle, settings
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.cost import Estimate, estimate
-from kinetic_orchestration.errors import JobNotFound
+from kinetic_orchestration.errors import JobNotFound, NewerWire, UsageError
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.stores import Store, open_store
-from kinetic_orchestration.values import Event, JobStatus, Outcome, Output
+from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
+from kinetic_orchestration.watch import look
 
 R = TypeVar("R")
 
@@ -57,11 +59,44 @@ class JobHandle(Generic[R]):
                 return JobStatus.NOT_FOUND
             return self._follower.status
 
+    def peek(self) -> Peek:
+        """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
+        job, cursor = self._job, Cursor()
+        while True:
+            seen = look(job.store, job.backend, job.job_id, cursor.attempt, job.policy.hosts)
+            step = lifecycle.advance(cursor, seen, job.policy)
+            if step.outcome is not None or step.cursor.attempt == cursor.attempt:
+                break
+            cursor = step.cursor
+        beat = next(iter(seen.beats), None)
+        return Peek(
+            status=lifecycle.status(step.cursor, seen, step.outcome),
+            attempt=step.cursor.attempt,
+            phase=step.cursor.phase,
+            message=next((action.reason for action in step.actions if isinstance(action, lifecycle.Close)), ""),
+            done=beat.done if beat is not None else 0.0,
+            total=beat.total if beat is not None else 0.0,
+            unit=beat.unit if beat is not None else "",
+            outcome=step.outcome,
+        )
+
+    def history(self) -> list[Attempt]:
+        """Every attempt with its times and its end, as the records have them."""
+        found = []
+        for number in range(1, self._last_attempt() + 1):
+            intent, record = (
+                self._job.store.read(name(self.job_id, number)) for name in (names.intent, names.verdict)
+            )
+            verdict = None if record is None else Verdict.decode(record.data)
+            began = intent.updated if intent is not None else None
+            found.append(Attempt(number, began, record.updated if record is not None else None, verdict))
+        return found
+
     def logs(self, follow: bool = False) -> str | None:
         """All lines so far; with `follow`, printed as they come until the job ends."""
         if not follow:
             return "".join(self._lines())
-        self._watch(Printer(self._hosts, _write), None, detach=True)
+        self._watch(Printer(self.hosts, _write), None, detach=True)
         return None
 
     def tail(self, n: int = 100) -> str:
@@ -91,7 +126,7 @@ class JobHandle(Generic[R]):
         """Wait for the value, or raise what the job raised. Ctrl-C detaches: the job goes on."""
         settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
-        emit = Printer(self._hosts, _write) if stream_logs else None
+        emit = Printer(self.hosts, _write) if stream_logs else None
         outcome = self._watch(emit, on_status_change, timeout=timeout, detach=True)
         if outcome is None:
             raise TimeoutError(
@@ -101,9 +136,19 @@ class JobHandle(Generic[R]):
             self.cleanup(gcs=False)
         return cast(R, collect(self._job, outcome))
 
-    def follow(self, emit: Emit, *, stop: threading.Event | None = None) -> Outcome | None:
-        """Hand every event to `emit`, from the first line on, until the job ends or `stop` is set."""
-        return follow(Follower(self._job), emit, stop=stop)
+    def follow(
+        self,
+        emit: Emit | None = None,
+        *,
+        timeout: float | None = None,
+        stop: threading.Event | None = None,
+        on_step: Callable[[Follower], object] | None = None,
+    ) -> Outcome | None:
+        """Hand every event to `emit`, from the first line on, until the job ends, time is up or `stop` is set.
+
+        `on_step` sees the follower after each of its looks, for those who want no lines.
+        """
+        return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
 
     def cancel(self, reason: str = "", cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Ask the job to end and wait until it has, and its hosts are gone."""
@@ -143,8 +188,13 @@ class JobHandle(Generic[R]):
         return str(self._job.spec()["task"]["output_dir"])
 
     @property
-    def _hosts(self) -> int:
+    def hosts(self) -> int:
+        """How many hosts each attempt has."""
         return self._job.policy.hosts
+
+    def age(self) -> float:
+        """Seconds since the job was made, by the store's clock."""
+        return self._job.store.now() - self._job.policy.created
 
     def _last_attempt(self) -> int:
         attempt = 1
@@ -153,7 +203,7 @@ class JobHandle(Generic[R]):
         return attempt
 
     def _lines(self) -> Iterator[str]:
-        return (prefixed(event, self._hosts) for event in self.events() if isinstance(event, Output))
+        return (prefixed(event, self.hosts) for event in self.events() if isinstance(event, Output))
 
     def _watch(
         self,
@@ -232,8 +282,33 @@ def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
     """All jobs that the store still knows, the newest first."""
     opened, backend = open_place(**place)
     specs = [entry.name for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")]
-    handles: list[JobHandle[Any]] = [JobHandle(act.open_job(name.split("/")[1], opened, backend)) for name in specs]
+    handles: list[JobHandle[Any]] = []
+    for name in specs:
+        try:
+            handles.append(JobHandle(act.open_job(name.split("/")[1], opened, backend)))
+        except JobNotFound:
+            pass  # removed since it was listed
+        except NewerWire as error:
+            warnings.warn(f"{error}; that job is left out", stacklevel=2)
     return sorted(handles, key=lambda handle: handle._job.policy.created, reverse=True)
+
+
+def find_job(text: str, **place: str | None) -> JobHandle[Any]:
+    """The job of an id, or of the beginning of one, that no other job shares; `job-` may be left out."""
+    opened, backend = open_place(**place)
+    wanted = text.strip().removeprefix(names.JOBS)
+    wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
+    if not wanted.replace("-", "").isalnum():
+        raise JobNotFound(act.missing(text, opened))
+    if opened.read(names.spec(wanted)) is None:
+        found = sorted({entry.name.split("/")[1] for entry in opened.list(names.JOBS + wanted)})
+        if len(found) > 1:
+            some = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+            raise UsageError(f"{text!r} begins the ids of {len(found)} jobs: {some}. Give a letter more.")
+        wanted = found[0] if found else text
+    if not wanted.startswith("job-"):
+        raise JobNotFound(act.missing(text, opened))
+    return JobHandle(act.open_job(wanted, opened, backend))
 
 
 def open_place(**arguments: str | None) -> tuple[Store, Backend]:

@@ -10,6 +10,7 @@ either, the process may die: whoever asks for the same identity again goes on fr
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from dataclasses import astuple
 from typing import Any
 
@@ -17,6 +18,7 @@ from kinetic_orchestration import act, settings
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends import Backend, open_backend
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.identity import Identity, job_id, of
 from kinetic_orchestration.packaging.bundle import package
@@ -32,9 +34,13 @@ from kinetic_orchestration.watch import decoded
 
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
+# Set while a file is imported only to be looked at: a call at its top level must not become a job.
+only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
+
 
 def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
     """Everything up to a running attempt. The job then needs nobody."""
+    _refuse_if_only_looking(spec)
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
@@ -56,12 +62,35 @@ def complete(job: Job, emit: Emit | None = None) -> Any:
     return collect(job, outcome)
 
 
+def _refuse_if_only_looking(spec: JobSpec) -> None:
+    if only_looking.get():
+        raise UsageError(
+            f"importing the file calls {spec.name}, which would run it as a job: put that call in a function, or "
+            'below `if __name__ == "__main__":`'
+        )
+
+
 def settings_for(spec: JobSpec) -> Settings:
     options = check_options(spec.options)
     return settings.load(
         store=options.store, deployment=options.deployment, project=options.project, zone=options.zone,
         cluster=options.cluster, namespace=options.namespace,
     )  # fmt: skip
+
+
+def find(spec: JobSpec, identity: Identity) -> Job | None:
+    """The job that this identity means now, if one was admitted. Nothing is started."""
+    here = settings_for(spec)
+    plan = make_plan(spec, here, os.environ)
+    store = open_store(plan.store, plan.deployment)
+    name = names.identity(identity.key)
+    record = store.read(name)
+    if record is None:
+        return None
+    job = job_id(identity, decoded(record.data, name)["generation"])
+    if store.read(names.spec(job)) is None:
+        return None
+    return act.open_job(job, store, open_backend(plan.backend, here))
 
 
 def claim(store: Store, backend: Backend, identity: Identity) -> str:

@@ -42,7 +42,8 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
 
 CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
 SETTLE_PATIENCE = 45.0  # after a verdict, for hosts that cannot be seen to say that they are done
-SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat
+SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
+SILENT_START = 900.0  # or without their first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
 
 # Driver and start-up messages that mean the hosts are broken and the code is not.
@@ -126,7 +127,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     state = seen.observation.state
     action: Action | None = None
     if seen.cancel is not None:
-        if (state == ABSENT and not began) or seen.cancel.age > CANCEL_PATIENCE:
+        if state in (ABSENT, GONE) or seen.cancel.age > CANCEL_PATIENCE:
             action = Close(wire.CANCELLED, seen.cancel.reason)
         else:
             action = Interrupt()
@@ -134,14 +135,14 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
         action = Close(wire.DEADLINE, reason)
     elif state == GONE or (state == ABSENT and began):
         action = Close(wire.INFRASTRUCTURE, seen.observation.message or "the hosts are gone without a word")
-    elif state == ABSENT or (state == PARTIAL and None in seen.beats):
-        action = Submit()
-    elif state == ELSEWHERE and (silence := _silence(seen)) > SILENT_BEATS:
+    elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
     elif seen.intent.deadline and seen.now > seen.intent.deadline + DEADLINE_MARGIN:
         action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
     elif policy.provision and not began and seen.now - seen.intent.created > policy.provision:
         action = Close(wire.DEADLINE, f"no host started within {policy.provision:g} s")
+    elif state == ABSENT or (state == PARTIAL and None in seen.beats):
+        action = Submit()  # after the limits: hosts made too late would end themselves, again and again
     return Step(cursor, (action,) if action is not None else (), changes)
 
 
@@ -154,13 +155,14 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
     cause = classify(verdict)
     budget, status = CAUSES.get(cause, CAUSES[wire.INFRASTRUCTURE])
     spent = spend(cursor.spent, budget)
-    if seen.cancel is not None and budget is not None:
-        cause, budget, status = wire.CANCELLED, None, JobStatus.CANCELLED
-    if budget is not None and getattr(spent, budget) <= getattr(policy, budget) and not _over_total(seen, policy):
+    if budget is not None and getattr(spent, budget) <= getattr(policy, budget):
+        # A cancel or a limit that ends the job here is written as the next attempt's verdict (`_unplaced`). What a
+        # job came to is read from verdicts and its plan alone, so it is the same whoever reads it, and whenever.
         following = Cursor(cursor.attempt + 1, "resuming", (), spent)
         message = f"attempt {cursor.attempt} ended ({_why(verdict)}); attempt {following.attempt} follows"
-        change = Change("resuming", message, following.attempt)
-        return Step(following, (Release(cursor.attempt),), (change,))
+        changes = (Change("resuming", message, following.attempt),)
+        ends = seen.cancel is not None or _over_total(seen, policy)
+        return Step(following, (Release(cursor.attempt),), () if ends else changes)
     outcome = Outcome(status, cursor.attempt, verdict, cause, cursor.attempt)
     phase = "cancelled" if status is JobStatus.CANCELLED else "failed"
     return Step(cursor, (Release(cursor.attempt),), _tell(cursor, phase, _why(verdict)), outcome)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
+import os
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kinetic_orchestration import accelerators
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.settings import Settings, seconds
-from kinetic_orchestration.spec import JobSpec, Options, refuse
+from kinetic_orchestration.spec import JobSpec, Options, refuse, slice_of
 from kinetic_orchestration.values import Limits, Plan
 
 BACKENDS = ("local",)
@@ -27,7 +26,7 @@ NEVER_BY_WILDCARD = frozenset(
 )
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
-_warned: set[str] = set()
+DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 
 
 def make_plan(
@@ -38,7 +37,7 @@ def make_plan(
     """
     options = spec.options
     backend = _backend(options, settings)
-    slice_ = _slice(options)
+    slice_ = slice_of(options)
     _check_local(options)
     env, secrets = capture(options.capture_env_vars or (), environ or {})
     limits = Limits(
@@ -56,7 +55,7 @@ def make_plan(
         deployment=settings.deployment,
         limits=limits,
         retry=options.retry,
-        output_dir=options.output_dir or settings.output_dir,
+        output_dir=absolute(options.output_dir or settings.output_dir),
         partition_key=options.partition_key or "",
         env=env,
         secrets=secrets,
@@ -65,7 +64,7 @@ def make_plan(
         distributed=settings.distributed if options.distributed is None else options.distributed,
         emulated=emulated,
         isolated=options.requirements is not None,
-        debug_port=5678 if options.debug else 0,
+        debug_port=DEBUG_PORT if options.debug else 0,
         labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
     )
 
@@ -73,7 +72,7 @@ def make_plan(
 def _backend(options: Options, settings: Settings) -> str:
     asked = options.backend
     if asked in KINETIC_BACKENDS:
-        _warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
+        warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
         asked = None
     backend = asked or settings.backend
     if backend in BACKENDS:
@@ -83,16 +82,15 @@ def _backend(options: Options, settings: Settings) -> str:
     raise UsageError(f"there is no backend {backend!r}; there is {', '.join(BACKENDS)}")
 
 
-def _slice(options: Options) -> accelerators.Slice:
-    if options.cloud is not None and options.cloud.accelerator_type:
-        return accelerators.from_accelerator_type(options.cloud.accelerator_type)
-    return accelerators.parse(options.accelerator)
+def absolute(folder: str) -> str:
+    """A folder of this machine by its whole path, because a host's working directory is another; an address as it is."""
+    return os.path.abspath(os.path.expanduser(folder)) if folder and "://" not in folder else folder
 
 
 def _check_local(options: Options) -> None:
     for name in IGNORED_LOCALLY:
         if getattr(options, name):
-            _warn_once(f"{name}= has no meaning on the local backend and is ignored there")
+            warn_once(f"{name}= has no meaning on the local backend and is ignored there")
     if options.cloud is not None and options.cloud.num_slices != 1:
         raise refuse("cloud=TpuVm(num_slices=…)", "local", "it emulates one slice; leave num_slices out")
     if options.limits.cost is not None:
@@ -104,26 +102,24 @@ def _check_local(options: Options) -> None:
         )  # fmt: skip
 
 
-def capture(patterns: tuple[str, ...] | Any, environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that travel in the open, and the names of those that look like secrets."""
+def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables that travel in the open, and the names of those that look like secrets.
+
+    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter.
+    """
+    patterns = tuple(patterns)
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     names = sorted(
         name
         for name in environ
-        if name in exact
-        or (name not in NEVER_BY_WILDCARD and any(fnmatch.fnmatchcase(name, p) for p in patterns if p.endswith("*")))
+        if name in exact or (name not in NEVER_BY_WILDCARD and name.startswith(prefixes))
     )
     missing = sorted(exact - set(environ))
     if missing:
-        _warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
+        warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
     hidden = tuple(name for name in names if LOOKS_SECRET.search(name))
     return {name: environ[name] for name in names if name not in hidden}, hidden
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, stacklevel=2)
 
 
 def describe(plan: Plan) -> str:

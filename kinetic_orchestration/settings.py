@@ -107,7 +107,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         compile_cache=_boolean("compile_cache", values["compile_cache"]),
         retention=seconds("retention", values["retention"]) or 0.0,
         on_owner_lost=values["on_owner_lost"],
-        max_hosts=int(values["max_hosts"] or 0),
+        max_hosts=_whole("max_hosts", values["max_hosts"] or "0"),
         sources=sources,
     )
 
@@ -190,6 +190,12 @@ def _writable(home: Path, *, asked: bool) -> Path:
         stacklevel=4,
     )
     return fallback
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{name} is {text!r}: give a whole number")
+    return int(text)
 
 
 def _boolean(name: str, text: str) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kinetic_orchestration import settings
+from kinetic_orchestration import accelerators, settings
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
 from kinetic_orchestration.values import Limits, Retry
@@ -86,6 +87,12 @@ OPTION_NAMES = frozenset(entry.name for entry in fields(Options))
 
 def check_options(options: Options) -> Options:
     """Everything about the options that can be wrong whatever the backend."""
+    if callable(options.accelerator):
+        raise UsageError("run got a function where its accelerator belongs: write @kinetic.run() with parentheses")
+    if not isinstance(options.accelerator, str):
+        raise UsageError(f"accelerator is a name such as 'v5e-8', not {options.accelerator!r}")
+    slice_of(options)
+    _check_names(options)
     if options.volumes is not None:
         if not isinstance(options.volumes, Mapping):
             raise UsageError(f"volumes must be a dict of absolute path to Data, not {type(options.volumes).__name__}")
@@ -109,9 +116,43 @@ def check_options(options: Options) -> Options:
             "python= chooses the interpreter of an isolated environment, and requirements=None means this one: "
             "name the requirements too, or leave python out"
         )
-    if options.debug and options.spot:
-        warnings.warn("debug=True on a spot slice: a preemption would end the session", stacklevel=3)
+    if options.cloud is not None:
+        if options.zone and options.cloud.zones:
+            raise ConflictingSettings(
+                f"both zone={options.zone!r} and cloud=TpuVm(zones={list(options.cloud.zones)!r}) say where: keep one"
+            )
+        if options.spot and options.cloud.reservation:
+            raise ConflictingSettings(
+                f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
+                "never a spot slice; keep one"
+            )
     return options
+
+
+def _check_names(options: Options) -> None:
+    for name in ("capture_env_vars", "first_party"):
+        value = getattr(options, name)
+        if isinstance(value, str) or not all(isinstance(entry, str) for entry in value or ()):
+            raise UsageError(f"{name} is a list of names, such as [{str(value)!r}], not {value!r}")
+    if options.key is not None and (not isinstance(options.key, str) or not options.key):
+        raise UsageError(f"key is {options.key!r}: it is a text that names this job, such as 'ranker-2025-06-01'")
+
+
+def slice_of(options: Options) -> accelerators.Slice:
+    """The slice that was asked for, by Kinetic's name or by Cloud TPU's; a wrong name is refused with what is near."""
+    if options.cloud is not None and options.cloud.accelerator_type:
+        return accelerators.from_accelerator_type(options.cloud.accelerator_type)
+    return accelerators.parse(options.accelerator)
+
+
+def options_from(given: Mapping[str, Any]) -> Options:
+    """Options by name; an unknown name is refused with what is near."""
+    for name in given:
+        if name not in OPTION_NAMES:
+            near = difflib.get_close_matches(name, OPTION_NAMES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(sorted(OPTION_NAMES))}"
+            raise UsageError(f"there is no option {name!r}: {hint}")
+    return Options(**given)
 
 
 def check_function(function: Any) -> Callable[..., Any]:
@@ -130,10 +171,32 @@ def check_function(function: Any) -> Callable[..., Any]:
     if not callable(function):
         raise NotAFunction(f"run() decorates functions and other callables, not {type(function).__name__}")
     plain = getattr(function, "__kinetic_function__", None)
-    if plain is None and type(function).__module__.split(".")[0] == "kinetic" and hasattr(function, "_func"):
-        plain = function._func  # decorated by Keras Kinetic itself: the plain function inside is what runs
+    if plain is None and type(function).__module__.split(".")[0] == "kinetic":
+        plain = _inside_kinetic(function)
     found: Callable[..., Any] = plain if plain is not None else function
     return found
+
+
+def _inside_kinetic(function: Any) -> Callable[..., Any] | None:
+    """The plain function inside one that Keras Kinetic itself decorated, or a method bound to its object."""
+    if hasattr(function, "_func"):
+        plain: Callable[..., Any] = function._func
+        return plain
+    if hasattr(function, "_c") and hasattr(function, "_instance"):
+        return functools.partial(function._c._func, function._instance)
+    return None
+
+
+def check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """What Python would say of the call, said before anything is sent."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin that does not tell
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name_of(function)}() {error}") from None
 
 
 def name_of(function: Any) -> str:

@@ -191,6 +191,28 @@ class Outcome(NamedTuple):
     attempts: int = 1
 
 
+class Attempt(NamedTuple):
+    """One try to run a job, as its records tell it; times by the store's clock."""
+
+    number: int
+    began: float | None
+    ended: float | None
+    verdict: Verdict | None
+
+
+class Peek(NamedTuple):
+    """What can be said of a job by looking alone."""
+
+    status: JobStatus
+    attempt: int
+    phase: str
+    message: str  # what will be done about it by whoever follows the job next
+    done: float
+    total: float
+    unit: str
+    outcome: Outcome | None
+
+
 # ---- what a follower tells ---------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import Bell, FileRecords
+from kinetic_orchestration.agent.records import Bell, FileRecords, Record
 from kinetic_orchestration.agent.wire import Beat, Verdict
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.errors import NewerWire, StoreError
@@ -29,16 +29,19 @@ FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many
 
 
 def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) -> Glimpse:
-    """One glimpse. The backend is asked before the verdict is read: hosts that have just gone may have left one."""
-    intent_data = store.read(names.intent(job_id, attempt))
-    intent = None if intent_data is None else _intent(intent_data.data)
-    observation = backend.observe([intent.placement])[0] if intent is not None else Observation(ABSENT)
+    """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
+    before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
+    for hosts that have just gone may have left one.
+    """
     now = store.now()
+    promised = store.read(names.intent(job_id, attempt))
+    intent = None if promised is None else _intent(promised)
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
         beats.append(None if record is None else Beat.decode(record.data))
         ages.append(0.0 if record is None else now - record.updated)
+    observation = backend.observe([intent.placement])[0] if intent is not None else Observation(ABSENT)
     cancel = store.read(names.cancel(job_id))
     verdict = store.read(names.verdict(job_id, attempt))
     done = 0
@@ -57,9 +60,11 @@ def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) 
     )
 
 
-def _intent(data: bytes) -> Intent:
-    fields = decoded(data, "an intent")
-    return Intent(*(fields[key] for key in Intent._fields))
+def _intent(record: Record) -> Intent:
+    """An attempt is as old as its record: its writer may have slept since it decided to write it."""
+    fields = decoded(record.data, "an intent")
+    deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
+    return Intent(fields["attempt"], fields["boot"], fields["placement"], deadline, record.updated)
 
 
 def _cancel(data: bytes, age: float) -> Cancel:

@@ -24,6 +24,7 @@ TICK = 0.05
 BEAT = 1.0
 TAIL = 8 << 10
 REPORT_SILENCE = 600.0
+EMULATION = b"[Gloo] Rank "  # what the transport that stands in for the chips' links says, once for each device
 
 
 class Assignment(NamedTuple):
@@ -194,10 +195,8 @@ class Host:
         addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
         env = {
             **(distributed.emulated(task["devices"]) if task["emulated"] else {}),
-            **(
-                distributed.environment(self.at.host, self.at.hosts, addresses, self.started[0].get("ports", {}))
-                if task["distributed"]
-                else {}
+            **distributed.environment(
+                self.at.host, self.at.hosts, addresses, self.started[0].get("ports", {}), join=task["distributed"]
             ),
             **task["env"],
             "KINETIC_JOB_ID": self.at.job,
@@ -262,6 +261,8 @@ class Host:
         except BlockingIOError:
             return 0
         whole = lines.feed(data) if data else lines.flush()
+        if EMULATION in whole and self.task.get("emulated"):
+            whole = b"".join(line for line in whole.splitlines(keepends=True) if not line.startswith(EMULATION))
         if whole:
             self.log.write(stream, whole)
             self.tail = (self.tail + whole[-TAIL:])[-TAIL:]

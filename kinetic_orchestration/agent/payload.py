@@ -353,9 +353,22 @@ def _outcome_pickler() -> Callable[..., Any]:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and _by_value_only(obj):
                 return named_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
+            if isinstance(obj, tuple) and _is_own_tuple(type(obj)):
+                return named_tuple, (type(obj), tuple(tuple.__iter__(obj))), getattr(obj, "__dict__", None) or None
             return super().reducer_override(obj)
 
     return Pickler
+
+
+def _is_own_tuple(cls: type) -> bool:
+    """A named tuple whose own `__new__` takes other arguments than its fields in order does not come back by itself."""
+    if not hasattr(cls, "_fields") or any("__reduce" in name for base in cls.__mro__[:-1] for name in vars(base)):
+        return False
+    return not str(cls.__new__.__module__).startswith("namedtuple_")
+
+
+def named_tuple(cls: type, values: tuple[Any, ...]) -> Any:
+    return tuple.__new__(cls, values)
 
 
 def _by_value_only(cls: type) -> bool:

@@ -132,9 +132,7 @@ def check_version(manifest: Mapping[str, Any]) -> None:
         )
 
 
-def unpack(
-    manifest: Mapping[str, Any], open_pack: Callable[[str], str], target: str, digest: str = ""
-) -> None:
+def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target: str, digest: str = "") -> None:
     """Write the tree into the empty folder `target`, every content checked against its digest.
 
     `open_pack` brings a pack by its id and returns the path of a file. `digest` is what the tree must have,

@@ -191,7 +191,7 @@ def marker(run: Path) -> str:
 
 def check_size(slice_: Slice, max_hosts: int) -> None:
     """Refuse what this machine cannot hold, and warn of what will be slow."""
-    bound = max_hosts or max(4, min(64, memory() // HOST_MEMORY))
+    bound = most_hosts(max_hosts)
     if slice_.hosts > bound:
         raise TooBig(
             f"{slice_.name} has {slice_.hosts} hosts, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
@@ -203,6 +203,11 @@ def check_size(slice_: Slice, max_hosts: int) -> None:
             f"{slice_.name} is emulated by {slice_.hosts} processes on {cores()} cores: it will be slow",
             stacklevel=2,
         )
+
+
+def most_hosts(max_hosts: int) -> int:
+    """The hosts of the largest slice that this machine can hold."""
+    return max_hosts or max(4, min(64, memory() // HOST_MEMORY))
 
 
 def cores() -> int:

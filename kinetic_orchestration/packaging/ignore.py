@@ -97,9 +97,7 @@ class Spec:
             except GitIgnorePatternError:
                 continue  # git skips what it cannot read, too
             if pattern.include is not None and pattern.regex is not None:
-                patterns.append(
-                    _Pattern(pattern.regex, pattern.include, inside, inside and line.endswith("/"))
-                )
+                patterns.append(_Pattern(pattern.regex, pattern.include, inside, inside and line.endswith("/")))
         return patterns[::-1]
 
 
@@ -154,8 +152,7 @@ class Rules:
             if verdict is not None:
                 return verdict
         if self.defaults and (
-            name in DEFAULT_NAMES
-            or (name in DEFAULT_FOLDERS if is_folder else name.endswith(DEFAULT_SUFFIXES))
+            name in DEFAULT_NAMES or (name in DEFAULT_FOLDERS if is_folder else name.endswith(DEFAULT_SUFFIXES))
         ):
             return True
         for spec in self.git:
@@ -217,6 +214,4 @@ def _git_folder(top: str) -> str:
 def _lines(text: str) -> list[str]:
     """The patterns. Not splitlines(), which also splits at characters that a file's name may hold."""
     lines = (line.removesuffix("\r") for line in text.split("\n"))
-    return [
-        line if line.endswith("\\ ") else line.rstrip() for line in lines if line.strip() and line[0] != "#"
-    ]
+    return [line if line.endswith("\\ ") else line.rstrip() for line in lines if line.strip() and line[0] != "#"]

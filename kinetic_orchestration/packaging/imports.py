@@ -53,9 +53,7 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
         taken.add(target)
         for source in _sources(target):
             waiting += _imported(source, search)
-    return tuple(
-        sorted(target.relative_to(root).as_posix() for target in taken if not _inside(target, taken))
-    )
+    return tuple(sorted(target.relative_to(root).as_posix() for target in taken if not _inside(target, taken)))
 
 
 def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
@@ -67,9 +65,7 @@ def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
                 return [folder / part]
             if (folder / f"{part}.py").is_file():
                 return [folder / f"{part}.py"]
-            extensions = (
-                sorted(folder.glob(f"{part}.*.so")) if part.isidentifier() and folder.is_dir() else []
-            )
+            extensions = sorted(folder.glob(f"{part}.*.so")) if part.isidentifier() and folder.is_dir() else []
             if extensions:
                 return extensions
             folder = folder / part

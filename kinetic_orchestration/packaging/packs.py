@@ -139,9 +139,7 @@ def compressed(pack: PackFile) -> Path | None:
 
     size = pack.size
     sample = b"".join(
-        piece
-        for at in range(4)
-        for piece in pieces_of(pack.path, at * (size // 4), min(size // 4 + 1, 64 << 10))
+        piece for at in range(4) for piece in pieces_of(pack.path, at * (size // 4), min(size // 4 + 1, 64 << 10))
     )
     if len(zlib.compress(sample, 1)) > 0.9 * len(sample):
         return None
@@ -155,9 +153,7 @@ def compressed(pack: PackFile) -> Path | None:
 
 
 def pack_of(pack: PackFile, stored: int, encoding: str) -> tree.Pack:
-    return tree.Pack(
-        tree.pack_id(encoding, (sha256 for sha256, _ in pack.contents)), pack.size, stored, encoding
-    )
+    return tree.Pack(tree.pack_id(encoding, (sha256 for sha256, _ in pack.contents)), pack.size, stored, encoding)
 
 
 def by_size(items: Iterable[_T], size: Callable[[_T], int], limit: int = PACK_SIZE) -> Iterator[list[_T]]:
@@ -204,9 +200,7 @@ class _Reader:
                 if attempt > 1:
                     before = stamp_of(os.fstat(descriptor))
                 last = attempt == _ATTEMPTS
-                content = (self._whole if before[1] <= _WHOLE else self._piecewise)(
-                    path, descriptor, before, last
-                )
+                content = (self._whole if before[1] <= _WHOLE else self._piecewise)(path, descriptor, before, last)
             except OSError as error:
                 raise unreadable(self.root, path, error) from None
             finally:

@@ -155,7 +155,8 @@ def snapshot(
     if not root.is_dir():
         raise UsageError(f"The project folder {root} is not there (or is not a folder).")
     limits = (*exclude, index_dir, *((spool,) if spool else ()))
-    index_path = index_dir / f"{_key(root, include is not None, ignored)}.index"
+    include = None if include is None else sorted(set(include))
+    index_path = index_dir / f"{_key(root, include, ignored)}.index"
     index = stat_index.load(index_path)
 
     outer = tuple(() if ignored else ignore.outer_texts(root, _home(home)))
@@ -167,9 +168,7 @@ def snapshot(
         if not _is_explained(listing, index, outer):
             new = _next_index(index, listing, [], outer, began)
             warnings += _save(index_path, replace(new, tree=index.tree, size=index.size))
-        return Snapshot(
-            root, _entries(index), index.tree, index.size, warnings, index.secrets, (), index_path
-        )
+        return Snapshot(root, _entries(index), index.tree, index.size, warnings, index.secrets, (), index_path)
 
     contents, spooled = packs.read_all(str(root), listing.fresh, spool)
     new = _next_index(index, listing, contents, outer, began)
@@ -185,12 +184,12 @@ def snapshot(
 def upload(snapshot: Snapshot, store: Store, *, spool: Path, project: str = "") -> StagedTree:
     """Bring to the store what it does not have of the tree; the manifest last.
 
-    `project` is the name under which the newest tree is remembered in the store; by default the root's path.
+    `project` is the name under which the newest tree is remembered in the store; by default that of its index.
     """
     name = names.tree(snapshot.digest)
     if store.read(name, 0, 1) is not None:
         return StagedTree(snapshot.digest)
-    pointer = names.project(project or _key(snapshot.root))
+    pointer = names.project(project or snapshot.index.stem)
     wanted = {entry.sha256: entry for entry in snapshot.entries if entry.size}
     all_packs, places = _reusable(store, _newest(store, pointer, snapshot.index), wanted)
 
@@ -272,7 +271,7 @@ def _entries(index: Index) -> tuple[Entry, ...]:
     fields = zip(index.stamps, repeat(tree.FILE), modes, sizes, index.digest_list(), repeat(""))
     return (
         *map(partial(tuple.__new__, Entry), fields),
-        *(Entry(path, tree.LINK, target=target) for path, target in index.links.items()),
+        *(Entry(path, tree.LINK, target=target) for path, target in sorted(index.links.items())),
         *(Entry(path, tree.FOLDER) for path in sorted(index.empty)),
     )
 
@@ -417,15 +416,15 @@ def _trees(index: Path) -> dict[str, str]:
 def _remember(index: Path, url: str, digest: str) -> None:
     """Beside the index. Losing it costs a question to the store."""
     try:
-        stat_index.replace_file(
-            index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode()
-        )
+        stat_index.replace_file(index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode())
     except OSError:
         pass
 
 
-def _key(root: Path, *variant: bool) -> str:
-    return hashlib.sha256(os.fsencode(root) + bytes(variant)).hexdigest()[:32]
+def _key(root: Path, include: list[str] | None, ignored: bool) -> str:
+    """One index for each way of looking at a folder: two files of it that travel apart are two."""
+    look = json.dumps([str(root), include, ignored])
+    return hashlib.sha256(look.encode()).hexdigest()[:32]
 
 
 def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:

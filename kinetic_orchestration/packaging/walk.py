@@ -177,9 +177,7 @@ class Walk:
         except OSError as error:
             raise unreadable(self.root, prefix, error) from None
 
-    def _enter(
-        self, prefix: str, marks: list[str], rules: ignore.Rules, same: bool
-    ) -> tuple[ignore.Rules, bool]:
+    def _enter(self, prefix: str, marks: list[str], rules: ignore.Rules, same: bool) -> tuple[ignore.Rules, bool]:
         if not self.rules.defaults:
             return rules, same
         texts: dict[str, str | None] = {}
@@ -199,7 +197,7 @@ class Walk:
     def _resolve_links(self) -> None:
         """A link that stays inside travels as a link; a file outside travels as a file; the rest is told."""
         inside = []
-        for path in self._links:
+        for path in sorted(self._links):
             full = f"{self.root}/{path}"
             try:
                 text = os.readlink(full)

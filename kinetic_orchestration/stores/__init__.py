@@ -77,15 +77,9 @@ def _open_file(address: str, deployment: str) -> Store:
     from urllib.parse import unquote, urlsplit
 
     parts = urlsplit(address)
-    if (
-        parts.netloc not in ("", "localhost")
-        or not parts.path.startswith("/")
-        or parts.query
-        or parts.fragment
-    ):
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise UsageError(
-            f"{address!r} is not a folder of this machine: write file:///path, with three slashes, "
-            "or the path alone."
+            f"{address!r} is not a folder of this machine: write file:///path, with three slashes, or the path alone."
         )
     return _open_folder(unquote(parts.path), deployment)
 

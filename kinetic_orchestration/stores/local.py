@@ -46,8 +46,7 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
     """The store of one deployment under `path`, made and checked if it is new."""
     if sys.platform == "win32":
         raise UsageError(
-            "The local store needs hard links and file locks as Linux and macOS have them. "
-            "On Windows, work in WSL 2."
+            "The local store needs hard links and file locks as Linux and macOS have them. On Windows, work in WSL 2."
         )
     try:
         check_name(deployment)
@@ -81,9 +80,7 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
             f"{root} is the store of the deployment {fields.get('deployment')!r}, not of {deployment!r}: see "
             f"{names.DEPLOYMENT} there. Give that deployment, or another store with KINETIC_STORE."
         )
-    if fields.get("checked") != _fingerprint(
-        root
-    ):  # the folder was copied here, or another machine checked it
+    if fields.get("checked") != _fingerprint(root):  # the folder was copied here, or another machine checked it
         check_guarantees(root)
     return store
 
@@ -186,8 +183,7 @@ def _read_stamp(root: str, data: bytes) -> dict[str, object]:
         raise NewerWire(f"{newer}.") from None
     except wire.Unreadable as unreadable:
         raise StoreError(
-            f"{unreadable}, so it is not known whose store this is. "
-            "Restore it, or remove it if the store is yours."
+            f"{unreadable}, so it is not known whose store this is. Restore it, or remove it if the store is yours."
         ) from None
 
 

@@ -21,9 +21,7 @@ from kinetic_orchestration.agent.payload import Tampered, dump, dump_exception, 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    "value", [None, 0, "", b"", [], {"a": (1, 2.5)}, list(range(1000)), "ü" * 10, bytes(3 * MIB)]
-)
+@pytest.mark.parametrize("value", [None, 0, "", b"", [], {"a": (1, 2.5)}, list(range(1000)), "ü" * 10, bytes(3 * MIB)])
 def test_any_plain_value_comes_back(value: Any, tmp_path: Path) -> None:
     sent, size = dump(value, tmp_path / "p")
     assert load(tmp_path / "p", sent) == value
@@ -49,9 +47,7 @@ def test_a_read_only_array_stays_read_only(tmp_path: Path) -> None:
     assert not load(tmp_path / "p").flags.writeable
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, payload.IN_BAND - 1, payload.IN_BAND, payload.MAPPED - 500, payload.MAPPED + 1]
-)
+@pytest.mark.parametrize("size", [0, 1, payload.IN_BAND - 1, payload.IN_BAND, payload.MAPPED - 500, payload.MAPPED + 1])
 def test_buffers_of_every_size_come_back(size: int, tmp_path: Path) -> None:
     array = np.arange(size, dtype=np.uint8)
     sent, _ = dump([array, array], tmp_path / "p")
@@ -102,9 +98,7 @@ def _open_files() -> int:
 
 @pytest.mark.parametrize("size", [100, payload.IN_BAND * 2, digest.CHUNK * 3])
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_f29_a_changed_byte_is_noticed_before_anything_is_unpickled(
-    size: int, where: str, tmp_path: Path
-) -> None:
+def test_f29_a_changed_byte_is_noticed_before_anything_is_unpickled(size: int, where: str, tmp_path: Path) -> None:
     path = tmp_path / "p"
     sent, length = dump(np.arange(size, dtype=np.uint8), path)
     with path.open("r+b") as file:
@@ -256,9 +250,7 @@ def test_an_exception_keeps_its_class_and_its_whole_story(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("error", "reason"), [(NeedsTwo(3, "x"), "missing 1 required positional"), (HoldsLock(), "lock")]
 )
-def test_an_exception_that_would_not_come_back_is_kept_as_text(
-    error: Exception, reason: str, tmp_path: Path
-) -> None:
+def test_an_exception_that_would_not_come_back_is_kept_as_text(error: Exception, reason: str, tmp_path: Path) -> None:
     record = dump_exception(_raised(error), tmp_path / "out")
     assert "digest" not in record and reason in record["reason"]
     assert record["type"].endswith(type(error).__name__) and type(error).__name__ in record["traceback"]
@@ -311,9 +303,7 @@ def test_resident_memory_is_not_doubled(tmp_path: Path) -> None:
         kept = payload.load({str(tmp_path / "q")!r}, sent)
         print((peak() - before) / size)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     sending, receiving = map(float, done.stdout.split())
     assert sending < 0.2

@@ -45,17 +45,13 @@ def test_the_records_cost_an_agent_no_slow_module_at_its_start() -> None:
 
 def test_a_refusal_is_a_sentence_with_the_systems_reason(store: FileRecords) -> None:
     store.create("a", b"an object, not a folder")
-    with pytest.raises(
-        RecordsError, match=r"Cannot write a/b \(store .*\): a part of the name is an object"
-    ) as told:
+    with pytest.raises(RecordsError, match=r"Cannot write a/b \(store .*\): a part of the name is an object") as told:
         store.create("a/b", b"x")
     assert told.value.errno == errno.ENOTDIR
     assert str(told.value).endswith(".")
 
 
-def test_nothing_but_objects_and_a_bounded_number_of_locks_is_left(
-    store: FileRecords, tmp_path: Path
-) -> None:
+def test_nothing_but_objects_and_a_bounded_number_of_locks_is_left(store: FileRecords, tmp_path: Path) -> None:
     for n in range(200):
         generation = store.create(f"jobs/{n}/in/spec.json", b"x")
         assert generation is not None
@@ -123,10 +119,10 @@ def test_a_stopped_process_that_holds_a_lock_is_told_after_a_while(
 ) -> None:
     store.put("a", b"x")
     (lock,) = (tmp_path / ".locks").iterdir()
-    program = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
     )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -218,9 +214,7 @@ def test_every_ring_of_four_processes_is_heard_or_known_to_be_missed(
     )
     store.ring("begin")
     bell.poll()
-    ringers = [
-        subprocess.Popen([sys.executable, "-c", program, store.root, str(n), str(limit)]) for n in range(4)
-    ]
+    ringers = [subprocess.Popen([sys.executable, "-c", program, store.root, str(n), str(limit)]) for n in range(4)]
     heard: list[str] = []
     missed = 0
     while any(ringer.poll() is None for ringer in ringers):
@@ -231,8 +225,10 @@ def test_every_ring_of_four_processes_is_heard_or_known_to_be_missed(
     assert [ringer.wait() for ringer in ringers] == [0] * 4
     everything = {f"{who} {n}" for who in range(4) for n in range(500)}
     assert set(heard) <= everything, "a line that nobody rang"
-    assert len(set(heard)) == len(heard)
-    assert set(heard) == everything or (missed and limit != records.BELL_LIMIT)
+    if limit == records.BELL_LIMIT:
+        assert sorted(heard) == sorted(everything)
+    else:  # where the bell is replaced meanwhile, a ring may be heard twice
+        assert set(heard) == everything or missed
 
 
 def test_a_bell_that_cannot_ring_is_no_error(tmp_path: Path) -> None:

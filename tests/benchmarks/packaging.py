@@ -167,9 +167,7 @@ def _archiver(root: Path, files: list[str], base: Path) -> tuple[Callable[[], No
 
         def binary() -> None:
             with subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
-                subprocess.run(
-                    [zstd, "-q", "-f", "-3", "-T2", "-o", str(target)], stdin=packing.stdout, check=True
-                )
+                subprocess.run([zstd, "-q", "-f", "-3", "-T2", "-o", str(target)], stdin=packing.stdout, check=True)
 
         return binary, "tar | zstd -3 -T2"
 
@@ -216,12 +214,8 @@ def _paths(count: int) -> Iterator[str]:
 def _write(root: Path, names: Iterable[str], size: int) -> list[str]:
     """Every other file is noise, the others are like source code."""
     chance = random.Random(20)
-    words = [
-        "".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=chance.randint(2, 12))) for _ in range(3000)
-    ]
-    text = " ".join(
-        f"{word}\n    " if i % 7 == 0 else word for i, word in enumerate(chance.choices(words, k=400_000))
-    )
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=chance.randint(2, 12))) for _ in range(3000)]
+    text = " ".join(f"{word}\n    " if i % 7 == 0 else word for i, word in enumerate(chance.choices(words, k=400_000)))
     files = [".gitignore"]
     root.mkdir()
     (root / ".gitignore").write_text(_GITIGNORE)

@@ -53,9 +53,7 @@ def figures() -> Iterator[dict[str, Any]]:
             digest.of_bytes(array.data)
 
         # Interleaved, so that a busy moment of the machine hits all of them; the first round warms up.
-        seconds: dict[Callable[[], None], list[float]] = {
-            work: [] for work in (copyfile, send, receive, hashing)
-        }
+        seconds: dict[Callable[[], None], list[float]] = {work: [] for work in (copyfile, send, receive, hashing)}
         for number in range(ROUNDS + 1):
             for work, taken in seconds.items():
                 start = time.perf_counter()
@@ -124,9 +122,7 @@ def _in_a_fresh_process(what: str, blob: str, sent: str) -> None:
         array = payload.load(blob, sent)
         array[: SIZE // 2] += 1  # half of it becomes the process's own
         assert array[::4096].any()
-    print(
-        json.dumps({"peak": (_kilobytes("VmHWM") - before) * 1024, "anonymous": _kilobytes("RssAnon") * 1024})
-    )
+    print(json.dumps({"peak": (_kilobytes("VmHWM") - before) * 1024, "anonymous": _kilobytes("RssAnon") * 1024}))
 
 
 def _kilobytes(field: str) -> int:

@@ -29,8 +29,7 @@ class Crew:
     def __init__(self, opener: str, where: list[Any], size: int, action: str, *arguments: Any) -> None:
         command = [sys.executable, str(WORKER), opener, json.dumps(where), action, json.dumps(arguments)]
         self.members = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for _ in range(size)
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(size)
         ]
 
     def __enter__(self) -> Crew:
@@ -77,9 +76,7 @@ class StoreContract:
     def crew(self, where: list[Any], size: int, action: str, *arguments: Any) -> Crew:
         return Crew(self.opener, where, size, action, *arguments)
 
-    def test_of_eight_processes_that_create_one_name_exactly_one_wins(
-        self, store: Store, where: list[Any]
-    ) -> None:
+    def test_of_eight_processes_that_create_one_name_exactly_one_wins(self, store: Store, where: list[Any]) -> None:
         with self.crew(where, 8, "create", self.rounds) as crew:
             pids = [str(member.pid) for member in crew.members]
             won = crew.results()
@@ -113,13 +110,9 @@ class StoreContract:
                 record = store.read(f"uploads/{n}")
                 assert record is not None
                 assert record.data == pid.encode() * 1000
-        assert {int(file.name.partition("-")[2]) % 2 for file in files.iterdir()} == {1}, (
-            "moved files are gone"
-        )
+        assert {int(file.name.partition("-")[2]) % 2 for file in files.iterdir()} == {1}, "moved files are gone"
 
-    def test_readers_never_see_a_part_of_an_object_that_is_overwritten(
-        self, store: Store, where: list[Any]
-    ) -> None:
+    def test_readers_never_see_a_part_of_an_object_that_is_overwritten(self, store: Store, where: list[Any]) -> None:
         seen: dict[int, int] = {}
         store.put("whole", b"A" * MEGABYTE)
         with self.crew(where, 2, "overwrite", self.rounds // 4) as crew:
@@ -136,9 +129,7 @@ class StoreContract:
         for generation, letter in seen.items():
             assert generations.get(generation, letter) == letter
 
-    def test_readers_never_see_a_part_of_an_object_that_comes_and_goes(
-        self, store: Store, where: list[Any]
-    ) -> None:
+    def test_readers_never_see_a_part_of_an_object_that_comes_and_goes(self, store: Store, where: list[Any]) -> None:
         found = 0
         with self.crew(where, 2, "recreate", self.rounds // 4) as crew:
             while crew.running():
@@ -358,9 +349,7 @@ class StoreContract:
         assert record is not None
         assert record.data == b"first"
 
-    def test_a_move_never_shares_a_file_that_is_known_by_another_name(
-        self, store: Store, tmp_path: Path
-    ) -> None:
+    def test_a_move_never_shares_a_file_that_is_known_by_another_name(self, store: Store, tmp_path: Path) -> None:
         original = tmp_path / "original"
         original.write_bytes(b"sent")
         (tmp_path / "hard").hardlink_to(original)

@@ -34,9 +34,7 @@ def test_two_deployments_share_a_folder_and_see_nothing_of_each_other(tmp_path: 
     assert one.url == str(tmp_path / "one")
 
 
-def test_a_store_is_opened_by_path_home_or_file_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_opened_by_path_home_or_file_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "my störe"

@@ -1,0 +1,60 @@
+"""What of a job's value goes to XCom: small plain JSON itself, anything else as the URI of where it is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.errors import ResultNotPicklable
+from kinetic_orchestration.results import collect
+from kinetic_orchestration.values import JobStatus, Outcome
+
+LARGEST = 48 * 1024  # bytes of JSON in Airflow's database
+WORTH_LOADING = 16 * LARGEST  # no file above this can hold so little
+
+
+def value_for_xcom(job: Job, outcome: Outcome) -> tuple[Any, bool]:
+    """The value and True, or the URI of the value and False. A job that failed raises what it raised."""
+    if outcome.status is JobStatus.SUCCEEDED and outcome.verdict.size > WORTH_LOADING:
+        return uri_of_result(job, outcome), False
+    try:
+        value = collect(job, outcome)
+    except ResultNotPicklable:
+        if outcome.status is not JobStatus.SUCCEEDED:
+            raise
+        return uri_of_result(job, outcome), False  # its classes are on the hosts alone
+    try:
+        plain = plain_json(value)
+    except ValueError:
+        return uri_of_result(job, outcome), False
+    return plain, True
+
+
+def plain_json(value: Any) -> Any:
+    """The same value as JSON knows it, or ValueError if JSON would change it or it is large."""
+    plain = _plain(value)
+    if len(json.dumps(plain, allow_nan=False)) > LARGEST:
+        raise ValueError("too large for XCom")
+    return plain
+
+
+def uri_of_result(job: Job, outcome: Outcome) -> str:
+    name = names.host(job.job_id, outcome.attempt, 0, "result")
+    path = job.store.local_path(name)
+    return Path(path).absolute().as_uri() if path is not None else f"{job.store.url}/{name}"
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):  # a NumPy float is one too
+            return kind(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {str(key): _plain(item) for key, item in value.items()}
+    raise ValueError(f"{type(value).__name__} is not JSON")

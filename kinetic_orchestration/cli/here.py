@@ -1,0 +1,79 @@
+"""The commands about what there is: this machine with its settings, and the slices that can be asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from typing import Any
+
+from kinetic_orchestration import accelerators as table
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
+
+
+def doctor(arguments: Namespace) -> int:
+    from kinetic_orchestration import preflight
+
+    report = preflight.examine(os.environ, store=arguments.store, deployment=arguments.deployment)
+    if arguments.json:
+        show_json(asdict(report) | {"ok": report.ok})
+        return codes.OK if report.ok else codes.ENVIRONMENT
+    if report.settings:
+        show_table(
+            ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
+        )
+        print()
+    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in report.checks])
+    for check in report.checks:
+        if check.fix:
+            print(f"\n{check.name}: {check.fix}")
+    sys.stdout.flush()
+    failed = sum(check.state == preflight.FAILED for check in report.checks)
+    note("all is well" if report.ok else f"{failed} of {len(report.checks)} checks failed")
+    return codes.OK if report.ok else codes.ENVIRONMENT
+
+
+def accelerators(arguments: Namespace) -> int:
+    from kinetic_orchestration.cost import price
+
+    if arguments.name:
+        from kinetic_orchestration.drawing import draw
+
+        slice_ = table.parse(arguments.name)
+        if arguments.json:
+            show_json(_record(slice_) | {"drawing": draw(slice_)})
+        else:
+            print(draw(slice_), end="")
+        return codes.OK
+    known = table.catalogue()
+    if arguments.json:
+        show_json([_record(slice_) for slice_ in known])
+        return codes.OK
+    rows = []
+    for slice_ in known:
+        cost = price(slice_)
+        rows.append(
+            (
+                slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
+                slice_.accelerator_type or "-",
+                f"{slice_.hbm_gib_per_chip} GiB" if slice_.hbm_gib_per_chip else "-",
+                dollars(cost.usd_per_chip_hour * slice_.chips) if cost is not None else "-",
+            )
+        )  # fmt: skip
+    columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
+    show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
+    return codes.OK
+
+
+def _record(slice_: table.Slice) -> dict[str, Any]:
+    from kinetic_orchestration.cost import price
+
+    cost = price(slice_)
+    return slice_.to_json() | {
+        "devices": slice_.devices,
+        "devices_per_host": slice_.devices_per_host,
+        "zones": list(table.zones(slice_)),
+        "usd_per_hour": cost.usd_per_chip_hour * slice_.chips if cost is not None else None,
+    }

@@ -1,0 +1,170 @@
+"""How things are shown: tables and progress for a terminal, plain aligned lines and JSON for all else."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+def show_json(document: Any) -> None:
+    """One JSON document; whatever JSON has no word for becomes null."""
+    sys.stdout.write(json.dumps(plain(document), ensure_ascii=False, indent=2) + "\n")
+
+
+def show_json_line(item: Any) -> None:
+    sys.stdout.write(json.dumps(plain(item), ensure_ascii=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of a value. Arrays of numbers are lists; NaN, infinities and other objects are null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return None
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Columns named in `right` hold numbers."""
+    if sys.stdout.isatty():
+        _rich_table(columns, rows, right)
+        return
+    shown = [[name.upper() for name in columns], *rows]
+    widths = [max(len(row[index]) for row in shown) for index in range(len(columns))]
+    for row in shown:
+        cells = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(row, widths, columns, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        # Text, because what users named must not be read as markup.
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+_STYLES = {
+    "SUCCEEDED": "green", "RUNNING": "cyan", "PENDING": "yellow", "FAILED": "red", "CANCELLED": "magenta",
+    "ok": "green", "warning": "yellow", "failed": "red",
+}  # fmt: skip
+
+
+def show_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Names and texts below each other; a text of several lines is kept in its column."""
+    width = max(len(name) for name, _ in fields)
+    for name, text in fields:
+        first, *more = text.splitlines() or [""]
+        print(f"{name:<{width}}  {first}".rstrip())
+        for line in more:
+            print(f"{'':<{width}}  {line}".rstrip())
+
+
+def note(text: str) -> None:
+    """A word beside the output."""
+    sys.stderr.write(f"kinetic: {text}\n")
+    sys.stderr.flush()
+
+
+PATIENCE = 1.0
+
+
+class Say(Protocol):
+    def __call__(self, text: str, *, detail: str = "") -> None: ...
+
+
+@contextmanager
+def working(text: str) -> Iterator[Say]:
+    """Shows that something is under way: a live line on a terminal, else a plain line for every new text.
+
+    The first text waits a moment, so that quick work says nothing. `detail` is what may change often; it is seen
+    in the live line alone.
+    """
+    yield from (_live if sys.stderr.isatty() else _plainly)(text)
+
+
+def _plainly(text: str) -> Iterator[Say]:
+    first = threading.Timer(PATIENCE, note, (text,))
+    first.daemon = True
+    first.start()
+    last = text
+
+    def say(text: str, *, detail: str = "") -> None:
+        nonlocal last
+        first.cancel()
+        if text != last:
+            note(text)
+            last = text
+
+    try:
+        yield say
+    finally:
+        first.cancel()
+
+
+def _live(text: str) -> Iterator[Say]:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+        task = progress.add_task(text, total=None)
+
+        def say(text: str, *, detail: str = "") -> None:
+            progress.update(task, description=f"{text} · {detail}" if detail else text)
+
+        yield say
+
+
+def age(seconds: float) -> str:
+    """A length of time in its two largest units."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    left = round(seconds)
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for index, (name, size) in enumerate(units):
+        if left >= size or size == 1:
+            count, rest = divmod(left, size)
+            if index + 1 < len(units):
+                smaller, smaller_size = units[index + 1]
+                if count < 10 and rest // smaller_size:
+                    return f"{count} {name} {rest // smaller_size} {smaller}"
+            return f"{count} {name}"
+    return "0 s"
+
+
+def size(count: float) -> str:
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
+
+
+def dollars(usd: float | None) -> str:
+    if usd is None:
+        return "unknown"
+    return "<$0.01" if 0 < usd < 0.01 else f"${usd:,.2f}"

@@ -1,0 +1,261 @@
+"""The commands that look ahead: what a function would be as a job, and what its environment would hold."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import operator
+import os
+import sys
+import tempfile
+import traceback
+import warnings
+from argparse import Namespace
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kinetic_orchestration import launch, settings
+from kinetic_orchestration.agent.tree import FILE
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import note, show_fields, show_json, size, working
+from kinetic_orchestration.decorator import RemoteCallable
+from kinetic_orchestration.drawing import draw
+from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.packaging.bundle import Bundle, package
+from kinetic_orchestration.packaging.tree import Snapshot
+from kinetic_orchestration.plan import describe, make_plan
+from kinetic_orchestration.spec import JobSpec, Options, check_function, name_of
+from kinetic_orchestration.values import Plan
+
+LARGEST = 3
+
+
+def plan(arguments: Namespace) -> int:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        spec = _spec(arguments)
+        with working(f"packaging {spec.name}"):
+            planned, bundle = _dry_run(spec)
+    told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
+    if arguments.json:
+        show_json(_document(planned, bundle, told, files=arguments.files))
+        return codes.OK
+    print(describe(planned))
+    show_fields([*_contents(bundle)])
+    if arguments.files and bundle.project is not None:
+        print()
+        for entry in bundle.project.entries:
+            print(f"  {entry.path}{f'  {size(entry.size)}' if entry.kind == FILE else ''}")
+    print(f"\n{draw(planned.slice)}", end="")
+    sys.stdout.flush()
+    for text in told:
+        note(f"warning: {text}")
+    note("nothing was run or sent")
+    return codes.OK
+
+
+def lock(arguments: Namespace) -> int:
+    from kinetic_orchestration.packaging import requirements
+    from kinetic_orchestration.packaging.first_party import distributions_as_files
+
+    here = settings.load()
+    with working(f"resolving {arguments.requirements}"):
+        found = requirements.lock(
+            arguments.requirements,
+            environ=os.environ,
+            cache=here.home / "locks",
+            python=arguments.python,
+            platform=arguments.platform,
+            first_party=distributions_as_files(),
+            refresh=arguments.refresh,
+        )
+    if arguments.output:
+        Path(arguments.output).write_text(found.text, encoding="utf-8")
+    if arguments.json:
+        show_json(
+            {
+                "packages": found.packages, "digest": found.digest, "python": found.python, "platform": found.platform,
+                "source": found.source, "first_party": [entry.name for entry in found.first_party],
+                "output": arguments.output, "text": None if arguments.output else found.text,
+            }
+        )  # fmt: skip
+        return codes.OK
+    if not arguments.output:
+        print(found.text, end="")
+        sys.stdout.flush()
+    where = f" in {arguments.output}" if arguments.output else ""
+    amount = "1 package" if found.packages == 1 else f"{found.packages} packages"
+    note(f"{amount}{where}, for Python {found.python} ({found.source})")
+    if found.first_party:
+        note(f"not in it, for they travel as files: {', '.join(entry.name for entry in found.first_party)}")
+    return codes.OK
+
+
+def _spec(arguments: Namespace) -> JobSpec:
+    file, colon, name = arguments.target.rpartition(":")
+    if not colon:
+        file, name = arguments.target, ""
+    found = _function(_imported(file), name, file)
+    if isinstance(found, RemoteCallable):
+        function, options = found.__kinetic_function__, found.options
+    elif arguments.accelerator:
+        function, options = check_function(found), Options()
+    else:
+        raise UsageError(
+            f"{name} in {file} is not decorated with @kinetic.run(...), so it says nothing of where it should run: "
+            "add --accelerator NAME to plan it all the same"
+        )
+    if arguments.accelerator:
+        options = replace(options, accelerator=arguments.accelerator, cloud=None)
+    place = {key: value for key in ("store", "deployment") if (value := getattr(arguments, key))}
+    return JobSpec(name_of(function), replace(options, **place), function)
+
+
+def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle]:
+    """The way of `launch`, as far as nothing is sent."""
+    here = launch.settings_for(spec)
+    planned = make_plan(spec, here, os.environ)
+    if planned.backend == "local":
+        from kinetic_orchestration.backends.local import check_size
+
+        check_size(planned.slice, here.max_hosts)
+    parent = here.home / "staging"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
+        return planned, package(spec, planned, here, Path(folder), os.environ)
+
+
+def _imported(file: str) -> ModuleType:
+    """The file, or the module of that name, as a program would import it; what it prints is not our output."""
+    path = Path(file)
+    token = launch.only_looking.set(True)
+    try:
+        with redirect_stdout(sys.stderr):
+            return _load(path.resolve()) if path.is_file() else _module(file)
+    except KineticError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}{where}") from error
+    finally:
+        launch.only_looking.reset(token)
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        if all(part.isidentifier() for part in name.split(".")):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    raise UsageError(f"there is no file {name!r} in {Path.cwd()}, and no module of that name")
+
+
+def _load(path: Path) -> ModuleType:
+    folder, name = path.parent, path.stem
+    while (folder / "__init__.py").exists():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    sys.path.insert(0, str(folder))
+    if "." in name:
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, name: str, file: str) -> Any:
+    decorated = [key for key, value in vars(module).items() if isinstance(value, RemoteCallable)]
+    there = f"decorated there: {', '.join(decorated)}" if decorated else "no function there is decorated"
+    if not name:
+        if len(decorated) != 1:
+            raise UsageError(f"{file} needs the name of a function, as {file}:FUNCTION; {there}")
+        name = decorated[0]
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError:
+        raise UsageError(f"{file} has no {name!r}; {there}") from None
+
+
+def _contents(bundle: Bundle) -> list[tuple[str, str]]:
+    """What would travel, in the layout of `describe`."""
+    rows = []
+    if bundle.project is not None:
+        rows.append(("code       ", f"{bundle.project.root}: {_amount(bundle.project)}"))
+        if largest := _largest(bundle.project):
+            rows.append(("largest    ", ", ".join(f"{path} ({size(count)})" for path, count in largest)))
+    else:
+        rows.append(("code       ", "none: the function is in an installed package"))
+    if bundle.call is not None:
+        rows.append(("call       ", f"{size(bundle.call.size)} pickled, without arguments"))
+        rows.append(("by value   ", ", ".join(bundle.call.by_value) or "no module"))
+    for item in bundle.data:
+        here = item.here or (str(item.snapshot.root / item.file) if item.snapshot else "")
+        amount = _amount(item.snapshot) if item.snapshot is not None else "read in place"
+        rows.append(("data       ", f"{here}: {amount}"))
+    if bundle.packages:
+        files = sum(_files(item.snapshot) for item in bundle.packages if item.snapshot is not None)
+        rows.append(
+            ("packages   ", f"{files} files of {', '.join(sorted({item.at or '.' for item in bundle.packages}))}")
+        )
+    environment = bundle.environment
+    if environment.lock is None:
+        rows.append(("python     ", f"this environment (Python {environment.python})"))
+    else:
+        lock = environment.lock
+        rows.append(("python     ", f"Python {lock.python} with {lock.packages} packages ({lock.source})"))
+    return rows
+
+
+def _document(planned: Plan, bundle: Bundle, told: list[str], *, files: bool) -> dict[str, Any]:
+    project, call, environment = bundle.project, bundle.call, bundle.environment
+    return {
+        "plan": planned.to_json() | {"env": sorted(planned.env)},
+        "project": project and {
+            **_snapshot(project),
+            "secrets": list(project.secrets),
+            "largest": [{"path": path, "bytes": count} for path, count in _largest(project)],
+            "paths": [entry.path for entry in project.entries] if files else None,
+        },
+        "call": call and {"bytes": call.size, "by_value": list(call.by_value)},
+        "data": [
+            {"here": item.here} if item.snapshot is None else _snapshot(item.snapshot) | {"file": item.file}
+            for item in bundle.data
+        ],
+        "environment": {
+            "kind": environment.kind,
+            "python": environment.python,
+            "packages": environment.lock.packages if environment.lock else None,
+            "source": environment.lock.source if environment.lock else None,
+        },
+        "warnings": told,
+        "drawing": draw(planned.slice),
+    }  # fmt: skip
+
+
+def _snapshot(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "root": str(snapshot.root), "files": _files(snapshot), "bytes": snapshot.size, "digest": snapshot.digest,
+    }  # fmt: skip
+
+
+def _files(snapshot: Snapshot) -> int:
+    return sum(entry.kind == FILE for entry in snapshot.entries)
+
+
+def _amount(snapshot: Snapshot) -> str:
+    count = _files(snapshot)
+    return f"{count:,} file{'' if count == 1 else 's'}, {size(snapshot.size)}"
+
+
+def _largest(snapshot: Snapshot) -> list[tuple[str, int]]:
+    entries = sorted(snapshot.entries, key=lambda entry: entry.size, reverse=True)[:LARGEST]
+    return [(entry.path, entry.size) for entry in entries if entry.size] if snapshot.count > LARGEST else []

@@ -1,0 +1,29 @@
+"""Warnings that point at the user's own line. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+_OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
+_said: set[str] = set()
+
+
+def warn(message: str) -> None:
+    """Warn where the user's code called into this project, so that Python shows that line."""
+    warnings.warn(message, stacklevel=_distance() + 1)
+
+
+def warn_once(message: str) -> None:
+    """The same, once in a process however many jobs it concerns."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=_distance() + 1)
+
+
+def _distance() -> int:
+    """How many frames there are from `warn` to the first that is not ours."""
+    frame, distance = sys._getframe(1), 0
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:
+        frame, distance = frame.f_back, distance + 1
+    return distance

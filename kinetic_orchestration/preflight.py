@@ -1,0 +1,229 @@
+"""What `doctor` looks at: the settings in force with their sources, and whether this machine can do its part.
+
+Every check says what it found, and every one that is not well says what to do. Nothing is sent anywhere, and only
+the home and the store are written to. It does not know how the answers are shown.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinetic_orchestration import settings
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.settings import Settings
+
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
+
+FULL = 256 << 20  # with less, a job may not get through
+NARROW = 4 << 30
+SMALL_MEMORY = 2 << 30
+FRAMEWORKS = ("jax", "keras", "torch", "tensorflow", "numpy")
+NEWEST = (3, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `fix` is the next step, where there is one to take."""
+
+    name: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    name: str
+    value: str
+    source: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    settings: tuple[Setting, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.state != FAILED for check in self.checks)
+
+
+def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
+    """Everything, whatever of it fails."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            here = settings.load(environ, **arguments)
+        except KineticError as error:
+            # The message of a setting that cannot be is its fix.
+            failed = Check("settings", FAILED, "a setting cannot be", str(error))
+            return Report((), (_python(), failed))
+    said = tuple(Check("settings", WARNING, "a setting is not as asked", str(entry.message)) for entry in caught)
+    looks: tuple[Callable[[], Check], ...] = (
+        _python,
+        lambda: _home(here),
+        lambda: _store(here),
+        lambda: _backend(here),
+        lambda: _disk(here),
+        lambda: _machine(here),
+        _loopback,
+        lambda: _uv(environ),
+        _frameworks,
+    )
+    return Report(tuple(_settings(here, environ)), (*said, *(look() for look in looks)))
+
+
+def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
+    profile = settings.profile_file(environ)
+    for name, (_, _, meaning) in settings.SETTINGS.items():
+        value = getattr(here, name)
+        if name == "max_hosts" and not value:
+            value = ""  # 0 stands for what the machine holds
+        elif name == "retention":
+            value = f"{value / 86400:g}d"
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        yield Setting(name, str(value), here.sources[name], meaning)
+    state = f"{profile}{'' if profile.is_file() else ' (not there)'}"
+    asked = "KINETIC_PROFILE_FILE" if environ.get("KINETIC_PROFILE_FILE") else "default"
+    yield Setting("profile file", state, asked, "where settings of this user may lie")
+
+
+def _python() -> Check:
+    found = (
+        f"Python {'.'.join(map(str, sys.version_info[:3]))} at {sys.executable or 'an unknown place'}, {sys.platform}"
+    )
+    if not sys.executable:
+        return Check(
+            "python", FAILED, found, "run with a Python that knows its own executable: hosts are started with it"
+        )
+    if sys.version_info[:2] > NEWEST:
+        newest = ".".join(map(str, NEWEST))
+        return Check("python", WARNING, found, f"newer than Python {newest}, the newest that is tested; use that one")
+    return Check("python", OK, found)
+
+
+def _home(here: Settings) -> Check:
+    problem = _cannot_write(here.home)
+    if problem:
+        fix = "make it writable for this user, or name another folder with KINETIC_HOME"
+        return Check("home", FAILED, f"{here.home}: {problem}", fix)
+    return Check("home", OK, f"{here.home} is writable")
+
+
+def _cannot_write(folder: Path) -> str:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"probe")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _store(here: Settings) -> Check:
+    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.stores.local import check_guarantees
+
+    try:
+        store = open_store(here.store, here.deployment)
+        if store.local_path("probe") is not None:
+            check_guarantees(store.url)
+    except KineticError as error:
+        return Check("store", FAILED, f"{here.store} cannot be used", str(error))
+    return Check("store", OK, f"{store.url} keeps a store's promises")
+
+
+def _backend(here: Settings) -> Check:
+    from kinetic_orchestration.backends import open_backend
+    from kinetic_orchestration.plan import LATER
+
+    try:
+        open_backend(here.backend, here)
+    except KineticError as error:
+        later = f"; {LATER[here.backend]} is not part of this version" if here.backend in LATER else ""
+        return Check("backend", FAILED, f"{error}{later}", "set KINETIC_BACKEND=local")
+    return Check("backend", OK, here.backend)
+
+
+def _disk(here: Settings) -> Check:
+    places = {"home": here.home, **({} if "://" in here.store else {"store": Path(here.store).expanduser()})}
+    free = {name: shutil.disk_usage(_existing(path)).free for name, path in places.items()}
+    least = min(free, key=lambda name: free[name])
+    found = f"{_gib(free[least])} free at {places[least]}"
+    if free[least] < NARROW:
+        fix = "free some space there (`kinetic-orchestration reap` removes old jobs), or move it with KINETIC_HOME"
+        return Check("disk", FAILED if free[least] < FULL else WARNING, found, fix)
+    return Check("disk", OK, found)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
+def _machine(here: Settings) -> Check:
+    from kinetic_orchestration.backends import local
+
+    cores, memory = local.cores(), local.memory()
+    hosts = local.most_hosts(here.max_hosts)
+    found = f"{cores} core{'s' if cores > 1 else ''}, {_gib(memory)} of memory: emulates slices of up to {hosts} hosts"
+    if memory < SMALL_MEMORY:
+        fix = "slices of more than one host may not fit here; set KINETIC_MAX_HOSTS, or use a larger machine"
+        return Check("machine", WARNING, found, fix)
+    return Check("machine", OK, found)
+
+
+def _loopback() -> Check:
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as error:
+        fix = "bring the loopback interface up (ip link set lo up): the hosts of an emulated slice meet there"
+        return Check("loopback", FAILED, f"no port can be opened on 127.0.0.1: {error.strerror}", fix)
+    return Check("loopback", OK, "ports can be opened on 127.0.0.1")
+
+
+def _uv(environ: Mapping[str, str]) -> Check:
+    from kinetic_orchestration.packaging.resolution import find_uv
+
+    try:
+        path = find_uv(environ)
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, env=dict(environ))
+    except KineticError as error:
+        return Check("uv", WARNING, "not found; only jobs with requirements= need it", str(error))
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("uv", WARNING, f"{path} does not run: {error}", "install it anew: python -m pip install -U uv")
+    if done.returncode:
+        fix = "install it anew: python -m pip install -U uv"
+        return Check("uv", WARNING, f"{path} --version failed: {done.stderr.strip()}", fix)
+    return Check("uv", OK, f"{done.stdout.strip()} at {path}")
+
+
+def _frameworks() -> Check:
+    """Only looked up, not imported: that would take seconds."""
+    found = []
+    for name in FRAMEWORKS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if not found:
+        fix = "jobs use this environment unless they name requirements=; install what they import here, or name it"
+        return Check("frameworks", WARNING, f"none of {', '.join(FRAMEWORKS)}", fix)
+    return Check("frameworks", OK, ", ".join(found))
+
+
+def _gib(count: float) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

@@ -1,0 +1,75 @@
+"""Code without a project ships the modules it imports, found without executing anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.packaging.imports import import_paths, imported_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, text in {
+        "start.py": "import numpy, first\nfrom second import thing\n",
+        "first.py": "def later():\n    import third\n",
+        "second/__init__.py": "from .inner import thing\n",
+        "second/inner.py": "import fourth.deep\n",
+        "second/data.csv": "1,2",
+        "third.py": "this is no Python",
+        "fourth/deep.py": "from . import beside\nfrom ..fifth import sixth\n",
+        "fourth/beside.py": "",
+        "fourth/unused.py": "",
+        "fifth/sixth.py": "import importlib\nimportlib.import_module('seventh')\n__import__('eighth')\n",
+        "seventh.py": "import start\n",
+        "eighth.py": "",
+        "unused.py": "",
+        "fast.cpython-311-x86_64-linux-gnu.so": "",
+        "src/nested.py": "import other_nested",
+        "src/other_nested.py": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def test_imports_are_followed_into_functions_packages_and_namespace_folders(folder: Path) -> None:
+    everything = (
+        "eighth.py", "fifth/sixth.py", "first.py", "fourth/beside.py", "fourth/deep.py", "second", "seventh.py",
+        "start.py", "third.py",
+    )  # fmt: skip
+    assert imported_files(folder, [folder / "start.py"]) == everything
+    assert imported_files(folder, ["start"]) == everything
+
+
+def test_a_submodule_brings_the_whole_of_its_outermost_package(folder: Path) -> None:
+    assert "second" in imported_files(folder, ["second.inner"])
+    assert imported_files(folder, ["fourth.unused"]) == ("fourth/unused.py",)
+
+
+def test_an_extension_module_travels(folder: Path) -> None:
+    assert imported_files(folder, ["fast"]) == ("fast.cpython-311-x86_64-linux-gnu.so",)
+
+
+def test_modules_that_are_somebody_elses_do_not_travel(folder: Path) -> None:
+    assert imported_files(folder, ["numpy", "os.path", "__main__", "builtins", "not there", ""]) == ()
+
+
+def test_entries_of_sys_path_inside_the_folder_are_searched(folder: Path) -> None:
+    assert imported_files(folder, ["nested"]) == ()
+    found = imported_files(folder, ["nested"], path=["/usr/lib", str(folder / "src")])
+    assert found == ("src/nested.py", "src/other_nested.py")
+
+
+def test_the_import_paths_of_a_project_are_relative_and_hold_no_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "env" / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (folder / "env" / "pyvenv.cfg").touch()
+    monkeypatch.chdir(folder)
+    given = [
+        "", str(folder / "src"), str(folder / "env" / "lib"), str(folder / "env/lib/python3/site-packages"),
+        str(folder / "src"), str(folder / "gone"), "/usr/lib", str(folder.parent),
+    ]  # fmt: skip
+    assert import_paths(folder, given) == (".", "src")

@@ -1,0 +1,418 @@
+"""One seed, one schedule: who does what and what goes wrong, and the promises that must hold at every moment.
+
+Clients run the real `launch`, `act`, `watch` and `Follower`; the judge sees every record that is written and every
+outcome that anybody is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
+from kinetic_orchestration.agent import host, names, wire
+from kinetic_orchestration.errors import KineticError, StoreError, TooBig
+from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.identity import Identity
+from kinetic_orchestration.values import ELSEWHERE, JobStatus, Limits, Outcome, Plan, Retry, Staged
+from tests.simulation.slices import Ground, SimulatedBackend
+from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World, simulated_time
+
+SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
+STAGED = Staged({}, "", "", (), (), (), (), {}, "")
+PATIENCE = 6 * 3600.0  # a healed world ends within this much of its time
+REQUESTS = 6_000  # and within so many requests
+DAY = 86_400.0
+
+
+class Judge:
+    """Sees every write, and says when a promise is broken."""
+
+    def __init__(self, world: World, ground: Ground, plan: Plan) -> None:
+        self.world, self.ground, self.plan = world, ground, plan
+        self.verdicts: dict[tuple[str, int], wire.Verdict] = {}
+        self.intents: dict[tuple[str, int], float] = {}
+        self.created: dict[str, float] = {}
+        self.outcomes: dict[str, Outcome] = {}
+
+    def on_write(self, name: str, data: bytes) -> None:
+        parts = name.split("/")
+        if parts[0] == "beats":
+            self.ground.truth(parts[1], int(parts[2])).beats.setdefault(int(parts[3]), []).append(self.world.now)
+        elif name.endswith("/verdict.json"):
+            self._on_verdict(parts[1], int(parts[3]), wire.Verdict.decode(data))
+        elif name.endswith("/intent.json"):
+            self._on_intent(parts[1], int(parts[4]))
+        elif name.endswith("/spec.json"):
+            self.created[parts[1]] = self.world.now
+
+    def _on_intent(self, job: str, attempt: int) -> None:
+        self.world.note("intent", job, attempt)
+        self.intents[job, attempt] = self.world.now
+        if (job, attempt) in self.verdicts:
+            self.world.reached.add("a stale intent after the verdict")
+        if attempt == 1:
+            return
+        previous = self.verdicts.get((job, attempt - 1))
+        if previous is None or previous.kind == wire.COMMITTED:
+            raise Violation(f"attempt {attempt} of {job} is intended, and the verdict before it is {previous}")
+        self._within_budgets(job, attempt)
+
+    def _within_budgets(self, job: str, attempt: int) -> None:
+        spent = lifecycle.Spent()
+        for number in range(1, attempt):
+            budget, _ = lifecycle.CAUSES[self.verdicts[job, number].cause]
+            if budget is None:
+                raise Violation(f"attempt {attempt} of {job} follows a final verdict")
+            spent = lifecycle.spend(spent, budget)
+        for budget, used in zip(spent._fields, spent, strict=True):
+            if used > getattr(self.plan.retry, budget):
+                raise Violation(f"attempt {attempt} of {job} exceeds the {budget} budget")
+
+    def _on_verdict(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
+        world = self.world
+        world.note("verdict", job, attempt, verdict.kind, verdict.cause, verdict.host, verdict.reason)
+        self.verdicts[job, attempt] = verdict
+        cancelled = names.cancel(job) in world.records
+        if verdict.kind == wire.COMMITTED:
+            self._on_commit(job, attempt, verdict)
+            if cancelled:
+                world.reached.add("a commit was faster than a cancel")
+            if attempt > 1:
+                world.reached.add(f"attempt {min(attempt, 3)} committed")
+            return
+        exits = self.ground.truth(job, attempt).exits
+        if cancelled and len(exits) == self.plan.slice.hosts and not any(exits.values()):
+            world.reached.add("a cancel was faster than a commit")
+        if verdict.kind == wire.CLOSED:
+            world.reached.add(f"closed by a client: {verdict.cause}")
+            if (job, attempt) not in self.intents:
+                world.reached.add(f"closed without an intent: {verdict.cause}")
+        else:
+            world.reached.add(f"aborted: {verdict.cause}")
+        if not self._justified(job, attempt, verdict):
+            raise Violation(f"attempt {attempt} of {job} was ended for no reason: {verdict}")
+
+    def _on_commit(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
+        truth = self.ground.truth(job, attempt)
+        if any(number != attempt and other.kind == wire.COMMITTED for (name, number), other in self.verdicts.items() if name == job):
+            raise Violation(f"{job} has two results")
+        if job in self.outcomes:
+            raise Violation(f"{job} commits after somebody was told {self.outcomes[job]}")
+        if [truth.exits.get(number) for number in range(self.plan.slice.hosts)] != [0] * self.plan.slice.hosts:
+            raise Violation(f"{job} commits attempt {attempt} whose hosts ended with {truth.exits}")
+        if verdict.digest not in truth.values:
+            raise Violation(f"{job} commits a value that its program did not return")
+
+    def _justified(self, job: str, attempt: int, verdict: wire.Verdict) -> bool:
+        """Whether the world did to this attempt what its verdict says."""
+        truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits
+        intent, cause = self.intents.get((job, attempt)), verdict.cause
+        if cause == wire.CANCELLED:
+            return names.cancel(job) in world.records
+        if cause == wire.CONFIGURATION:
+            return truth.refused or "unready" in truth.harm
+        if cause == wire.USER:
+            return any(truth.exits.values())
+        if cause == wire.PREEMPTION:
+            return any("preempt" in kind for kind in truth.harm)
+        if cause == wire.STALL:
+            return "stuck" in truth.harm
+        if cause == wire.DEADLINE:
+            ages = [
+                (limits.total, world.now - self.created[job]),
+                (limits.provision, world.now - intent if intent is not None else 0.0),
+                (limits.run, world.now - intent if intent is not None else 0.0),
+            ]
+            return any(limit and age > float(limit) for limit, age in ages)
+        if "sign of life" in verdict.reason:
+            return self._silent(job, attempt)
+        return bool(truth.harm - {"deadline"}) or "did not start within" in verdict.reason
+
+    def _silent(self, job: str, attempt: int) -> bool:
+        """Some host had indeed been silent when the client looked."""
+        assert self.world.current is not None
+        looked = self.world.current.look_began
+        beats = self.ground.truth(job, attempt).beats
+        last = [max((when for when in times if when <= looked), default=0.0) for times in beats.values()]
+        silent = min(last) if last else self.intents[job, attempt]
+        self.world.reached.add("hosts elsewhere were given up")
+        return looked - silent > (lifecycle.SILENT_BEATS if last else lifecycle.SILENT_START)
+
+    def told(self, job: str, outcome: Outcome) -> None:
+        """Somebody was told how a job ended."""
+        world = self.world
+        world.note("outcome", job, outcome.status.value, outcome.attempt, outcome.cause)
+        known = self.outcomes.setdefault(job, outcome)
+        if known != outcome:
+            raise Violation(f"{job} has two outcomes: {known} and {outcome}")
+        committed = [number for (name, number), verdict in self.verdicts.items() if name == job and verdict.kind == wire.COMMITTED]
+        if (outcome.status is JobStatus.SUCCEEDED) != bool(committed):
+            raise Violation(f"{job} committed {committed}, and somebody was told {outcome}")
+        if committed:
+            result = world.records.get(names.host(job, outcome.attempt, 0, "result"))
+            if result is None or result.data.decode() != outcome.verdict.digest:
+                raise Violation(f"the result of {job} is lost")
+        if outcome.status is JobStatus.FAILED:
+            world.reached.add(f"failed: {outcome.cause}")
+
+
+class Schedule:
+    """Everything that one seed draws."""
+
+    def __init__(self, seed: int, worlds: list[World]) -> None:
+        world = self.world = World(seed)
+        worlds[:] = [world]
+        draw = world.random
+        cloud = draw.random() < 0.4
+        self.ground = ground = Ground(world, cloud=cloud)
+        self.plan = ground.plan = Plan(
+            name="train",
+            slice=draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2])),
+            backend="simulated",
+            store="memory://store",
+            deployment="test",
+            limits=Limits(
+                provision=draw.choice((300.0, 600.0)) if cloud else draw.choice((None, None, 120.0)),
+                run=draw.choice((60.0, 300.0)) if cloud else draw.choice((None, None, 40.0)),
+                total=draw.choice((None, None, None, 60.0, 400.0)),
+                stall=draw.choice((None, 20.0)),
+            ),
+            retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
+        )
+        ground.harm = draw.choice((0.0, 0.3, 0.8))
+        ground.user_failure = draw.choice((0.0, 0.0, 0.5))
+        ground.refusal = draw.choice((0.0, 0.0, 0.0, 0.2))
+        ground.poll = draw.choice((1.0, 4.0))
+        busy = draw.choice((0.03, 0.15, 0.4))
+        ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
+        self.odds = Odds(
+            delay=busy,
+            stall=draw.choice((0.0, 0.0, 0.01)),
+            error=draw.choice((0.0, 0.0, 0.02)),
+            crash=draw.choice((0.0, 0.01, 0.04)),
+        )
+        self.pace = draw.choice((2.0, 10.0))
+        self.healed = world.now + draw.choice((30.0, 150.0, 400.0)) * draw.random()
+        self.orphaned = draw.random() < 0.15  # no client will come back
+        self.again = draw.random() < 0.3  # a failed job is asked for again
+        self.judge = Judge(world, ground, self.plan)
+        world.on_write = self.judge.on_write
+        self.identity = Identity("test", "simulation", str(seed))
+        self.clients = 0
+        self.staging = 0
+        self._people()
+
+    # ---- who takes part ----------------------------------------------------------------------------------
+
+    def _people(self) -> None:
+        world, draw = self.world, self.world.random
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            self._client(self._launch, draw.choice((0.0, 1.0, 30.0)) * draw.random())
+        if draw.random() < 0.4:
+            self._client(self._attach, draw.uniform(1.0, 60.0), machine=draw.choice(("here", "elsewhere")))
+        if draw.random() < 0.2:
+            self._client(self._cancel, draw.choice((2.0, 20.0, 60.0)) * draw.random())
+        if draw.random() < 0.2:
+            self._client(self._reap, draw.uniform(1.0, 100.0))
+        if draw.random() < 0.05:
+            world.at(world.now + draw.uniform(1.0, 60.0), lambda: world.suspend(draw.choice((60.0, 7200.0))))
+        world.at(self.healed, self._heal)
+
+    def _client(self, main: Callable[[Task], object], delay: float, machine: str = "here") -> Task:
+        self.clients += 1
+        return self.world.spawn(
+            f"{main.__name__.lstrip('_')} {self.clients}", main,
+            delay=delay, machine=machine, odds=self.odds, skew=self.world.random.uniform(-600.0, 600.0),
+        )  # fmt: skip
+
+    def _heal(self) -> None:
+        """From here on nothing fails any more, and somebody who wants the job is there."""
+        world = self.world
+        world.note("healed")
+        self.ground.calm = True
+        self.ground.host_odds = self.odds = Odds(delay=0.02)
+        for task in self._tasks:
+            task.odds = self.odds
+        world.limits = (world.now + PATIENCE, world.requests + REQUESTS)
+        if not self.orphaned:
+            self._client(self._launch, 1.0)
+
+    @property
+    def _tasks(self) -> list[Task]:
+        return [what for _, _, what in self.world._queue if isinstance(what, Task)]
+
+    # ---- what they do ------------------------------------------------------------------------------------
+
+    def _place(self, task: Task) -> tuple[SimulatedStore, SimulatedBackend]:
+        return SimulatedStore(self.world), SimulatedBackend(self.ground, task.machine)
+
+    def _launch(self, task: Task) -> None:
+        """A program, or an orchestrator's step: launches, follows, and is started again when it fails."""
+        generations = 0
+        while True:
+            try:
+                job = self._launched(task)
+            except (StoreError, Unreachable, TooBig):
+                self.world.sleep(5.0)
+                continue
+            outcome = self._followed(job, task)
+            generations += 1
+            if outcome.status is not JobStatus.FAILED or not self.again or generations > 2:
+                return
+            self.world.reached.add("a failed job was asked for again")
+
+    def _launched(self, task: Task) -> act.Job:
+        """As launch.launch, without the packing."""
+        store, backend = self._place(task)
+        job = launch.claim(store, backend, self.identity)
+        if store.read(names.spec(job)) is None:
+            self.staging += 1
+            if self.staging > 1:
+                self.world.reached.add("two launchers raced for one identity")
+            self.world.sleep(self.world.random.random() * 3.0)
+            launch.admit(store, job, self.identity, self.plan, STAGED)
+            self.staging -= 1
+        return launch.provision(act.open_job(job, store, backend))
+
+    def _attach(self, task: Task) -> None:
+        """A sensor, a trigger or another machine that follows by the job's id."""
+        while True:
+            job = self._current(task)
+            if job is not None:
+                self._followed(job, task)
+                return
+            if self.ground.calm:
+                return
+            self.world.sleep(5.0)
+
+    def _current(self, task: Task) -> act.Job | None:
+        store, backend = self._place(task)
+        try:
+            for generation in (3, 2, 1):
+                job = launch.job_id(self.identity, generation)
+                if store.read(names.spec(job)) is not None:
+                    return act.open_job(job, store, backend)
+        except (StoreError, Unreachable):
+            pass
+        return None
+
+    def _followed(self, job: act.Job, task: Task) -> Outcome:
+        world, draw = self.world, self.world.random
+        follower, pace = Follower(job), self.pace
+        while True:
+            try:
+                outcome = follower.step()
+            except (StoreError, Unreachable, TooBig):
+                if draw.random() < 0.5:
+                    follower = Follower(job)  # the process was started again
+                outcome = None
+            if outcome is not None:
+                self.judge.told(job.job_id, outcome)
+                return outcome
+            world.sleep(pace * (0.5 + draw.random()))
+            pace = min(60.0, pace * 1.1)
+
+    def _cancel(self, task: Task) -> None:
+        job = self._current(task)
+        if job is None:
+            return
+        try:
+            act.cancel(job, "enough", task.name)
+        except StoreError:
+            pass
+        if self.world.random.random() < 0.5:
+            self._followed(job, task)
+
+    def _reap(self, task: Task) -> None:
+        store, backend = self._place(task)
+        try:
+            for placement in list(backend.leftovers()):
+                why = reaper._unwanted(store, placement["job"], placement["attempt"], Path(placement["run"]))
+                if not why or backend.observe([placement])[0].state == ELSEWHERE:
+                    self.world.reached.add("the reaper left a live placement alone")
+                    continue
+                if (placement["job"], placement["attempt"]) not in self.judge.verdicts:
+                    raise Violation(f"the reaper deletes {placement['name']}, which has no verdict")
+                self.world.reached.add("the reaper released a placement")
+                backend.release(placement)
+        except (StoreError, Unreachable):
+            pass
+
+    # ---- to the end --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        world, ground = self.world, self.ground
+        world.run()
+        if ground.living:
+            raise Violation(f"hosts live for ever: {sorted(task.name for task in ground.living)}")
+        if ground.places:
+            world.reached.add("only the reaper could release")
+            self._later(120.0, self._reap)
+            if not self.orphaned:
+                self._nothing_left()
+        if self.orphaned and self.judge.created:
+            world.reached.add("a job that everybody had left was asked for later")
+        self._later(DAY, self._ask_all)
+        self._later(DAY, self._reap)
+        self._nothing_left()
+        self._later(DAY, self._cancel_all)
+
+    def _later(self, when: float, main: Callable[[Task], object]) -> None:
+        world = self.world
+        world.limits = (world.now + when + PATIENCE, world.requests + REQUESTS)
+        self._client(main, when)
+        world.run()
+
+    def _nothing_left(self) -> None:
+        if self.ground.places or self.ground.living:
+            raise Violation(f"leaked: {sorted(self.ground.places)} {sorted(task.name for task in self.ground.living)}")
+
+    def _ask_all(self, task: Task) -> None:
+        """A day later somebody asks how each job ended; one that everybody had left goes on then."""
+        store, backend = self._place(task)
+        for job_id in list(self.judge.created):
+            self._followed(act.open_job(job_id, store, backend), task)
+
+    def _cancel_all(self, task: Task) -> None:
+        """Another day later somebody cancels, and asks again."""
+        store, backend = self._place(task)
+        for job_id in list(self.judge.created):
+            job = act.open_job(job_id, store, backend)
+            act.cancel(job, "too late", task.name)
+            self._followed(job, task)
+
+
+def run(seed: int, worlds: list[World]) -> Schedule:
+    """Plays one seed. `worlds` is what `simulated_time` was given."""
+    schedule = Schedule(seed, worlds)
+    schedule.run()
+    return schedule
+
+
+def trace_of(world: World) -> str:
+    return "\n".join(
+        f"{when - world.trace[0][0]:12.3f}  {who:<24} {' '.join(str(word) for word in what)}"
+        for when, who, *what in world.trace
+    )
+
+
+class Failed(AssertionError):
+    """A seed that broke a promise, with its trace."""
+
+
+def play(seed: int, worlds: list[World], *, lines: int = 400) -> Schedule:
+    """Plays one seed and tells everything if a promise is broken."""
+    try:
+        return run(seed, worlds)
+    except (Violation, Exception) as error:
+        told = trace_of(worlds[0]).splitlines()
+        left = f"… {len(told) - lines} lines before\n" if len(told) > lines else ""
+        raise Failed(
+            f"seed {seed}: {type(error).__name__}: {error}\n{left}" + "\n".join(told[-lines:])
+            + f"\nseed {seed}: {type(error).__name__}: {error}\nTo see it again: python -m tests.simulation --seed {seed}"
+        ) from error
+
+
+__all__ = ["Failed", "KineticError", "host", "play", "run", "simulated_time", "trace_of"]

@@ -1,0 +1,504 @@
+"""The simulated backend: slices whose hosts run the agent's real loop and rules, and may fail in every way.
+
+Two kinds, by `Ground.cloud`. Like the local backend: a guard beside every agent, and a dead host can be seen. Like
+a cloud: queueing, a view that lags, hosts that boot late or never, whole slices that vanish, hosts that live on
+after their release, no guard, a deadline armed in the hosts themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kinetic_orchestration.agent import host, names, rules, wire
+from kinetic_orchestration.agent.records import RecordsError
+from kinetic_orchestration.errors import TooBig
+from kinetic_orchestration.values import (
+    ABSENT,
+    ELSEWHERE,
+    GONE,
+    PARTIAL,
+    PRESENT,
+    PROVISIONING,
+    QUEUED,
+    Intent,
+    Observation,
+    Plan,
+)
+
+from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
+
+FAREWELL_PATIENCE = 2.0
+
+
+class Truth:
+    """What really happened in one attempt, by which every verdict is judged."""
+
+    def __init__(self) -> None:
+        self.harm: set[str] = set()  # what the world did to its hosts
+        self.exits: dict[int, int] = {}  # of programs that ended by themselves
+        self.values: set[str] = set()  # of host 0's program
+        self.refused = False
+        self.beats: dict[int, list[float]] = {}
+        self.submits = 0
+
+
+class Program:
+    """The user's code on one host."""
+
+    def __init__(self, ends: float, code: int, value: str, stuck: bool, reaction: float) -> None:
+        self.ends = ends
+        self.code = code
+        self.value = value
+        self.stuck = stuck
+        self.reaction = reaction  # between SIGTERM and its end
+
+
+class Box:
+    """One host of one placement."""
+
+    def __init__(self, place: Place, index: int) -> None:
+        self.place = place
+        self.index = index
+        self.task: Task | None = None
+        self.agent: SimulatedHost | None = None
+        self.guarded = not place.ground.cloud
+        self.dead = False
+        self.hidden = False  # dead, and nobody can see it
+        self.zombie = False  # alive, and nobody can see it
+        self.fate = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.name}/{self.index}"
+
+
+class Place:
+    def __init__(self, ground: Ground, fields: Mapping[str, Any], intent: Intent, spec_digest: str) -> None:
+        self.ground = ground
+        self.name: str = fields["name"]
+        self.job: str = fields["job"]
+        self.attempt: int = fields["attempt"]
+        self.hosts: int = fields["hosts"]
+        self.machine: str = fields["machine"]
+        self.intent = intent
+        self.spec_digest = spec_digest
+        self.boxes: dict[int, Box] = {}
+        self.visible = self.queued = self.active = 0.0
+
+
+class Ground:
+    """Where slices live, and what the weather does to them."""
+
+    def __init__(self, world: World, *, cloud: bool) -> None:
+        self.world = world
+        self.cloud = cloud
+        self.places: dict[str, Place] = {}
+        self.truths: dict[tuple[str, int], Truth] = {}
+        self.living: set[Task] = set()
+        self.calm = False
+        self.harm = 0.0  # how likely something happens to an attempt
+        self.user_failure = 0.0
+        self.refusal = 0.0
+        self.poll = 3.0
+        self.host_odds = Odds()
+        self.store = SimulatedStore(world, of_host=True)
+        self.plan: Plan
+
+    def truth(self, job: str, attempt: int) -> Truth:
+        return self.truths.setdefault((job, attempt), Truth())
+
+    # ---- hosts begin -------------------------------------------------------------------------------------
+
+    def make(self, place: Place, index: int) -> None:
+        world = self.world
+        box = place.boxes[index] = Box(place, index)
+        delay = world.random.uniform(0.02, 0.5)
+        if self.cloud:
+            delay += max(0.0, place.active - world.now) + world.random.uniform(0.0, 20.0)
+            if place.intent.deadline:
+                world.at(max(world.now, place.intent.deadline), lambda: self._deadline(box))
+        if not self.calm and world.random.random() < self.harm / place.hosts:
+            delay = self._fate(box, delay)
+        if delay < float("inf"):
+            self._boot(box, delay)
+
+    def _boot(self, box: Box, delay: float) -> None:
+        world = self.world
+        box.task = world.spawn(
+            f"host {box.name}", lambda task: self._live(box, task),
+            delay=delay, odds=self.host_odds, skew=world.random.uniform(-600.0, 600.0),
+        )  # fmt: skip
+        self.living.add(box.task)
+
+    def _fate(self, box: Box, delay: float) -> float:
+        """Something will happen to this host. Returns when it boots."""
+        world, place = self.world, box.place
+        limits = self.plan.limits
+        kinds = ["host", "preempt", "unready", "slow boot"]
+        if self.cloud:
+            kinds += ["vanish", "vanish", "reboot", "partition", "preempt and vanish"]
+            if limits.provision and limits.run:
+                kinds += ["never boots", "silent"]
+        else:
+            kinds += ["agent", "agent"]
+        if limits.run or limits.stall or limits.total:
+            kinds.append("stuck")
+        kind = world.random.choice(kinds)
+        when = world.now + delay + world.random.choice((0.0, 3.0, 10.0, 40.0)) * world.random.random()
+        if kind == "slow boot":
+            return delay + world.random.uniform(10.0, 400.0)
+        if kind == "never boots":
+            self._harm(box, kind)
+            return float("inf")
+        if kind in ("unready", "stuck"):
+            box.fate = kind
+            return delay
+        world.at(when, lambda: self._befall(box, kind))
+        if kind == "reboot":
+            world.at(when + world.random.uniform(5.0, 60.0), lambda: self._reboot(box))
+        if kind == "preempt and vanish":
+            world.at(when + world.random.uniform(1.0, 30.0), lambda: self._befall(box, "vanish"))
+        return delay
+
+    def _harm(self, box: Box, kind: str) -> None:
+        self.truth(box.place.job, box.place.attempt).harm.add(kind)
+        self.world.note("harm", kind, box.name)
+
+    def _befall(self, box: Box, kind: str) -> None:
+        place = box.place
+        if self.calm or box.dead or place.boxes.get(box.index) is not box or self.places.get(place.name) is not place:
+            return
+        self._harm(box, kind)
+        self.world.reached.add(f"harm: {kind}")
+        if kind in ("agent", "silent"):
+            box.hidden = self.cloud
+            self._kill_agent(box)
+        elif kind in ("host", "reboot"):
+            box.guarded = False
+            self._kill_agent(box)
+        elif kind in ("preempt", "preempt and vanish"):
+            for other in place.boxes.values() if self.cloud else (box,):
+                if other.agent is not None:
+                    other.agent.preempted = "a notice of preemption"
+        elif kind == "vanish":
+            del self.places[place.name]
+            for other in place.boxes.values():
+                other.guarded = False
+                self._kill_agent(other)
+        elif kind == "partition":  # nobody sees the slice any more, and its hosts live on
+            del self.places[place.name]
+            for other in place.boxes.values():
+                other.zombie = True
+
+    def _kill_agent(self, box: Box) -> None:
+        if box.task is None or box.task.dead or box.task.greenlet.dead:
+            return
+        self.world.kill(box.task)
+        self.living.discard(box.task)
+        if box.guarded:
+            guard = self.world.spawn(
+                f"guard {box.name}", lambda _task: self._speak(box),
+                delay=self.world.random.uniform(0.01, 2.0), odds=Odds(delay=self.host_odds.delay),
+            )  # fmt: skip
+            box.task = guard
+            self.living.add(guard)
+        else:
+            box.dead = True
+
+    def _reboot(self, box: Box) -> None:
+        if box.dead and box.place.boxes.get(box.index) is box and self.places.get(box.place.name) is box.place:
+            self.world.reached.add("a host was rebooted")
+            box.dead = False
+            self._boot(box, 0.0)
+
+    def _deadline(self, box: Box) -> None:
+        """The host's own startup script deletes it, whatever has become of the agent."""
+        if box.place.boxes.get(box.index) is not box:
+            return
+        self.world.reached.add("a host ended itself at its deadline")
+        self._harm(box, "deadline")
+        box.guarded = False
+        self._kill_agent(box)
+        self._remove(box)
+
+    # ---- hosts live --------------------------------------------------------------------------------------
+
+    def _live(self, box: Box, task: Task) -> None:
+        """As the agent's `main`: the agent, and the guard that speaks for it if it fails."""
+        agent = box.agent = SimulatedHost(self, box)
+        try:
+            agent.live()
+        except Exception as error:
+            self._harm(box, f"agent failed: {error}")
+            if not box.guarded:
+                self.living.discard(task)
+                box.dead = True
+                return
+            self._speak(box)
+            return
+        self.living.discard(task)
+        self._remove(box)
+
+    def _speak(self, box: Box) -> None:
+        agent, task = SimulatedHost(self, box), self.world.current
+        assert task is not None
+        try:
+            agent._write_verdict(
+                wire.Verdict(
+                    wire.ABORTED, agent.at.boot + "/guard", self.world.now, cause=wire.INFRASTRUCTURE, host=box.index,
+                    reason=f"the agent of host {box.index} was ended by SIGKILL",
+                )
+            )  # fmt: skip
+            agent._farewell()
+        except RecordsError:
+            box.dead = True
+        else:
+            self.world.reached.add("a guard spoke for its agent")
+            self._remove(box)
+        self.living.discard(task)
+
+    def _remove(self, box: Box) -> None:
+        place = box.place
+        if place.boxes.get(box.index) is box:
+            del place.boxes[box.index]
+            if not place.boxes and self.places.get(place.name) is place:
+                del self.places[place.name]
+
+
+class SimulatedHost(host.Host):
+    """The real agent, with the program, the log and the guard's processes simulated."""
+
+    def __init__(self, ground: Ground, box: Box) -> None:
+        place = box.place
+        super().__init__(
+            host.Assignment(
+                "/simulated", place.job, place.attempt, box.index, place.hosts, place.spec_digest,
+                f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
+            ),
+            {},
+        )  # fmt: skip
+        os.close(self.wake_in)
+        os.close(self.wake_out)
+        self.ground, self.world, self.box = ground, ground.world, box
+        self.records = ground.store  # type: ignore[assignment]
+        self.log = _Silence()  # type: ignore[assignment]
+        self.program: Program | None = None
+        self.looked = 0.0
+
+    def live(self) -> None:
+        if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
+            self.world.reached.add("a host started after its attempt's verdict")
+            return
+        try:
+            self._open()
+            self._loop()
+        except Exception as error:
+            self.ground._harm(self.box, f"agent failed: {error!r}")
+            self._decide(wire.INFRASTRUCTURE, f"the agent failed: {error!r}", self.at.host)
+        finally:
+            self._end(0.0)
+            self._farewell()
+
+    def _prepare(self) -> None:
+        self.world.sleep(self.world.random.random() * 2.0)
+        if self.box.fate == "unready" and not self.ground.calm:
+            self.ground._harm(self.box, "unready")
+            cause = self.world.random.choice((wire.INFRASTRUCTURE, wire.CONFIGURATION))
+            self.unready = rules.Exit(1, cause, "the environment could not be made")
+        else:
+            self.prepared = True
+
+    def _look(self) -> None:
+        self.looked = self.world.now
+        super()._look()
+        if self.verdict is not None and self.box.zombie:
+            self.world.reached.add("a zombie found a verdict")
+
+    def _start(self) -> None:
+        verdict = self.world.records.get(names.verdict(self.at.job, self.at.attempt))
+        if verdict is not None and verdict.updated < self.looked:
+            raise Violation(f"{self.box.name} starts its program after its attempt's verdict")
+        draw = self.world.random
+        stuck = self.box.fate == "stuck" and not self.ground.calm
+        if stuck:
+            self.ground._harm(self.box, "stuck")
+        self.child = 1 << 40  # no process has this id
+        self.program = Program(
+            ends=float("inf") if stuck else self.world.now + draw.choice((0.5, 5.0, 30.0)) * draw.random(),
+            code=int(draw.random() < self.ground.user_failure / self.at.hosts),
+            value=f"value-{draw.getrandbits(40):x}",
+            stuck=stuck,
+            reaction=draw.choice((0.1, 3.0, 60.0)),
+        )
+        self.running = True
+        self.run_began = self.active = host.time.monotonic()
+        self._set_state(wire.RUNNING)
+
+    def _pump(self, within: float) -> None:
+        now, program = self.world.now, self.program if self.child else None
+        waited = 1.0 + min(5.0, (host.time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
+        wake = now + self.ground.poll * waited * (0.05 + self.world.random.random())
+        if within > host.TICK:
+            wake = min(wake, now + within)
+        self.world.sleep(max(0.01, min(wake, program.ends if program else wake) - now))
+        if program is None:
+            return
+        if self.world.now >= program.ends:
+            self._on_exit(program.code)
+        elif not program.stuck:
+            self.active = host.time.monotonic()
+
+    def _on_exit(self, code: int) -> None:
+        self.child = 0
+        truth = self.ground.truth(self.at.job, self.at.attempt)
+        truth.exits[self.at.host] = code
+        if self.program is not None and self.at.host == 0 and code == 0:
+            truth.values.add(self.program.value)
+            self.outcome = self.program.value
+        if self.exit is None:
+            self.exit = self._exit_of(code)
+        self._set_state(wire.ENDING)
+        self._record_exit()
+
+    def _report(self) -> dict[str, Any] | None:
+        if self.program is None or self.child:
+            return None
+        if self.program.code:
+            return {"code": self.program.code, "kind": "exception", "message": "boom"}
+        return {"code": 0, "kind": "value", "digest": self.program.value, "size": 1}
+
+    def _commit(self) -> None:
+        super()._commit()
+        if self.preempted:
+            self.world.reached.add("preempted during the commit")
+
+    def _end(self, grace: float) -> None:
+        if self.box.task is not None and self.box.task.dead:
+            raise Killed
+        if self.child and grace and self.program is not None:
+            deadline = self.world.now + grace
+            self.program.ends = min(self.program.ends, self.world.now + self.program.reaction)
+            while self.child and self.world.now < deadline:
+                self._pump(deadline - self.world.now)
+                self._beat()
+        self.child = 0
+
+    def _dump_stacks(self) -> None:
+        pass
+
+
+class _Silence:
+    segment = offset = 0
+
+    def write(self, kind: str, payload: bytes) -> None:
+        pass
+
+
+class SimulatedBackend:
+    """The Backend protocol, as one client sees it."""
+
+    def __init__(self, ground: Ground, machine: str) -> None:
+        self._ground = ground
+        self._world = ground.world
+        self._machine = machine
+
+    def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
+        return {
+            "name": f"{job_id}-{attempt}", "job": job_id, "attempt": attempt,
+            "hosts": plan.slice.hosts, "machine": "" if self._ground.cloud else self._machine,
+        }  # fmt: skip
+
+    def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
+        ground, world = self._ground, self._world
+        world.request("submit", intent.placement["name"], Unreachable)
+        truth = ground.truth(job_id, intent.attempt)
+        self._check_submit(job_id, intent.attempt)
+        if not ground.calm and world.random.random() < ground.refusal:
+            if world.random.random() < 0.7:
+                world.reached.add("a submit had to wait")
+                return "waiting for a place"
+            truth.refused = True
+            raise TooBig("this slice is too large")
+        truth.submits += 1
+        name = intent.placement["name"]
+        place = ground.places.get(name)
+        if place is None:
+            place = Place(ground, intent.placement, intent, spec_digest)
+            if ground.cloud:
+                place.visible = world.now + world.random.choice((0.0, 0.0, 5.0, 30.0))
+                place.queued = place.visible + world.random.choice((0.0, 10.0, 60.0)) * world.random.random()
+                place.active = place.queued + world.random.uniform(1.0, 20.0)
+        elif len(place.boxes) < place.hosts:
+            world.reached.add("a partial placement was submitted again")
+        for index in range(place.hosts):
+            box = place.boxes.get(index)
+            if box is None or (box.dead and not ground.cloud):
+                ground.places[name] = place
+                ground.make(place, index)
+            if not ground.cloud and index + 1 < place.hosts:
+                world.request("launch", f"{name}/{index}", Unreachable)
+        world.request("submit", name, Unreachable, done=True)
+        return ""
+
+    def _check_submit(self, job_id: str, attempt: int) -> None:
+        verdict = self._world.records.get(names.verdict(job_id, attempt))
+        if verdict is not None:
+            task = self._world.current
+            assert task is not None
+            if verdict.updated < task.look_began:
+                raise Violation(f"{task.name} submits attempt {attempt} of {job_id}, whose verdict it could see")
+            self._world.reached.add("a stale submitter submitted after the verdict")
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        self._world.request("observe", placements[0]["name"], Unreachable)
+        return [self._observe(placement) for placement in placements]
+
+    def _observe(self, placement: Mapping[str, Any]) -> Observation:
+        if placement["machine"] not in ("", self._machine):
+            return Observation(ELSEWHERE, "the hosts run on another machine")
+        place, now = self._ground.places.get(placement["name"]), self._world.now
+        if place is None or not place.boxes or now < place.visible:
+            return Observation(ABSENT)
+        dead = [index for index, box in place.boxes.items() if box.dead and not box.hidden]
+        if now < place.queued:
+            return Observation(QUEUED)
+        if now < place.active:
+            return Observation(PROVISIONING)
+        if dead:
+            return Observation(GONE, f"host {dead[0]} was killed")
+        return Observation(PRESENT if len(place.boxes) == place.hosts else PARTIAL)
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        self._world.request("wake", placement["name"], Unreachable)
+
+    def release(self, placement: Mapping[str, Any]) -> bool:
+        ground, world = self._ground, self._world
+        name = placement["name"]
+        world.request("release", name, Unreachable)
+        if placement["machine"] not in ("", self._machine):
+            return False
+        if not ground.cloud and name in ground.places:
+            world.sleep(FAREWELL_PATIENCE)
+        place = ground.places.pop(name, None)
+        if place is not None:
+            live_on = ground.cloud and not ground.calm and world.random.random() < 0.2
+            for box in list(place.boxes.values()):
+                box.guarded = False
+                if live_on:
+                    box.zombie = True
+                else:
+                    ground._kill_agent(box)
+            if live_on:
+                world.reached.add("released hosts lived on")
+        world.request("release", name, Unreachable, done=True)
+        return True
+
+    def leftovers(self) -> Iterator[dict[str, Any]]:
+        for name, place in list(self._ground.places.items()):
+            if place.machine in ("", self._machine):
+                yield {
+                    "name": name, "job": place.job, "attempt": place.attempt, "hosts": place.hosts,
+                    "machine": place.machine, "run": f"/simulated/{name}",
+                }  # fmt: skip

@@ -1,0 +1,127 @@
+"""What `doctor` finds out about this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration import preflight
+from kinetic_orchestration.cli import main
+from kinetic_orchestration.settings import SETTINGS
+
+
+def examine(**environ: str) -> preflight.Report:
+    return preflight.examine({**os.environ, **environ})
+
+
+def check(report: preflight.Report, name: str) -> preflight.Check:
+    return next(entry for entry in report.checks if entry.name == name)
+
+
+def test_a_machine_that_is_well_passes_every_check(home: Path) -> None:
+    report = examine()
+    assert report.ok, report.checks
+    assert [entry.name for entry in report.checks] == (
+        ["python", "home", "store", "backend", "disk", "machine", "loopback", "uv", "frameworks"]
+    )
+    assert str(home) in check(report, "home").found
+    assert "emulates slices of up to" in check(report, "machine").found
+    assert "jax" in check(report, "frameworks").found
+
+
+def test_every_setting_is_shown_with_its_value_and_where_it_came_from(home: Path, tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text('[default]\nzone = "us-east5-a"\nretention = "3d"\n', encoding="utf-8")
+    report = preflight.examine(
+        {**os.environ, "KINETIC_PROFILE_FILE": str(profiles), "KINETIC_PROJECT": "ours"}, deployment="staging"
+    )
+    shown = {entry.name: (entry.value, entry.source) for entry in report.settings}
+    assert set(shown) == {*SETTINGS, "profile file"}
+    assert shown["home"] == (str(home), "KINETIC_HOME")
+    assert shown["project"] == ("ours", "KINETIC_PROJECT")
+    assert shown["deployment"] == ("staging", "argument")
+    assert shown["zone"] == ("us-east5-a", f"[default] in {profiles}")
+    assert shown["retention"] == ("3d", f"[default] in {profiles}")
+    assert shown["distributed"] == ("true", "default")
+    assert shown["profile file"] == (str(profiles), "KINETIC_PROFILE_FILE")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("KINETIC_RETENTION", "soon", "'soon'"),
+        ("KINETIC_MAX_HOSTS", "many", "give a whole number"),
+        ("KINETIC_DISTRIBUTED", "perhaps", "say true or false"),
+        ("KINETIC_PROFILE", "nowhere", "no profile file"),
+        ("KINETIC_STORE", "gs://bucket/prefix", "KINETIC_DEPLOYMENT"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_its_fix(home: Path, variable: str, value: str, told: str) -> None:
+    report = examine(**{variable: value, "KINETIC_PROFILE_FILE": str(home / "none.toml")})
+    assert not report.ok
+    assert told in check(report, "settings").fix
+
+
+def test_a_store_that_cannot_be_is_named_with_its_fix(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    failed = check(examine(KINETIC_STORE=str(tmp_path / "file")), "store")
+    assert failed.state == preflight.FAILED
+    assert "KINETIC_STORE" in failed.fix
+
+
+def test_a_bucket_is_refused_by_name_until_its_backend_is_there(home: Path) -> None:
+    failed = check(examine(KINETIC_STORE="gs://bucket/x", KINETIC_DEPLOYMENT="production"), "store")
+    assert failed.state == preflight.FAILED
+    assert "Cloud TPU backend" in failed.fix
+
+
+def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None:
+    failed = check(examine(KINETIC_BACKEND="tpu-vm"), "backend")
+    assert failed.state == preflight.FAILED
+    assert "the Cloud TPU backend is not part of this version" in failed.found
+    assert "KINETIC_BACKEND=local" in failed.fix
+
+
+def test_a_home_in_a_temporary_folder_is_said_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod with a read-only root: the folder is a file here, because root may write everywhere."""
+    monkeypatch.delenv("KINETIC_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "data").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    warned = check(preflight.examine(os.environ), "settings")
+    assert warned.state == preflight.WARNING
+    assert "set KINETIC_HOME" in warned.fix
+
+
+def test_the_bound_on_emulated_hosts_is_a_setting(home: Path) -> None:
+    assert "up to 3 hosts" in check(examine(KINETIC_MAX_HOSTS="3"), "machine").found
+
+
+def test_doctor_prints_settings_and_checks_and_ends_well(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr()
+    assert "KINETIC_HOME" in shown.out
+    assert "keeps a store's promises" in shown.out
+    assert "all is well" in shown.err
+
+
+def test_doctor_fails_with_the_next_step(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    assert main(["doctor"]) == 5
+    assert "backend: set KINETIC_BACKEND=local" in capsys.readouterr().out
+
+
+def test_doctor_tells_programs_the_same(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert {entry["name"]: entry["source"] for entry in report["settings"]}["home"] == "KINETIC_HOME"
+    assert {entry["state"] for entry in report["checks"]} == {"ok"}
+    assert set(report["checks"][0]) == {"name", "state", "found", "fix"}
