@@ -106,7 +106,7 @@ def run(
     def decorate(function: Callable[..., Any], /) -> RemoteCallable[..., Any]:
         return RemoteCallable(check_function(function), options)
 
-    return decorate
+    return cast(Decorate, decorate)
 
 
 class RemoteCallable(Generic[P, R]):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import socket
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
@@ -19,6 +19,7 @@ from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.cost import Estimate, estimate
 from kinetic_orchestration.errors import JobNotFound, NewerWire, UsageError
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed
+from kinetic_orchestration.notices import warn
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
@@ -40,6 +41,8 @@ class JobHandle(Generic[R]):
         self.backend: str = spec["plan"]["backend"]
         self.accelerator: str = spec["plan"]["slice"]["name"]
         self.created_at = _iso(job.policy.created)
+        self.group_id: str | None = None  # of a batch's job, with its place among the inputs
+        self.group_index: int | None = None
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id} {self.func_name} on {self.accelerator} ({self.backend})>"
@@ -84,9 +87,7 @@ class JobHandle(Generic[R]):
         """Every attempt with its times and its end, as the records have them."""
         found = []
         for number in range(1, self._last_attempt() + 1):
-            intent, record = (
-                self._job.store.read(name(self.job_id, number)) for name in (names.intent, names.verdict)
-            )
+            intent, record = (self._job.store.read(name(self.job_id, number)) for name in (names.intent, names.verdict))
             verdict = None if record is None else Verdict.decode(record.data)
             began = intent.updated if intent is not None else None
             found.append(Attempt(number, began, record.updated if record is not None else None, verdict))
@@ -96,7 +97,8 @@ class JobHandle(Generic[R]):
         """All lines so far; with `follow`, printed as they come until the job ends."""
         if not follow:
             return "".join(self._lines())
-        self._watch(Printer(self.hosts, _write), None, detach=True)
+        with self._detaching():
+            self._watch(Printer(self.hosts, _write))
         return None
 
     def tail(self, n: int = 100) -> str:
@@ -117,17 +119,18 @@ class JobHandle(Generic[R]):
     def result(
         self,
         timeout: float | None = None,
-        cleanup: bool = True,
+        cleanup: bool | None = True,
         cleanup_timeout: float = 180,
         cleanup_poll_interval: float = 2,
-        stream_logs: bool = False,
+        stream_logs: bool | None = False,
         on_status_change: Callable[[JobStatus], object] | None = None,
     ) -> R:
         """Wait for the value, or raise what the job raised. Ctrl-C detaches: the job goes on."""
         settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
         emit = Printer(self.hosts, _write) if stream_logs else None
-        outcome = self._watch(emit, on_status_change, timeout=timeout, detach=True)
+        with self._detaching():
+            outcome = self._watch(emit, on_status_change, timeout=timeout)
         if outcome is None:
             raise TimeoutError(
                 f"job {self.job_id} has not ended within {timeout:g} s; it goes on, and may be asked again"
@@ -146,9 +149,10 @@ class JobHandle(Generic[R]):
     ) -> Outcome | None:
         """Hand every event to `emit`, from the first line on, until the job ends, time is up or `stop` is set.
 
-        `on_step` sees the follower after each of its looks, for those who want no lines.
+        `on_step` sees the follower after each of its looks, for those who want no lines. Ctrl-C detaches.
         """
-        return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
+        with self._detaching():
+            return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
 
     def cancel(self, reason: str = "", cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Ask the job to end and wait until it has, and its hosts are gone."""
@@ -208,10 +212,9 @@ class JobHandle(Generic[R]):
     def _watch(
         self,
         emit: Emit | None,
-        on_status_change: Callable[[JobStatus], object] | None,
+        on_status_change: Callable[[JobStatus], object] | None = None,
         *,
         timeout: float | None = None,
-        detach: bool,
     ) -> Outcome | None:
         told: list[JobStatus] = []
 
@@ -222,26 +225,45 @@ class JobHandle(Generic[R]):
             try:
                 on_status_change(follower.status)
             except Exception as error:
-                warnings.warn(f"on_status_change raised {error!r}; the job is not affected", stacklevel=4)
+                warn(f"on_status_change raised {error!r}; the job is not affected")
 
+        return follow(Follower(self._job), emit, timeout=timeout, on_step=tell)
+
+    @contextlib.contextmanager
+    def _detaching(self) -> Iterator[None]:
+        """Ctrl-C leaves the job alone, and says how to end it."""
         try:
-            return follow(Follower(self._job), emit, timeout=timeout, on_step=tell)
+            yield
         except KeyboardInterrupt:
-            if detach:
-                _write_error(
-                    f"\nkinetic: detached; job {self.job_id} goes on. "
-                    f"To end it: kinetic-orchestration cancel {self.job_id}\n"
-                )
+            _write_error(
+                f"\nkinetic: detached; job {self.job_id} goes on. "
+                f"To end it: kinetic-orchestration cancel {self.job_id}\n"
+            )
             raise
+
+
+def submitted(job: Job) -> JobHandle[Any]:
+    """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
+    plan = job.plan()
+    _write_error(f"kinetic: {job.job_id} runs {plan.name} on {plan.slice}\n")
+    return JobHandle(job)
+
+
+def check_terminal() -> None:
+    """A blocking call that waits for a debugger needs somebody who attaches one."""
+    if settings.load().no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
+        return
+    raise UsageError(
+        "debug=True makes the call wait for a debugger, and there is no terminal here (stdin is not a TTY). Leave "
+        "debug out, call run_async() and attach when the log says where, or set KINETIC_NO_TTY_DEBUG=1"
+    )
 
 
 def run_to_end(job: Job) -> Any:
     """What a blocking call does: every host's lines as they come, the cost, the value. Ctrl-C cancels."""
-    handle: JobHandle[Any] = JobHandle(job)
-    plan = job.plan()
-    _write_error(f"kinetic: {job.job_id} runs {plan.name} on {plan.slice}\n")
+    handle: JobHandle[Any] = submitted(job)
     try:
-        outcome = handle._watch(Printer(plan.slice.hosts, _write, changes=_write_error), None, detach=False)
+        outcome = handle._watch(Printer(handle.hosts, _write, changes=_write_error))
     except KeyboardInterrupt:
         _write_error(f"\nkinetic: cancelling {job.job_id}\n")
         handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
@@ -289,7 +311,7 @@ def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
         except JobNotFound:
             pass  # removed since it was listed
         except NewerWire as error:
-            warnings.warn(f"{error}; that job is left out", stacklevel=2)
+            warn(f"{error}; that job is left out")
     return sorted(handles, key=lambda handle: handle._job.policy.created, reverse=True)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from contextvars import ContextVar
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
-from kinetic_orchestration import act, settings
+from kinetic_orchestration import act, owner, settings
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends import Backend, open_backend
@@ -44,6 +44,7 @@ def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
+    plan = replace(plan, emulated=backend.emulates(plan.slice))
     identity = identity or of(plan.deployment, spec.options.key)
     job = claim(store, backend, identity)
     if store.read(names.spec(job)) is None:
@@ -52,7 +53,10 @@ def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
             staged = stage(bundle, store)
         admit(store, job, identity, plan, staged)
     reap_now_and_then(store, backend, here)
-    return provision(act.open_job(job, store, backend))
+    launched = provision(act.open_job(job, store, backend))
+    if plan.abort_without_owner:
+        owner.beat(launched)
+    return launched
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:
@@ -156,6 +160,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "run": float(plan.limits.run or 0.0),
         "stall": float(plan.limits.stall or 0.0),
         "debug": plan.debug_port,
+        "owned": plan.abort_without_owner,
         "quick": not staged.environment and not staged.data and staged.size < QUICK_BYTES,
     }
 

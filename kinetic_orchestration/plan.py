@@ -22,19 +22,16 @@ IGNORED_LOCALLY = ("container_image", "base_image_repo", "cluster", "namespace",
 
 # A wildcard never captures what would break the job's own process.
 NEVER_BY_WILDCARD = frozenset(
-    ["PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "SHELL", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"]
+    "PATH HOME PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL TMPDIR "
+    "TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND".split()
 )
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
 DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 
 
-def make_plan(
-    spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None, *, emulated: bool = True
-) -> Plan:
-    """From what was asked and what is set to what will be done. `environ` is where captured variables come from;
-    `emulated` is False on a machine that has the very chips.
-    """
+def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
+    """From what was asked and what is set to what will be done. `environ` is where captured variables come from."""
     options = spec.options
     backend = _backend(options, settings)
     slice_ = slice_of(options)
@@ -62,8 +59,8 @@ def make_plan(
         volumes=tuple(options.volumes or ()),
         argv=spec.argv,
         distributed=settings.distributed if options.distributed is None else options.distributed,
-        emulated=emulated,
         isolated=options.requirements is not None,
+        abort_without_owner=settings.on_owner_lost == "abort",
         debug_port=DEBUG_PORT if options.debug else 0,
         labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
     )
@@ -83,7 +80,7 @@ def _backend(options: Options, settings: Settings) -> str:
 
 
 def absolute(folder: str) -> str:
-    """A folder of this machine by its whole path, because a host's working directory is another; an address as it is."""
+    """A folder by its whole path, because a host's working directory is another; an address as it is."""
     return os.path.abspath(os.path.expanduser(folder)) if folder and "://" not in folder else folder
 
 
@@ -111,9 +108,7 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[s
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     names = sorted(
-        name
-        for name in environ
-        if name in exact or (name not in NEVER_BY_WILDCARD and name.startswith(prefixes))
+        name for name in environ if name in exact or (name not in NEVER_BY_WILDCARD and name.startswith(prefixes))
     )
     missing = sorted(exact - set(environ))
     if missing:

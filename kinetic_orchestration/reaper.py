@@ -14,10 +14,9 @@ from typing import NamedTuple
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.values import ELSEWHERE
+from kinetic_orchestration.values import ELSEWHERE, GONE
 
 EVERY = 600.0
 FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
@@ -53,29 +52,29 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
 
 
 def _placements(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
-    if not isinstance(backend, LocalBackend):
-        return
-    for placement in backend.leftovers():
-        why = _unwanted(store, placement["job"], placement["attempt"], Path(placement["run"]))
-        if not why or backend.observe([placement])[0].state == ELSEWHERE:
+    for placement in getattr(backend, "leftovers", tuple)():
+        state = backend.observe([placement])[0].state
+        why = _unwanted(store, placement["job"], placement["attempt"], placement["age"], state)
+        if not why:
             continue
         if not dry_run:
             backend.release(placement)
-        yield Reaped("placement", Path(placement["run"]).name, why)
+        yield Reaped("placement", f"{placement['job']}-{placement['attempt']}", why)
 
 
-def _unwanted(store: Store, job_id: str, attempt: int, run: Path) -> str:
+def _unwanted(store: Store, job_id: str, attempt: int, age: float, state: str) -> str:
     """Why a placement should go, or '' if it may be wanted."""
+    if state == ELSEWHERE:
+        return ""
+    now = store.now()
     verdict = store.read(names.verdict(job_id, attempt))
     if verdict is not None:
-        return "its attempt has its verdict" if store.now() - verdict.updated > SETTLED else ""
+        return "its attempt has its verdict" if now - verdict.updated > SETTLED else ""
+    if age < UNCLAIMED:
+        return ""
     if store.read(names.intent(job_id, attempt)) is None:
-        try:
-            age = time.time() - run.stat().st_mtime
-        except FileNotFoundError:
-            return ""
-        return "no job in this store knows it" if age > UNCLAIMED and store.read(names.spec(job_id)) is not None else ""
-    return ""
+        return "no job in this store knows it" if store.read(names.spec(job_id)) is not None else ""
+    return "its hosts died and nobody follows them" if state == GONE else ""
 
 
 def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
@@ -112,18 +111,24 @@ def _expired(ended: tuple[float, bool], now: float, retention: float) -> bool:
 
 
 def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterator[Reaped]:
-    named = _named(store, kept)
-    for prefix, suffix in (("trees/", ".json"), ("blobs/", "")):
+    for entry in list(store.list("projects/")):
+        if entry.updated < before and not dry_run:
+            store.delete(entry.name)
+    named = _named(store, kept, before)
+    for prefix in ("trees/", "blobs/"):
         for entry in list(store.list(prefix)):
-            digest = entry.name.rsplit("/", 1)[-1].removesuffix(suffix)
+            digest = _digest(entry.name)
             if digest not in named and entry.updated < before:
                 if not dry_run:
                     store.delete(entry.name)
                 yield Reaped(prefix.rstrip("s/"), digest, "no job names it")
 
 
-def _named(store: Store, kept: set[str]) -> set[str]:
-    """The digests of everything that a remaining job, or the newest tree of a project, refers to."""
+def _named(store: Store, kept: set[str], before: float) -> set[str]:
+    """The digests of everything that a remaining job, a tree in use or the newest tree of a project refers to.
+
+    A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
+    """
     from kinetic_orchestration.agent import tree
     from kinetic_orchestration.watch import decoded
 
@@ -137,13 +142,18 @@ def _named(store: Store, kept: set[str]) -> set[str]:
         named |= {item["digest"] for item in (*staged["data"], *staged["packages"])}
     import json
 
+    named |= {_digest(entry.name) for entry in store.list("trees/") if entry.updated >= before}
     for entry in store.list("projects/"):
-        if (record := store.read(entry.name)) is not None:
+        if entry.updated >= before and (record := store.read(entry.name)) is not None:
             named |= {str(value) for value in json.loads(record.data).values()}
     for digest in list(named):
         if digest and (record := store.read(names.tree(digest))) is not None:
             named |= {pack.id for pack in tree.packs_of(json.loads(record.data))}
     return named
+
+
+def _digest(name: str) -> str:
+    return name.rsplit("/", 1)[-1].removesuffix(".json")
 
 
 def _temporary(settings: Settings) -> None:

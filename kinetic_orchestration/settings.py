@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.notices import warn
 
 # name → (variables in order, default, what it is)
 SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -22,7 +22,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "store": (("KINETIC_STORE",), "", "where what is shipped lies: a folder or gs://bucket/prefix"),
     "deployment": (("KINETIC_DEPLOYMENT",), "", "one installation of one orchestrator: the prefix of all in the store"),
     "backend": (("KINETIC_BACKEND",), "local", "where jobs run"),
-    "project": (("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT"), "", "the Google Cloud project"),
+    "project": (
+        ("KINETIC_PROJECT",),
+        "",
+        "the Google Cloud project; else GOOGLE_CLOUD_PROJECT",
+    ),
     "zone": (("KINETIC_ZONE",), "", "the zone"),
     "cluster": (("KINETIC_CLUSTER",), "", "a GKE cluster; read for Keras Kinetic's sake"),
     "namespace": (("KINETIC_NAMESPACE",), "", "a Kubernetes namespace; read for Keras Kinetic's sake"),
@@ -32,6 +36,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "retention": (("KINETIC_RETENTION",), "30d", "how long a job's records are kept after its verdict"),
     "on_owner_lost": (("KINETIC_ON_OWNER_LOST",), "continue", "continue or abort when the submitter is gone"),
     "max_hosts": (("KINETIC_MAX_HOSTS",), "", "the most hosts that this machine may emulate at once"),
+    "no_tty_debug": (("KINETIC_NO_TTY_DEBUG",), "false", "let a blocking call wait for a debugger without a terminal"),
 }
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -53,6 +58,7 @@ class Settings:
     retention: float = 30 * 86400.0
     on_owner_lost: str = "continue"
     max_hosts: int = 0
+    no_tty_debug: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,10 +86,11 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
                 values[name], sources[name] = str(profile[name]), profile_source
             else:
                 values[name], sources[name] = default, "default"
-    home = Path(values["home"]).expanduser() if values["home"] else _default_home()
-    home = _writable(home, asked=sources["home"] != "default")
-    if not values["store"]:
-        values["store"] = str(home / "store")
+    if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
+        values["project"], sources["project"] = environ["GOOGLE_CLOUD_PROJECT"], "GOOGLE_CLOUD_PROJECT"
+    home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
+    home = _writable(home, sources["home"])
+    values["store"] = _address(values["store"]) or str(home / "store")
     if not values["deployment"]:
         if "://" in values["store"]:
             raise UsageError(
@@ -108,8 +115,18 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         retention=seconds("retention", values["retention"]) or 0.0,
         on_owner_lost=values["on_owner_lost"],
         max_hosts=_whole("max_hosts", values["max_hosts"] or "0"),
+        no_tty_debug=_boolean("no_tty_debug", values["no_tty_debug"]),
         sources=sources,
     )
+
+
+def _address(store: str) -> str:
+    """A folder by its whole path: hosts work in other folders than the submitter."""
+    if store.startswith("file:///"):
+        from urllib.parse import unquote
+
+        store = unquote(store.removeprefix("file://"))
+    return str(Path(store).expanduser().absolute()) if store and "://" not in store else store
 
 
 def seconds(name: str, value: float | str | None) -> float | None:
@@ -169,7 +186,7 @@ def _default_home() -> Path:
     return platformdirs.user_data_path("kinetic-orchestration")
 
 
-def _writable(home: Path, *, asked: bool) -> Path:
+def _writable(home: Path, source: str) -> Path:
     """The folder itself, or a temporary one where it cannot be written (ephemeral pods, read-only roots)."""
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -178,16 +195,15 @@ def _writable(home: Path, *, asked: bool) -> Path:
         reason = "it is not writable"
     except OSError as error:
         reason = error.strerror or str(error)
-    if asked:
-        raise UsageError(f"KINETIC_HOME is {home}, which cannot be used: {reason}. Name a folder that can be written.")
+    if source != "default":
+        raise UsageError(f"the home {home} ({source}) cannot be used: {reason}. Name a folder that can be written.")
     fallback = Path(tempfile.gettempdir()) / f"kinetic-orchestration-{os.getuid()}"
     fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
     if fallback.stat().st_uid != os.getuid():
         raise UsageError(f"neither {home} nor {fallback} can be used here; set KINETIC_HOME to a folder of yours")
-    warnings.warn(
+    warn(
         f"{home} cannot be used ({reason}), so jobs are kept in {fallback}, which may not outlive this machine; "
-        "set KINETIC_HOME to keep them elsewhere",
-        stacklevel=4,
+        "set KINETIC_HOME to keep them elsewhere"
     )
     return fallback
 
@@ -203,4 +219,4 @@ def _boolean(name: str, text: str) -> bool:
         return True
     if text.lower() in ("0", "false", "no", "off"):
         return False
-    raise ConflictingSettings(f"{name} is {text!r}: say true or false")
+    raise UsageError(f"{name} is {text!r}: say true or false")

@@ -13,6 +13,8 @@ from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Staged
 
+STALE = 86400.0  # the reaper takes nothing that has been young within many times this
+
 
 def stage(bundle: Bundle, store: Store) -> Staged:
     """Blobs first, each whole or not at all; the spec that names them is written last, by whoever admits the job."""
@@ -29,6 +31,7 @@ def stage(bundle: Bundle, store: Store) -> Staged:
             return ""
         uploaded = tree.upload(item.snapshot, store, spool=bundle.spool)
         sent += uploaded.uploaded_bytes
+        keep(store, names.tree(uploaded.digest))
         return uploaded.digest
 
     project = send(Item(bundle.project))
@@ -37,7 +40,8 @@ def stage(bundle: Bundle, store: Store) -> Staged:
     environment = {}
     if bundle.environment.lock is not None:
         lock = bundle.environment.lock
-        store.create(names.blob(lock.digest), lock.text.encode())
+        if store.create(names.blob(lock.digest), lock.text.encode()) is None:
+            keep(store, names.blob(lock.digest))
         environment = {"lock": lock.digest, "interpreter": lock.interpreter, "uv": lock.uv}
     return Staged(
         payload=payload,
@@ -52,6 +56,13 @@ def stage(bundle: Bundle, store: Store) -> Staged:
         size=sum(item.snapshot.size for item in (Item(bundle.project), *bundle.packages) if item.snapshot is not None),
         sent=sent,
     )
+
+
+def keep(store: Store, name: str) -> None:
+    """Make an object young again before it is relied on, so that no reaper takes it from under a submission."""
+    found = store.read(name, 0, 1)
+    if found is not None and store.now() - found.updated > STALE and (whole := store.read(name)) is not None:
+        store.put(name, whole.data)
 
 
 @contextmanager

@@ -68,6 +68,7 @@ class Plan:
     distributed: bool = True
     emulated: bool = True
     isolated: bool = False  # in an environment of its own
+    abort_without_owner: bool = False
     debug_port: int = 0
     labels: dict[str, str] = field(default_factory=dict)
 

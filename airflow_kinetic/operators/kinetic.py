@@ -18,7 +18,6 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
-from kinetic_orchestration import accelerators
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.identity import Identity
@@ -122,9 +121,10 @@ class KineticTPUOperator(BaseOperator):
         self.labels = labels
         self._job: Job | None = None
         self._asked: tuple[JobSpec, Identity] | None = None
-        check_options(self._options())
-        if isinstance(accelerator, str) and "{{" not in accelerator:
-            accelerators.parse(accelerator)
+        options = self._options()
+        check_options(
+            options if is_final(accelerator) else dataclasses.replace(options, accelerator=DEFAULT_ACCELERATOR)
+        )
 
     def execute(self, context: Context) -> Any:
         from airflow_kinetic.task_log import TaskLog
@@ -218,6 +218,11 @@ class KineticTPUOperator(BaseOperator):
                 "kinetic_orchestration.attach(%r).result()", value, job.job_id,
             )  # fmt: skip
         return value
+
+
+def is_final(value: Any) -> bool:
+    """Whether a templated field is known while the DAG is parsed."""
+    return isinstance(value, str) and "{{" not in value and "{%" not in value
 
 
 def with_context(

@@ -95,7 +95,7 @@ def install() -> None:
     if not join or join.setdefault("process", os.getpid()) != os.getpid():
         return
     os.environ[JOIN] = json.dumps(join)  # so that children see that it is taken; after an exec it is still ours
-    sys.meta_path.insert(0, _AfterImport(join))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _AfterImport(join))
 
 
 class _AfterImport:
@@ -120,7 +120,7 @@ class _AfterImport:
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
                 _join_jax(module, self._join)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -141,9 +141,9 @@ def _join_jax(jax: Any, join: dict[str, Any]) -> None:
         asked = (join["index"] if process_id is None else process_id, num_processes or join["hosts"])
         if asked != (join["index"], join["hosts"]):
             raise RuntimeError(
-                f"jax.distributed is initialised already, as process {join['index']} of {join['hosts']}; this code asks "
-                f"for process {asked[0]} of {asked[1]}. Leave the arguments out, or run the job with distributed=False "
-                "and initialise it yourself."
+                f"jax.distributed is initialised already, as process {join['index']} of {join['hosts']}; this code "
+                f"asks for process {asked[0]} of {asked[1]}. Leave the arguments out, or run the job with "
+                "distributed=False and initialise it yourself."
             )
         if not joined():  # after a shutdown
             initialize(join["coordinator"], join["hosts"], join["index"])

@@ -72,7 +72,7 @@ class Host:
         self.began = self.active = time.monotonic()
         self.run_began = 0.0
         self.silence_reported = REPORT_SILENCE
-        self.others_active = 0.0
+        self.owner_silence = 0.0
         self.beaten = (0.0, "")
         self.progress: dict[str, Any] = {}
         self.events_read = 0
@@ -360,6 +360,8 @@ class Host:
             for host in range(self.at.hosts):
                 if host not in self.exits and (data := self._read(self._name("exit.json", host))) is not None:
                     self.exits[host] = (wire.decode(data)["code"], time.monotonic())
+        if self.task["owned"] and (owner := self.records.read(names.owner(self.at.job))) is not None:
+            self.owner_silence = self.records.now() - owner.updated
         if self.unready is not None and self.exit is None:
             self.exit = self.unready
         if self.running and self.exit is None and (report := self._report()) is not None and report["code"] != 0:
@@ -397,6 +399,7 @@ class Host:
             verdict=self.verdict,
             cancelled=self.cancelled,
             preempted=self.preempted,
+            owner_silence=self.owner_silence,
             prepared=self.prepared,
             running=self.running,
             started=frozenset(self.started),

@@ -48,6 +48,11 @@ def cancel(job_id: str) -> str:
     return f"jobs/{job_id}/in/cancel.json"
 
 
+def owner(job_id: str) -> str:
+    """The sign of life of whoever must not be outlived by the job."""
+    return f"jobs/{job_id}/in/owner.json"
+
+
 def intent(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/in/attempts/{attempt}/intent.json"
 

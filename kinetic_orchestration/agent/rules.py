@@ -18,6 +18,9 @@ GRACE = {
 }
 SIBLING_GRACE = 3.0
 
+OWNER_BEAT = 5.0
+OWNER_PATIENCE = 30.0
+
 FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by host 0
 
 
@@ -37,6 +40,7 @@ class View(NamedTuple):
     verdict: wire.Verdict | None = None
     cancelled: str = ""  # the reason, once somebody asked
     preempted: str = ""  # the notice, once it came
+    owner_silence: float = 0.0  # of an owner whom the job must not outlive
     prepared: bool = False  # this host could start its program now
     running: bool = False
     started: frozenset[int] = frozenset()  # hosts that reached the barrier
@@ -87,6 +91,8 @@ def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best a
         return Abort(view.exit.cause, view.exit.reason, view.index)
     if view.cancelled:
         return Abort(wire.CANCELLED, view.cancelled, view.index)
+    if view.owner_silence > OWNER_PATIENCE:
+        return Abort(wire.CANCELLED, f"its owner has given no sign of life for {view.owner_silence:.0f} s", view.index)
     if view.preempted:
         return Abort(wire.PREEMPTION, view.preempted, view.index)
     if view.run_limit and view.run_age > view.run_limit:

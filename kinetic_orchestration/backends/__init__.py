@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.values import Intent, Observation, Plan
@@ -12,6 +13,9 @@ from kinetic_orchestration.values import Intent, Observation, Plan
 
 class Backend(Protocol):
     """Synchronous, bounded, idempotent verbs. A host starts its own agent: after `submit` the client observes."""
+
+    def emulates(self, slice_: Slice) -> bool:
+        """Whether ordinary processors stand for the slice's chips here."""
 
     def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
         """Where this attempt will be: a deterministic name, JSON. Nothing is made."""

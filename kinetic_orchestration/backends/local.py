@@ -42,6 +42,9 @@ class LocalBackend:
         self._max_hosts = max_hosts
         self._store = os.path.join(store, deployment)
 
+    def emulates(self, slice_: Slice) -> bool:
+        return not has_real(slice_)
+
     def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
         return {
             "backend": "local",
@@ -142,11 +145,17 @@ class LocalBackend:
         """Every placement that this machine still knows, for the reaper."""
         if self._runs.is_dir():
             for run in sorted(self._runs.iterdir()):
-                if run.is_dir() and (found := re.fullmatch(r"(job-[0-9a-z]+)-(\d+)", run.name)):
-                    yield {
-                        "backend": "local", "run": str(run), "hosts": 0, "machine": processes.machine(),
-                        "job": found[1], "attempt": int(found[2]),
-                    }  # fmt: skip
+                found = re.fullmatch(r"(job-[0-9a-z]+)-(\d+)", run.name)
+                if found is None:
+                    continue
+                try:
+                    changed = run.stat().st_mtime  # a host began or ended
+                except FileNotFoundError:
+                    continue
+                yield {
+                    "backend": "local", "run": str(run), "hosts": 0, "machine": processes.machine(),
+                    "job": found[1], "attempt": int(found[2]), "age": time.time() - changed,
+                }  # fmt: skip
 
     def _processes_of(self, run: Path) -> list[processes.Process]:
         """The guards by their lock files, and everybody by the mark in the environment, whoever the parent is now."""

@@ -110,11 +110,7 @@ def logs(arguments: Namespace) -> int:
             emit(event)
         sink.open()
         return codes.OK
-    try:
-        outcome = handle.follow(emit, on_step=lambda _: sink.open())
-    except KeyboardInterrupt:
-        _detached(handle)
-        raise
+    outcome = handle.follow(emit, on_step=lambda _: sink.open())
     assert outcome is not None
     return codes.of_status(outcome.status.value)
 
@@ -169,25 +165,17 @@ def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
     if timeout == 0:
         return False
     about = f"{handle.job_id} {handle.func_name} on {handle.accelerator}"
-    try:
-        with working(f"waiting for {about}") as say:
+    with working(f"waiting for {about}") as say:
 
-            def tell(follower: Follower) -> None:
-                cursor, seen = follower.cursor, follower.seen
-                again = f", attempt {cursor.attempt}" if cursor.attempt > 1 else ""
-                beat = next(iter(seen.beats), None) if seen is not None else None
-                if cursor.phase:
-                    done = _done(beat.done, beat.total, beat.unit) if beat is not None else ""
-                    say(f"{about}: {cursor.phase}{again}", detail=done)
+        def tell(follower: Follower) -> None:
+            cursor, seen = follower.cursor, follower.seen
+            again = f", attempt {cursor.attempt}" if cursor.attempt > 1 else ""
+            beat = next(iter(seen.beats), None) if seen is not None else None
+            if cursor.phase:
+                done = _done(beat.done, beat.total, beat.unit) if beat is not None else ""
+                say(f"{about}: {cursor.phase}{again}", detail=done)
 
-            return handle.follow(timeout=timeout, on_step=tell) is not None
-    except KeyboardInterrupt:
-        _detached(handle)
-        raise
-
-
-def _detached(handle: JobHandle[Any]) -> None:
-    note(f"detached; job {handle.job_id} goes on. To end it: kinetic-orchestration cancel {handle.job_id}")
+        return handle.follow(timeout=timeout, on_step=tell) is not None
 
 
 def _told(error: Exception, handle: JobHandle[Any]) -> str:

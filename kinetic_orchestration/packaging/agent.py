@@ -1,7 +1,8 @@
 """The agent as one deterministic zip: the pure-Python package and cloudpickle, for hosts that have neither.
 
-Same files, same bytes: order, times and modes are fixed. On this machine it is unpacked once per digest, with its
-byte code, because an import from a zip is slower than the whole start of a job may be.
+Same files, same bytes: order, times and modes are fixed. `python agent.zip ASSIGNMENT` is a host. On this machine
+it is unpacked once per digest, with its byte code, because an import from a zip is slower than the whole start of a
+job may be.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import os
 import shutil
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +21,16 @@ _MAIN = """\
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
-from kinetic_orchestration.agent.host import main
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
+    if sys.argv[1] == "--child":
+        from kinetic_orchestration.agent.child import main
 
-main()
+        del sys.argv[1], sys.path[0]
+    else:
+        from kinetic_orchestration.agent.host import main
+
+    main()
 """
 
 _CHILD = """\
@@ -36,6 +44,10 @@ if __name__ == "__main__":
     del sys.path[0]
     main()
 """
+
+
+_KEPT_VERSIONS = 3
+_KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
 
 class AgentZip(NamedTuple):
@@ -61,8 +73,17 @@ def build() -> AgentZip:
 def unpacked(home: Path) -> Path:
     """The agent's folder on this machine, made at the first job after an upgrade."""
     folder = home / "agent" / _fingerprint()
-    if folder.is_dir():
-        return folder
+    try:
+        os.utime(folder)  # in use, for `_prune`
+    except FileNotFoundError:
+        _unpack(folder)
+        _prune(folder.parent, time.time())
+    except OSError:
+        pass  # another user's, but as good
+    return folder
+
+
+def _unpack(folder: Path) -> None:
     import compileall
     import tempfile
 
@@ -79,7 +100,16 @@ def unpacked(home: Path) -> Path:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+
+
+def _prune(parent: Path, now: float) -> None:
+    """Delete old versions, and what an unpacking that died has left. Jobs may still run from the newer ones."""
+    found = sorted(((os.stat(entry).st_mtime, entry) for entry in parent.iterdir()), reverse=True)
+    whole = [(used, entry) for used, entry in found if not entry.name.startswith(".")]
+    rubble = [(used, entry) for used, entry in found if entry.name.startswith(".")]
+    for used, entry in [*whole[_KEPT_VERSIONS:], *rubble]:
+        if now - used > _KEPT_SECONDS:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _sources() -> list[tuple[str, Path]]:

@@ -115,8 +115,22 @@ def provider() -> dict[str, Any]:
     return {"known": found is not None, "same": task.kinetic is kinetic_task}
 
 
+def declare(options: dict[str, Any], minutes: float | None = None) -> dict[str, Any]:
+    """What a DAG file is told while it is parsed, and the bound that the job would have."""
+    from datetime import timedelta
+
+    from airflow_kinetic import KineticTPUOperator
+
+    timeout = None if minutes is None else timedelta(minutes=minutes)
+    try:
+        task = KineticTPUOperator(task_id="t", python_callable=print, execution_timeout=timeout, **options)
+    except ValueError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {"total": task._options().limits.total}
+
+
 STORIES: dict[str, Callable[..., dict[str, Any]]] = {
-    story.__name__: story for story in (run_dag, kill_deferred, fire_early, provider)
+    story.__name__: story for story in (run_dag, kill_deferred, fire_early, provider, declare)
 }
 
 

@@ -78,6 +78,21 @@ def test_what_cannot_travel_is_refused_by_name(airflow: Airflow, home: Path) -> 
     assert "asks for 'ti' of the task's context, which cannot travel" in done["log"]
 
 
+def test_a_wrong_accelerator_is_refused_while_the_dag_is_parsed(airflow: Airflow, tmp_path: Path) -> None:
+    told = airflow("declare", tmp_path / "home", options={"accelerator": "v5e-17"})
+    assert told["refused"].startswith("UnknownAccelerator")
+    assert "v5e-16" in told["refused"]
+    told = airflow("declare", tmp_path / "home", options={"accelerator": "{{ params.slice }}"})
+    assert "refused" not in told  # known only when it is rendered
+
+
+def test_the_execution_timeout_of_a_deferred_task_bounds_its_job(airflow: Airflow, tmp_path: Path) -> None:
+    told = airflow("declare", tmp_path / "home", options={"deferrable": True}, minutes=5)
+    assert told["total"] == 300
+    told = airflow("declare", tmp_path / "home", options={"deferrable": False}, minutes=5)
+    assert told["total"] is None  # there Airflow keeps it itself
+
+
 def test_the_example_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="airflow_retrain")
     assert done["state"] == "success"

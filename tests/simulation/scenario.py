@@ -7,7 +7,6 @@ outcome that anybody is told.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
@@ -15,7 +14,7 @@ from kinetic_orchestration.agent import host, names, wire
 from kinetic_orchestration.errors import KineticError, StoreError, TooBig
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.identity import Identity
-from kinetic_orchestration.values import ELSEWHERE, JobStatus, Limits, Outcome, Plan, Retry, Staged
+from kinetic_orchestration.values import JobStatus, Limits, Outcome, Plan, Retry, Staged
 from tests.simulation.slices import Ground, SimulatedBackend
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World, simulated_time
 
@@ -328,15 +327,11 @@ class Schedule:
     def _reap(self, task: Task) -> None:
         store, backend = self._place(task)
         try:
-            for placement in list(backend.leftovers()):
-                why = reaper._unwanted(store, placement["job"], placement["attempt"], Path(placement["run"]))
-                if not why or backend.observe([placement])[0].state == ELSEWHERE:
-                    self.world.reached.add("the reaper left a live placement alone")
-                    continue
-                if (placement["job"], placement["attempt"]) not in self.judge.verdicts:
-                    raise Violation(f"the reaper deletes {placement['name']}, which has no verdict")
-                self.world.reached.add("the reaper released a placement")
-                backend.release(placement)
+            if self.ground.places:
+                self.world.reached.add("the reaper met a placement")
+            for reaped in reaper._placements(store, backend, dry_run=False):
+                self.world.note("reaped", *reaped)
+                self.world.reached.add(f"the reaper released a placement: {reaped.why}")
         except (StoreError, Unreachable):
             pass
 
@@ -349,20 +344,21 @@ class Schedule:
             raise Violation(f"hosts live for ever: {sorted(task.name for task in ground.living)}")
         if ground.places:
             world.reached.add("only the reaper could release")
-            self._later(120.0, self._reap)
-            if not self.orphaned:
-                self._nothing_left()
+            for machine in ("here", "elsewhere"):
+                self._later(reaper.UNCLAIMED + 1.0, self._reap, machine)
+            self._nothing_left()
         if self.orphaned and self.judge.created:
             world.reached.add("a job that everybody had left was asked for later")
         self._later(DAY, self._ask_all)
-        self._later(DAY, self._reap)
+        for machine in ("here", "elsewhere"):
+            self._later(reaper.UNCLAIMED + 1.0, self._reap, machine)
         self._nothing_left()
         self._later(DAY, self._cancel_all)
 
-    def _later(self, when: float, main: Callable[[Task], object]) -> None:
+    def _later(self, when: float, main: Callable[[Task], object], machine: str = "here") -> None:
         world = self.world
         world.limits = (world.now + when + PATIENCE, world.requests + REQUESTS)
-        self._client(main, when)
+        self._client(main, when, machine)
         world.run()
 
     def _nothing_left(self) -> None:

@@ -86,6 +86,7 @@ class Place:
         self.spec_digest = spec_digest
         self.boxes: dict[int, Box] = {}
         self.visible = self.queued = self.active = 0.0
+        self.changed = ground.world.now
 
 
 class Ground:
@@ -114,6 +115,7 @@ class Ground:
     def make(self, place: Place, index: int) -> None:
         world = self.world
         box = place.boxes[index] = Box(place, index)
+        place.changed = world.now
         delay = world.random.uniform(0.02, 0.5)
         if self.cloud:
             delay += max(0.0, place.active - world.now) + world.random.uniform(0.0, 20.0)
@@ -263,6 +265,7 @@ class Ground:
         place = box.place
         if place.boxes.get(box.index) is box:
             del place.boxes[box.index]
+            place.changed = self.world.now
             if not place.boxes and self.places.get(place.name) is place:
                 del self.places[place.name]
 
@@ -500,5 +503,5 @@ class SimulatedBackend:
             if place.machine in ("", self._machine):
                 yield {
                     "name": name, "job": place.job, "attempt": place.attempt, "hosts": place.hosts,
-                    "machine": place.machine, "run": f"/simulated/{name}",
+                    "machine": place.machine, "age": self._world.now - place.changed,
                 }  # fmt: skip

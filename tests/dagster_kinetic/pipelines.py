@@ -1,0 +1,89 @@
+"""Definitions as users write them, in a module that keeps its annotations as text; worker processes run them too."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_op
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+
+class Training(dg.Config):
+    factor: float = 2.0
+
+
+@dg.asset
+def numbers() -> list[int]:
+    return [1, 2, 3]
+
+
+@kinetic_asset(
+    accelerator="cpu",
+    check_specs=[dg.AssetCheckSpec("enough", asset="total")],
+    partitions_def=dg.StaticPartitionsDefinition(["monday", "tuesday"]),
+    group_name="sums",
+    owners=["team:numbers"],
+    tags={"of": "tests"},
+)
+def total(host: HostContext, numbers: list[int], config: Training):
+    """Adds them up."""
+    print("adding on", host.partition_key)
+    value = sum(numbers) * config.factor
+    return dg.MaterializeResult(
+        value=value,
+        metadata={"count": len(numbers)},
+        check_results=[dg.AssetCheckResult(check_name="enough", passed=value > 10, metadata={"value": value})],
+    )
+
+
+@kinetic_asset(accelerator="v5e-16")
+def slice_of_four(host, scale: ndarray | None = None):
+    print(f"here is {host.host_index} of {host.host_count}")
+    for step in range(3):
+        host.log_metrics(step=step, loss=1 / (step + 1))
+        host.progress(step + 1, 3, unit="steps")
+    return host.host_count
+
+
+@kinetic_asset(accelerator="cpu")
+def broken(host):
+    Path(host.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+    earlier = len(os.listdir(host.checkpoint_dir))
+    Path(host.checkpoint_dir, f"{earlier}-{host.job_id}").touch()
+    print("going wrong")
+    if earlier < 1:
+        raise KeyError("no such column")
+    return sorted(os.listdir(host.checkpoint_dir))
+
+
+@kinetic_asset(accelerator="cpu", retry_policy=dg.RetryPolicy(max_retries=3))
+def patient(host):
+    """Says that it is there, and waits for a word."""
+    folder = Path(os.environ["KINETIC_TEST_FOLDER"])
+    with (folder / "jobs").open("a") as file:
+        file.write(host.job_id + "\n")
+    deadline = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return host.job_id
+
+
+@kinetic_op(accelerator="cpu")
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+@dg.job(resource_defs={"kinetic": KineticResource()})
+def doubling():
+    doubled.alias("again")(doubled())
+
+
+patient_job = dg.define_asset_job("patient_job", [patient])
+defs = dg.Definitions([patient], jobs=[patient_job, doubling], resources={"kinetic": KineticResource()})
