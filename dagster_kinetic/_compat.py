@@ -18,9 +18,18 @@ RESUME_TAG = "dagster/is_resume_retry"
 OUTPUT = "result"  # the name that Dagster gives an only output
 
 
+def op_context(context: Context) -> Any:
+    """What assets and ops have in common; an asset's own context warns of some of it."""
+    return getattr(context, "op_execution_context", context)
+
+
+def run_id(context: Context) -> str:
+    return str(op_context(context).run_id)
+
+
 def is_direct(context: Context) -> bool:
     """Whether the step is called as a function, in a test, and belongs to no run."""
-    return bool(context.run_id == "EPHEMERAL")
+    return run_id(context) == "EPHEMERAL"
 
 
 def step_key(context: Context) -> str:
@@ -28,3 +37,12 @@ def step_key(context: Context) -> str:
         return str(context.get_step_execution_context().step.key)
     except AttributeError:
         return str(context.op_handle)
+
+
+def partition_of(context: Context) -> str:
+    """The partition's key, or the first and the last of a range in one run; "" where there are none."""
+    if context.has_partition_key:
+        return str(context.partition_key)
+    if context.has_partition_key_range:
+        return f"{context.partition_key_range.start}...{context.partition_key_range.end}"
+    return ""

@@ -9,20 +9,20 @@ import difflib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from dagster_kinetic import _compat
-from dagster_kinetic.step import identity_of, partition_of, place_of, run_in_step
-from kinetic_orchestration import job
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.launch import launch
-from kinetic_orchestration.plan import slice_of
 from kinetic_orchestration.spec import OPTION_NAMES, JobSpec, Options, TpuVm, check_function, check_options, name_of
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.job import JobHandle
+
+# What runs jobs is imported where one is run: code servers only read definitions, and many.
 
 
 class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -53,9 +53,13 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Called again in the same step after a crash, it finds its job again by the order of the calls, or by `key`
         where that order is not fixed. `options` are those of `kinetic_orchestration.run`.
         """
+        from dagster_kinetic.step import run_in_step
+        from kinetic_orchestration.job import run_to_end
+        from kinetic_orchestration.launch import launch
+
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None:
-            return job.run_to_end(launch(spec if key is None else _keyed(spec, key)))
+            return run_to_end(launch(spec if key is None else _keyed(spec, key)))
         return run_in_step(spec, context, self._call(context, key))
 
     def submit(
@@ -70,6 +74,10 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         **options: Any,
     ) -> JobHandle[Any]:
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
+        from dagster_kinetic.step import identity_of, place_of
+        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.launch import launch
+
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None or _compat.is_direct(context):
             return JobHandle(launch(spec if key is None else _keyed(spec, key)))
@@ -77,7 +85,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def attach(self, job_id: str) -> JobHandle[Any]:
         """The handle of a job that any process submitted."""
-        return job.attach(job_id, project=self.project, store=self.store, deployment=self.deployment)
+        from kinetic_orchestration.job import attach
+
+        return attach(job_id, project=self.project, store=self.store, deployment=self.deployment)
 
     def _spec(
         self,
@@ -88,7 +98,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         given: Mapping[str, Any],
     ) -> JobSpec:
         if context is not None:
-            given = {"partition_key": partition_of(context), **given}
+            given = {"partition_key": _compat.partition_of(context), **given}
         decorated = function.options if isinstance(function, RemoteCallable) else None
         options = self._options(options_of(accelerator, given, decorated))
         function = check_function(function)
@@ -111,7 +121,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """What tells this call from the others of its step; a retry of the step counts anew."""
         if key is not None or _compat.is_direct(context):
             return key or ""
-        step = (context.run_id, _compat.step_key(context), context.retry_number)
+        step = (_compat.run_id(context), _compat.step_key(context), context.retry_number)
         return str(next(self._calls.setdefault(step, itertools.count())) or "")
 
 
@@ -131,9 +141,7 @@ def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Opt
             "say which accelerator the function runs on, such as accelerator='v5e-8'; 'cpu' is one host without any. "
             "`kinetic-orchestration accelerators` lists them all"
         )
-    options = check_options(replace(decorated or Options(), **given))
-    slice_of(options)
-    return options
+    return check_options(replace(decorated or Options(), **given))
 
 
 def _keyed(spec: JobSpec, key: str) -> JobSpec:

@@ -38,16 +38,8 @@ class Place(NamedTuple):
 
 
 def place_of(context: _compat.Context, call: str = "") -> Place:
-    return Place(context.run_id, _compat.step_key(context), partition_of(context), call, tuple(_resumed(context)))
-
-
-def partition_of(context: _compat.Context) -> str:
-    """The partition's key, or the first and the last of a range in one run; "" where there are none."""
-    if context.has_partition_key:
-        return str(context.partition_key)
-    if context.has_partition_key_range:
-        return f"{context.partition_key_range.start}...{context.partition_key_range.end}"
-    return ""
+    run, step, partition = _compat.run_id(context), _compat.step_key(context), _compat.partition_of(context)
+    return Place(run, step, partition, call, tuple(_resumed(context)))
 
 
 def identity_of(spec: JobSpec, place: Place) -> Identity:
@@ -104,7 +96,7 @@ def _is_terminated(context: _compat.Context) -> bool:
     """Whether the run is to end; a worker that is only moved elsewhere leaves it as it was."""
     if _compat.is_direct(context):
         return False
-    run = context.instance.get_run_by_id(context.run_id)
+    run = context.instance.get_run_by_id(_compat.run_id(context))
     return run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
 
 

@@ -42,7 +42,7 @@ class Job:
 
 
 def open_job(job_id: str, store: Store, backend: Backend) -> Job:
-    record = store.read(names.spec(job_id))
+    record = store.read(names.spec(job_id)) if job_id.replace("-", "").isalnum() else None
     if record is None:
         raise JobNotFound(missing(job_id, store))
     plan = Plan.from_json(decoded(record.data, names.spec(job_id))["plan"])
@@ -121,6 +121,8 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
 
 
 def close(job: Job, attempt: int, cause: str, reason: str) -> None:
+    if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it
+        raise JobNotFound(missing(job.job_id, job.store))
     verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, reason=reason)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())
     ring(job)

@@ -7,22 +7,23 @@ whatever became of the process that was submitting it.
 from __future__ import annotations
 
 import collections
+import os
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
 from kinetic_orchestration.identity import Identity, job_id
-from kinetic_orchestration.job import JobHandle, open_place
+from kinetic_orchestration.job import JobHandle, open_place, say
 from kinetic_orchestration.launch import launch, settings_for
-from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.notices import warn
+from kinetic_orchestration.spec import JobSpec, slice_of
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus
 from kinetic_orchestration.watch import decoded, watcher_of
@@ -64,8 +65,8 @@ class BatchHandle(Generic[R]):
         self.jobs: list[JobHandle[R] | None] = [None] * size
         self.submission_failures: dict[int, Exception] = {}
         self._store = store
+        self._failures: list[JobHandle[R]] | None = None
         self._submitted = threading.Event()
-        self._cancelled = threading.Event()
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id} {self.name or ''} {self.status_counts()}>"
@@ -104,6 +105,7 @@ class BatchHandle(Generic[R]):
                         rung.unfollow(job.job_id)
                         yield job
                 if complete and len(seen) == sum(job is not None for job in self.jobs):
+                    self._tell_what_is_missing()
                     return
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
@@ -123,7 +125,14 @@ class BatchHandle(Generic[R]):
         return_exceptions: bool = False,
     ) -> list[R]:
         """Every value, in the order of the inputs (or, with `ordered=False`, of their ends)."""
-        order = [self.jobs.index(job) for job in self.as_completed(timeout=timeout)]
+        try:
+            order = [self.jobs.index(job) for job in self.as_completed(timeout=timeout)]
+        except KeyboardInterrupt:
+            say(
+                f"detached; the jobs of batch {self.group_id} go on. "
+                f"To end them: kinetic.attach_batch({self.group_id!r}).cancel()"
+            )
+            raise
         values: list[Any] = [None] * len(self.jobs)
         failures: list[JobHandle[Any]] = []
         for index in sorted(order):
@@ -136,6 +145,7 @@ class BatchHandle(Generic[R]):
                 values[index] = error if return_exceptions else None
         for index, failure in self.submission_failures.items():
             values[index] = failure if return_exceptions else None
+        self._failures = failures
         if (failures or self.submission_failures) and not return_exceptions:
             raise BatchError(self.group_id, failures, values, self.submission_failures)
         if ordered:
@@ -144,24 +154,39 @@ class BatchHandle(Generic[R]):
         return [values[index] for index in [*order, *rest]]
 
     def failures(self) -> list[JobHandle[R]]:
+        """The jobs that failed; after `results()`, those that gave it no value."""
+        if self._failures is not None:
+            return list(self._failures)
         return [job for job in self.jobs if job is not None and job.status() is JobStatus.FAILED]
 
     def cancel(self) -> None:
-        """Submit no more, and cancel what has not ended."""
-        self._cancelled.set()
+        """Submit no more, whoever submits, and cancel what has not ended."""
+        _end(self._store, self.group_id, CANCELLED)
         self._submitted.wait(60.0)
-        for job in self.jobs:
-            if job is not None and not job.status().final:
-                act.cancel(job._job, f"batch {self.group_id} was cancelled", act.ME)
-        for job in self.jobs:
-            if job is not None:
-                job.cancel(f"batch {self.group_id} was cancelled")
+        reason = f"batch {self.group_id} was cancelled"
+        live = [job for job in self.jobs if job is not None and not job.status().final]
+        for job in live:  # all are asked before the first is waited for
+            act.cancel(job._job, reason, act.ME)
+        for job in live:
+            job.cancel(reason)
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
         """Release what the jobs hold of compute; their records live on by retention."""
         for job in self.jobs:
             if job is not None:
                 job.cleanup(k8s=k8s, gcs=gcs)
+
+    def _tell_what_is_missing(self) -> None:
+        missing = sum(job is None for job in self.jobs) - len(self.submission_failures)
+        if self.submission_failures:
+            warn(
+                f"batch {self.group_id}: {len(self.submission_failures)} of its inputs could not be submitted; "
+                "submission_failures says why"
+            )
+        elif missing and _why_over(self._store, self.group_id) == "":
+            warn(
+                f"batch {self.group_id}: {missing} of its inputs have not been submitted, and nobody may do it any more"
+            )
 
     def _pace(self) -> float:
         return max(watcher_of(self._store).pace(), len(self.jobs) / 50)
@@ -189,15 +214,29 @@ def submit_all(
     calls = [arguments(item, input_mode) for item in inputs]
     if not calls:
         raise UsageError("inputs is empty: there is nothing to run")
-    specs = [_retrying(spec_of(args, kwargs), retries) for args, kwargs in calls]
+    specs = [_retrying(_checked(spec_of, index, *call), retries) for index, call in enumerate(calls)]
+    if cancel_running_on_fail and not fail_fast:
+        warn("cancel_running_on_fail has no effect without fail_fast=True")
     here = settings_for(specs[0])
     store = open_store(here.store, here.deployment)
     group_id = f"grp-{secrets.token_hex(6)}"
-    record = {"name": name, "tags": dict(tags or {}), "size": len(specs), "deployment": here.deployment}
+    me = processes.find(os.getpid())
+    record = {
+        "name": name,
+        "tags": dict(tags or {}),
+        "size": len(specs),
+        "deployment": here.deployment,
+        "submitter": {"machine": processes.machine(), "pid": os.getpid(), "started": me.started if me else ""},
+    }
     store.create(names.group(group_id), wire.encode(record))
     batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), store)
-    driver = _Driver(batch, specs, here.deployment, max_concurrent or len(specs), fail_fast, cancel_running_on_fail)
-    if len(specs) <= driver.width and not fail_fast and not cancel_running_on_fail:
+    first = specs[0]
+    say(f"batch {group_id} runs {first.name} {len(specs)} times on {slice_of(first.options)}")
+    driver = _Driver(
+        batch, specs, here.deployment, max_concurrent or len(specs),
+        fail_fast=fail_fast, cancel_running=fail_fast and cancel_running_on_fail,
+    )  # fmt: skip
+    if len(specs) <= driver.width and not driver.cancel_running:
         driver.run()
     else:
         threading.Thread(target=driver.run, name=f"kinetic-{group_id}").start()
@@ -208,30 +247,32 @@ class _Driver:
     """Submits the jobs of a batch, so many at once, until all are, or one failed, or somebody cancels."""
 
     def __init__(
-        self, batch: BatchHandle[Any], specs: list[JobSpec], deployment: str, width: int, fail_fast: bool, cancel: bool
-    ) -> None:
+        self, batch: BatchHandle[Any], specs: list[JobSpec], deployment: str, width: int,
+        *, fail_fast: bool, cancel_running: bool,
+    ) -> None:  # fmt: skip
         self.batch = batch
         self.specs = specs
         self.width = width
+        self.cancel_running = cancel_running
         self._deployment = deployment
-        self._fail_fast = fail_fast or cancel
-        self._cancel_running = cancel
+        self._fail_fast = fail_fast
+        self._running: list[JobHandle[Any]] = []
 
     def run(self) -> None:
         try:
             self._submit()
         finally:
+            _end(self.batch._store, self.batch.group_id, SUBMITTED)
             self.batch._submitted.set()
             _ring(self.batch._store, self.batch.group_id)
 
     def _submit(self) -> None:
-        running: list[JobHandle[Any]] = []
         with watcher_of(self.batch._store).following(self.batch.group_id) as rung:
             for index, spec in enumerate(self.specs):
-                while len(running) >= self.width and not self._stopped():
+                while len(self._running) >= self.width and not self._stopped():
                     rung.clear()
-                    running = self._still_running(running)
-                    if len(running) >= self.width:
+                    self._look()
+                    if len(self._running) >= self.width and not self._stopped():
                         rung.wait(0.5)
                 if self._stopped():
                     return
@@ -239,44 +280,83 @@ class _Driver:
                     job: JobHandle[Any] = JobHandle(launch(spec, child(self._deployment, self.batch.group_id, index)))
                 except Exception as error:
                     self.batch.submission_failures[index] = error
-                    self._failed = self._fail_fast
+                    self._one_failed()
                     continue
-                self.batch.jobs[index] = job
+                _place(self.batch, index, job)
                 rung.follow(job.job_id)
-                running.append(job)
+                self._running.append(job)
                 _ring(self.batch._store, self.batch.group_id)
-            while self._fail_fast and running and not self._stopped():
+            while self.cancel_running and self._running and not self._stopped():
                 rung.clear()
-                running = self._still_running(running)
+                self._look()
                 rung.wait(0.5)
-
-    _failed = False
+        if _why_over(self.batch._store, self.batch.group_id) == CANCELLED:
+            self._cancel_running(f"batch {self.batch.group_id} was cancelled")  # what was launched meanwhile
 
     def _stopped(self) -> bool:
-        return self._failed or self.batch._cancelled.is_set()
+        return _why_over(self.batch._store, self.batch.group_id) != ""
 
-    def _still_running(self, running: list[JobHandle[Any]]) -> list[JobHandle[Any]]:
-        ended = {job.job_id: status for job in running if (status := job.status()).final}
-        if self._fail_fast and JobStatus.FAILED in ended.values():
-            self._failed = True
-            if self._cancel_running:
-                for job in running:
-                    if job.job_id not in ended:
-                        act.cancel(job._job, f"another job of batch {self.batch.group_id} failed", act.ME)
-        return [job for job in running if job.job_id not in ended]
+    def _look(self) -> None:
+        ended = {job.job_id: status for job in self._running if (status := job.status()).final}
+        self._running = [job for job in self._running if job.job_id not in ended]
+        if JobStatus.FAILED in ended.values():
+            self._one_failed()
+
+    def _one_failed(self) -> None:
+        if not self._fail_fast:
+            return
+        _end(self.batch._store, self.batch.group_id, FAILED)
+        if self.cancel_running:
+            self._cancel_running(f"another job of batch {self.batch.group_id} failed")
+
+    def _cancel_running(self, reason: str) -> None:
+        for job in self._running:
+            act.cancel(job._job, reason, act.ME)
+
+
+SUBMITTED, FAILED, CANCELLED = "submitted", "failed", "cancelled"
+
+
+def _end(store: Store, group_id: str, why: str) -> None:
+    """No more jobs of this batch are to be submitted. The first reason stays."""
+    store.create(names.group_end(group_id), wire.encode({"why": why}))
+    _ring(store, group_id)
+
+
+def _why_over(store: Store, group_id: str) -> str:
+    record = store.read(names.group_end(group_id))
+    return "" if record is None else str(decoded(record.data, names.group_end(group_id))["why"])
+
+
+def _place(batch: BatchHandle[Any], index: int, job: JobHandle[Any]) -> None:
+    job.group_id, job.group_index = batch.group_id, index
+    batch.jobs[index] = job
+
+
+def _checked(spec_of: Any, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
+    """All inputs are looked at before the first is submitted."""
+    try:
+        spec: JobSpec = spec_of(args, kwargs)
+    except TypeError as error:
+        raise TypeError(f"input {index}: {error}") from None
+    return spec
 
 
 def arguments(item: Any, input_mode: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """How one input becomes a call."""
     if input_mode == "args" and not isinstance(item, (list, tuple)):
         raise UsageError(f"input_mode='args' takes lists and tuples, and one input is a {type(item).__name__}")
-    if input_mode == "kwargs" and not isinstance(item, dict):
-        raise UsageError(f"input_mode='kwargs' takes dicts, and one input is a {type(item).__name__}")
-    if input_mode in ("auto", "kwargs") and isinstance(item, dict) and all(isinstance(key, str) for key in item):
+    if input_mode == "kwargs" and not _is_named(item):
+        raise UsageError(f"input_mode='kwargs' takes dicts of names to values, and one input is {item!r:.200}")
+    if input_mode in ("auto", "kwargs") and _is_named(item):
         return (), item
     if input_mode in ("auto", "args") and isinstance(item, (list, tuple)):
         return tuple(item), {}
     return (item,), {}
+
+
+def _is_named(item: Any) -> bool:
+    return isinstance(item, dict) and all(isinstance(key, str) for key in item)
 
 
 def child(deployment: str, group_id: str, index: int) -> Identity:
@@ -300,16 +380,15 @@ def attach_batch(
         raise JobNotFound(f"there is no batch {group_id!r} in {opened.url}")
     fields = decoded(record.data, names.group(group_id))
     batch: BatchHandle[Any] = BatchHandle(group_id, fields["name"], fields["tags"], fields["size"], opened)
-    if _fill(batch, backend, fields["deployment"]):
+    submitter = fields.get("submitter", {})
+    over = _is_over(batch, submitter)  # before the look at the jobs, or the last one could be missed
+    if _fill(batch, backend, fields["deployment"]) or over:
         batch._submitted.set()
     else:
-        watch = threading.Thread(
-            target=_fill_on,
-            args=(batch, backend, fields["deployment"], poll_timeout),
-            daemon=True,
+        threading.Thread(
+            target=_fill_on, args=(batch, backend, fields["deployment"], submitter, poll_timeout), daemon=True,
             name=f"kinetic-{group_id}",
-        )
-        watch.start()
+        ).start()  # fmt: skip
     return batch
 
 
@@ -318,20 +397,34 @@ def _fill(batch: BatchHandle[Any], backend: Backend, deployment: str) -> bool:
         if job is None:
             name = job_id(child(deployment, batch.group_id, index), 1)
             if batch._store.read(names.spec(name), 0, 1) is not None:
-                batch.jobs[index] = JobHandle(act.open_job(name, batch._store, backend))
+                _place(batch, index, JobHandle(act.open_job(name, batch._store, backend)))
     return None not in batch.jobs
 
 
-def _fill_on(batch: BatchHandle[Any], backend: Backend, deployment: str, patience: float | None) -> None:
+def _fill_on(
+    batch: BatchHandle[Any], backend: Backend, deployment: str, submitter: Mapping[str, Any], patience: float | None
+) -> None:
     began = time.monotonic()
-    with watcher_of(batch._store).following(batch.group_id) as rung:
-        while not _fill(batch, backend, deployment) and (patience is None or time.monotonic() - began < patience):
-            rung.clear()
-            rung.wait(0.5)
-    missing = sum(job is None for job in batch.jobs)
-    if missing:
-        warnings.warn(f"batch {batch.group_id}: {missing} of its inputs were never submitted", stacklevel=1)
-    batch._submitted.set()
+    try:
+        with watcher_of(batch._store).following(batch.group_id) as rung:
+            over = False
+            while not over:
+                rung.clear()
+                over = _is_over(batch, submitter) or (patience is not None and time.monotonic() - began > patience)
+                if _fill(batch, backend, deployment):
+                    break
+                if not over:
+                    rung.wait(0.5)
+    finally:
+        batch._submitted.set()
+
+
+def _is_over(batch: BatchHandle[Any], submitter: Mapping[str, Any]) -> bool:
+    """Whether no more jobs will come: somebody said so, or the process that submitted them was here and is gone."""
+    if _why_over(batch._store, batch.group_id):
+        return True
+    here = bool(submitter) and submitter["machine"] == processes.machine()
+    return here and not processes.alive(submitter["pid"], submitter["started"])
 
 
 def _retrying(spec: JobSpec, retries: int) -> JobSpec:

@@ -177,8 +177,9 @@ class RemoteCallable(Generic[P, R]):
         if instance is None:
             return self
         function: Callable[..., R] = self.__kinetic_function__
-        bound = functools.partial(function, instance)
-        return RemoteCallable(functools.update_wrapper(bound, self.__kinetic_function__), self.options)
+        bound = functools.update_wrapper(functools.partial(function, instance), function)
+        del bound.__wrapped__  # type: ignore[attr-defined] # the signature is the partial's, without self
+        return RemoteCallable(bound, self.options)
 
 
 def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Any) -> JobHandle[None]:

@@ -157,6 +157,8 @@ class JobHandle(Generic[R]):
     def cancel(self, reason: str = "", cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Ask the job to end and wait until it has, and its hosts are gone."""
         del cleanup_poll_interval
+        if self.peek().outcome is not None:
+            return
         act.cancel(self._job, reason or "cancelled by its user", f"{socket.gethostname()}:{os.getpid()}")
         follow(Follower(self._job), timeout=cleanup_timeout)
 
@@ -235,17 +237,14 @@ class JobHandle(Generic[R]):
         try:
             yield
         except KeyboardInterrupt:
-            _write_error(
-                f"\nkinetic: detached; job {self.job_id} goes on. "
-                f"To end it: kinetic-orchestration cancel {self.job_id}\n"
-            )
+            say(f"detached; job {self.job_id} goes on. To end it: kinetic-orchestration cancel {self.job_id}")
             raise
 
 
 def submitted(job: Job) -> JobHandle[Any]:
     """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
     plan = job.plan()
-    _write_error(f"kinetic: {job.job_id} runs {plan.name} on {plan.slice}\n")
+    say(f"{job.job_id} runs {plan.name} on {plan.slice}")
     return JobHandle(job)
 
 
@@ -265,11 +264,11 @@ def run_to_end(job: Job) -> Any:
     try:
         outcome = handle._watch(Printer(handle.hosts, _write, changes=_write_error))
     except KeyboardInterrupt:
-        _write_error(f"\nkinetic: cancelling {job.job_id}\n")
+        say(f"cancelling {job.job_id}")
         handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
         raise
     assert outcome is not None
-    _write_error(f"kinetic: {handle.cost()}\n")
+    say(str(handle.cost()))
     return collect(job, outcome)
 
 
@@ -297,7 +296,7 @@ def list_jobs(
     handles = all_jobs(
         project=project, zone=zone, cluster=cluster, namespace=namespace, store=store, deployment=deployment
     )
-    return [handle for handle in handles if not handle.status().final]
+    return [handle for handle in handles if not handle.peek().status.final]
 
 
 def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
@@ -345,6 +344,11 @@ def _iso(seconds: float) -> str:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line about a job, beside its output."""
+    _write_error(f"kinetic: {text}\n")
 
 
 def _write_error(text: str) -> None:

@@ -115,8 +115,8 @@ def claim(store: Store, backend: Backend, identity: Identity) -> str:
 
 def failed(store: Store, backend: Backend, job: str) -> bool:
     """Whether the job ended, and neither well nor because somebody wanted it to end."""
-    if store.read(names.spec(job)) is None:
-        return False
+    if store.read(names.spec(job)) is None:  # it is new, or the reaper is about to forget it
+        return store.read(names.verdict(job, 1)) is not None
     outcome = Follower(act.open_job(job, store, backend)).step()
     return outcome is not None and outcome.status is JobStatus.FAILED
 
@@ -161,6 +161,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "stall": float(plan.limits.stall or 0.0),
         "debug": plan.debug_port,
         "owned": plan.abort_without_owner,
+        "compile_cache": plan.compile_cache,
         "quick": not staged.environment and not staged.data and staged.size < QUICK_BYTES,
     }
 

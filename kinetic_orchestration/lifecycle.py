@@ -192,7 +192,8 @@ def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
     if outcome is not None:
         return outcome.status
     running = any(beat is not None and beat.state in (wire.RUNNING, wire.ENDING) for beat in seen.beats)
-    return JobStatus.RUNNING if running and seen.verdict is None else JobStatus.PENDING
+    # Between its verdict and its outcome a job's last lines are still on their way: it has not gone back to waiting.
+    return JobStatus.RUNNING if running or seen.verdict is not None else JobStatus.PENDING
 
 
 def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:

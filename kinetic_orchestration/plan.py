@@ -61,6 +61,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         distributed=settings.distributed if options.distributed is None else options.distributed,
         isolated=options.requirements is not None,
         abort_without_owner=settings.on_owner_lost == "abort",
+        compile_cache=settings.compile_cache,
         debug_port=DEBUG_PORT if options.debug else 0,
         labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
     )

@@ -88,21 +88,33 @@ def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped
             kept.add(job)
             continue
         if not dry_run:
-            for prefix in (names.job(job), f"{names.BEATS}{job}/"):
-                for entry in list(store.list(prefix)):
-                    store.delete(entry.name)
+            _forget(store, job)
         yield Reaped("job", job, f"its verdict is {(now - ended[0]) / 86400:.0f} days old")
     yield from _blobs(store, kept, now - settings.retention - BLOB_MARGIN, dry_run)
 
 
+def _forget(store: Store, job: str) -> None:
+    """The spec first: without it nobody can start or close an attempt. The verdicts last, and the first attempt's
+    last of all: while it is there, nobody takes the job for one that never ran, wherever this process dies.
+    """
+    store.delete(names.spec(job))
+    records = [entry.name for entry in store.list(names.job(job))]
+    verdicts = sorted(name for name in records if name.startswith(f"{names.job(job)}attempts/"))
+    beats = [entry.name for entry in store.list(f"{names.BEATS}{job}/")]
+    for name in (*(name for name in records if name not in verdicts), *beats, *reversed(verdicts)):
+        store.delete(name)
+
+
 def _ended(store: Store, job: str) -> tuple[float, bool] | None:
-    """When the newest attempt got its verdict, and whether it was a good one."""
+    """When the newest attempt got its verdict, and whether it was a good one; None while an attempt has none."""
     newest: tuple[float, bool] | None = None
+    promised = {entry.name.split("/")[4] for entry in store.list(f"{names.job(job)}in/attempts/")}
     for entry in store.list(f"{names.job(job)}attempts/"):
         if entry.name.endswith("verdict.json") and (record := store.read(entry.name)) is not None:
             well = Verdict.decode(record.data).kind == "committed"
             newest = max(newest or (0.0, False), (record.updated, well))
-    return newest
+            promised.discard(entry.name.split("/")[3])
+    return newest if not promised else None
 
 
 def _expired(ended: tuple[float, bool], now: float, retention: float) -> bool:

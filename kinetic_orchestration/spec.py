@@ -190,7 +190,7 @@ def _inside_kinetic(function: Any) -> Callable[..., Any] | None:
 def check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """What Python would say of the call, said before anything is sent."""
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # what a wrapper takes is what counts
     except (TypeError, ValueError):
         return  # a builtin that does not tell
     try:

@@ -69,6 +69,7 @@ class Plan:
     emulated: bool = True
     isolated: bool = False  # in an environment of its own
     abort_without_owner: bool = False
+    compile_cache: bool = True
     debug_port: int = 0
     labels: dict[str, str] = field(default_factory=dict)
 

@@ -22,7 +22,9 @@ from kinetic_orchestration.errors import NewerWire, StoreError
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import ABSENT, Cancel, Glimpse, Intent, Observation
 
-TICK = 0.01  # between two looks at the bell
+TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
+SLOWEST_TICK = 0.02
+SLOWING = 1.05
 PACE = 1.0  # between two looks at a job that does not ring, while few are followed
 SLOWEST = 20.0
 FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many jobs it follows
@@ -91,6 +93,7 @@ class Watcher:
         self._waiting: dict[str, list[Callable[[], object]]] = {}
         self._running = False
         self._followers = 0
+        self._joined = threading.Event()
 
     def pace(self) -> float:
         """How long a follower may sleep without a ring."""
@@ -125,6 +128,7 @@ class Watcher:
         with self._lock:
             self._waiting.setdefault(job_id, []).append(wake)
             self._followers += 1
+            self._joined.set()
             if not self._running and self._bell is not None:
                 self._running = True
                 threading.Thread(target=self._run, name="kinetic-watch", daemon=True).start()
@@ -141,6 +145,7 @@ class Watcher:
     def _run(self) -> None:
         assert self._bell is not None
         idle_since = time.monotonic()
+        tick = TICK
         while True:
             rung = self._bell.poll()
             with self._lock:
@@ -153,7 +158,11 @@ class Watcher:
                 wakes = [wake for job in jobs for wake in self._waiting.get(job, ())]
             for wake in wakes:
                 wake()
-            time.sleep(TICK)
+            if self._joined.wait(tick) or rung != []:
+                self._joined.clear()
+                tick = TICK
+            else:
+                tick = min(SLOWEST_TICK, tick * SLOWING)
 
 
 class Rung:

@@ -16,7 +16,17 @@ from kinetic_orchestration.agent import processes
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """KINETIC_HOME for this test alone. Afterwards no process of it may live, and no lock may be left."""
-    folder = tmp_path / "home"
+    yield from _own_home(tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same for all tests of a module, whose jobs then find their project staged."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield from _own_home(tmp_path_factory.mktemp("shared") / "home", monkeypatch)
+
+
+def _own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [name for name in os.environ if name.startswith("KINETIC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))

@@ -194,7 +194,7 @@ class KineticTPUOperator(BaseOperator):
         task = context["ti"]
         index = "" if task.map_index is None or task.map_index < 0 else str(task.map_index)
         epoch = task.max_tries - (self.retries or 0)
-        step = f"{task.dag_id}.{task.task_id}"
+        step = f"{task.dag_id}/{task.task_id}"  # both may hold dots, neither a slash
         return Identity(settings_for(spec).deployment, "airflow", task.run_id, step, index, epoch)
 
     def _defer(self, job: Job, cursor: list[Any]) -> None:

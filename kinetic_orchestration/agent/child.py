@@ -13,6 +13,8 @@ import signal
 import sys
 from typing import Any
 
+DEBUG_PATIENCE = 600.0
+
 
 def main() -> None:
     control = int(sys.argv[1])
@@ -59,9 +61,9 @@ def _call(go: dict[str, Any]) -> int:
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     distributed.install()
     outcome = go["outcome"]
-    if go["debug"]:
-        _wait_for_debugger(go["debug"])
     try:
+        if go["debug"]:
+            _wait_for_debugger(go["debug"])
         function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
         value = function(*args, **kwargs)
         if hasattr(value, "__await__"):
@@ -104,8 +106,26 @@ async def _awaited(value: Any) -> Any:
 
 
 def _wait_for_debugger(port: int) -> None:
+    """On loopback, at the usual port or another that is free; after a while the function runs without."""
+    import socket
+    import threading
+
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
     import debugpy
 
-    debugpy.listen(("127.0.0.1", port))
-    sys.stderr.write(f"waiting for a debugger on 127.0.0.1:{port}\n")
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:  # another session has it
+            port = 0
+    _, port = debugpy.listen(("127.0.0.1", port))
+    os.environ["PYTHONBREAKPOINT"] = "debugpy.breakpoint"
+    patience = threading.Timer(DEBUG_PATIENCE, debugpy.wait_for_client.cancel)
+    patience.daemon = True
+    patience.start()
+    sys.stderr.write(
+        f"waiting for a debugger on 127.0.0.1:{port}, for {DEBUG_PATIENCE / 60:g} minutes; in an editor: "
+        f'{{"type": "debugpy", "request": "attach", "connect": {{"host": "127.0.0.1", "port": {port}}}}}\n'
+    )
     debugpy.wait_for_client()
+    patience.cancel()

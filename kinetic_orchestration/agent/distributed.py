@@ -53,6 +53,12 @@ def emulated(devices: int) -> dict[str, str]:
     }
 
 
+def real(devices: int, visible: str | None) -> dict[str, str]:
+    """Of this machine's GPUs, or of those that were visible to the submitter, as many as were asked for."""
+    chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen[:devices])}
+
+
 def environment(
     index: int, hosts: int, addresses: list[str], ports: dict[str, int], *, join: bool = True
 ) -> dict[str, str]:

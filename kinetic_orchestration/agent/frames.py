@@ -35,20 +35,21 @@ def encode(kind: str, time: float, payload: bytes) -> bytes:
 
 
 def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame], int]:
-    """The whole frames in `data`, and how many bytes they took; a cut frame at the end is left for later."""
+    """The whole frames in `data`, and how many bytes they took; at a frame that is cut or torn it ends."""
     frames: list[Frame] = []
     at = 0
     while True:
         end = data.find(b"\n", at)
         if end < 0:
             return frames, at
-        if data[at : at + 1] != _MARK:
-            raise ValueError(f"segment {segment} has no frame at {offset + at}")
-        kind, time, length = data[at + 1 : end].split(b" ")
-        stop = end + 1 + int(length)
+        header = data[at:end].split(b" ")
+        if header[0][:1] != _MARK or len(header) != 3 or not (header[1] + header[2]).isdigit():
+            return frames, at  # torn by a power cut: zeros, or bytes of nobody's
+        stop = end + 1 + int(header[2])
         if stop > len(data):
             return frames, at
-        frames.append(Frame(kind.decode(), int(time) / 1e6, data[end + 1 : stop], segment, offset + at))
+        kind, time = header[0][1:].decode("utf-8", "replace"), int(header[1]) / 1e6
+        frames.append(Frame(kind, time, data[end + 1 : stop], segment, offset + at))
         at = stop
 
 
@@ -64,11 +65,18 @@ class Lines:
         if cut == 0:
             self._rest += data
             return self.flush() if len(self._rest) > LONGEST_LINE else b""
+        if data[-1:] == b"\r":  # the first half of "\r\n", perhaps
+            cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if cut == len(data) and not self._rest:
             return data
         whole = bytes(self._rest) + data[:cut]
         self._rest = bytearray(data[cut:])
         return whole
+
+    @property
+    def ended(self) -> bool:
+        """Whether what is kept is whole after all, once nothing follows it."""
+        return self._rest[-1:] == b"\r"
 
     def flush(self) -> bytes:
         """What has come without an end of line."""

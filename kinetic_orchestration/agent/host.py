@@ -7,24 +7,37 @@ nothing else; whoever submitted the job may be gone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import time
 import traceback
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kinetic_orchestration.agent import distributed, frames, names, processes, rules, wire
-from kinetic_orchestration.agent.records import FileRecords
+from kinetic_orchestration.agent.records import FileRecords, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 
 TICK = 0.05
 BEAT = 1.0
 TAIL = 8 << 10
+LAST_WORDS = 2.0  # for what the program left running and still prints
+LOOK_AT_OTHERS = 5.0
 REPORT_SILENCE = 600.0
-EMULATION = b"[Gloo] Rank "  # what the transport that stands in for the chips' links says, once for each device
+STORE_PATIENCE = 60.0
+PASSING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT,
+    errno.EAGAIN,
+)  # fmt: skip
+# What the transport that stands in for the chips' links says, once for each device.
+EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
 class Assignment(NamedTuple):
@@ -52,10 +65,11 @@ class Host:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
-        self.records = FileRecords(assignment.store)
+        self.records: FileRecords = Patient(assignment.store)
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
         self.outcome = os.path.join(self.scratch, "outcome")
         self.events = os.path.join(self.scratch, "events")
+        self.stacks = os.path.join(self.scratch, "stacks")
         self.log = LogWriter(self.records, assignment.job, assignment.attempt, assignment.host)
         self.task: dict[str, Any] = {}
         self.child = 0
@@ -76,6 +90,9 @@ class Host:
         self.beaten = (0.0, "")
         self.progress: dict[str, Any] = {}
         self.events_read = 0
+        self.stacks_read = 0
+        self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
+        self.beats_read = 0.0
         self.state = wire.STARTING
         self.tail = b""
         self.wake_in, self.wake_out = os.pipe()
@@ -87,16 +104,19 @@ class Host:
     def run(self) -> None:
         if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
             return
-        signal.signal(signal.SIGTERM, self._on_term)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
-        os.makedirs(self.scratch, exist_ok=True)
-        if self.at.python:
-            self._spawn(self.at.python, "function")
-        processes.adopt_orphans()
         try:
+            os.makedirs(self.scratch, exist_ok=True)
+            if self.at.python:
+                self._spawn(self.at.python, "function")
+            processes.adopt_orphans()
             self._open()
             self._loop()
+        except Refused as error:
+            self._decide(wire.CONFIGURATION, str(error), self.at.host)
         except Exception:
             self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{traceback.format_exc()}", self.at.host)
         finally:
@@ -126,12 +146,16 @@ class Host:
 
         spec = self.records.read(names.spec(self.at.job))
         if spec is None or digest.of_bytes(spec.data) != self.at.spec:
-            raise ValueError("spec.json is not the one that was submitted: its digest differs")
+            raise Refused(
+                f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
+                "run; submit the job again"
+            )
         self.task = wire.decode(spec.data, "spec.json")["task"]
         record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine(), "address": "127.0.0.1"}
         if self.at.host == 0 and self.at.hosts > 1:
             record["ports"] = _free_ports(self.at.hosts)
-        if self.records.create(self._name("started.json"), wire.encode(record)) is None:
+        life = wire.encode(record)
+        if self.records.create(self._name("started.json"), life) is None and self._read(self._name("started.json")) != life:
             raise ValueError("this host started before: another life of it is recorded (a reboot in mid-run?)")
         self._set_state(wire.PREPARING)
         if self.task["quick"]:
@@ -169,14 +193,17 @@ class Host:
             (os.POSIX_SPAWN_DUP2, err_end, 2),
         ]
         environment = {name: value for name, value in os.environ.items() if not distributed.is_stale(name)}
-        if not self.at.python:  # an environment of its own sees nothing of the submitter's
+        if self.task.get("environment"):  # an environment of its own sees nothing of the submitter's
             for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
                 environment.pop(name, None)
         environment.update(self.secrets)
         variable, value = self.at.marker.split("=", 1)
         environment[variable] = value
         environment.setdefault("PYTHONHASHSEED", "0")
-        argv = [python, os.path.join(os.path.dirname(agent), "child.py"), str(control), kind]
+        environment.setdefault("PYTHONUNBUFFERED", "1")  # or lines of a Python below would come late, or never
+        whole = os.path.dirname(agent)  # a folder, or the zip itself
+        child = [whole, "--child"] if os.path.isfile(whole) else [os.path.join(whole, "child.py")]
+        argv = [python, *child, str(control), kind]
         self.child = os.posix_spawn(
             python, argv, environment, file_actions=actions, setsid=True, setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT],
@@ -191,14 +218,22 @@ class Host:
     def _start(self) -> None:
         task = self.task
         if not self.child:
-            self._spawn(self.ready.python, "command" if task["argv"] else "function")
+            if task["argv"]:  # what it becomes may be older than the agent is able to run, or no Python at all
+                self._spawn(sys.executable, "command")
+            else:
+                self._spawn(self.ready.python, "function")
         addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
         env = {
-            **(distributed.emulated(task["devices"]) if task["emulated"] else {}),
+            **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
+            **(
+                distributed.emulated(task["devices"])
+                if task["emulated"]
+                else distributed.real(task["devices"], os.environ.get("CUDA_VISIBLE_DEVICES"))
+            ),
             **distributed.environment(
                 self.at.host, self.at.hosts, addresses, self.started[0].get("ports", {}), join=task["distributed"]
             ),
-            **task["env"],
+            **self._compile_cache(),
             "KINETIC_JOB_ID": self.at.job,
             "KINETIC_ATTEMPT": str(self.at.attempt),
             "KINETIC_HOST_INDEX": str(self.at.host),
@@ -214,6 +249,9 @@ class Host:
             path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *self.ready.path]
             inherited = [] if task["environment"] else [os.environ.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, *inherited]))
+            programs, places = os.path.dirname(self.ready.python), os.environ.get("PATH", os.defpath)
+            if task["environment"] or programs not in places.split(os.pathsep):
+                env["PATH"] = programs + os.pathsep + places  # a script's own `python` is the job's
         message = {
             "drop": [name for name in os.environ if distributed.is_stale(name)],
             "env": env,
@@ -226,6 +264,7 @@ class Host:
             "digest": task["payload"].get("digest", ""),
             "data": self.ready.data,
             "outcome": self.outcome,
+            "stacks": self.stacks,
             "value": self.at.host == 0,
             "debug": task["debug"] if self.at.host == 0 else 0,
         }
@@ -236,6 +275,12 @@ class Host:
         self.running = True
         self.run_began = self.active = time.monotonic()
         self._set_state(wire.RUNNING)
+
+    def _compile_cache(self) -> dict[str, str]:
+        """What JAX compiled before need not be compiled again, unless the user has a cache of their own."""
+        if not self.task["compile_cache"] or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            return {}
+        return {"JAX_COMPILATION_CACHE_DIR": os.path.join(self.at.home, "cache", "compile")}
 
     def _pump(self, within: float) -> None:
         """Move what the program wrote into the log, whole lines at a time; return early when anything happens."""
@@ -250,6 +295,9 @@ class Host:
         self._read_events()
         if 0 < moved < 32 << 10:
             time.sleep(0.002)  # let a flood of short writes gather, so that it costs few of ours
+        for end, (stream, lines) in self.pipes.items():
+            if end not in ready and lines.ended and (whole := lines.flush()):
+                self._write(stream, whole)
         for pid, status in processes.reap():
             if pid == self.child:
                 self._on_exit(os.waitstatus_to_exitcode(status))
@@ -262,15 +310,18 @@ class Host:
             return 0
         whole = lines.feed(data) if data else lines.flush()
         if EMULATION in whole and self.task.get("emulated"):
-            whole = b"".join(line for line in whole.splitlines(keepends=True) if not line.startswith(EMULATION))
+            whole = b"".join(line for line in whole.splitlines(keepends=True) if EMULATION not in line)
         if whole:
-            self.log.write(stream, whole)
-            self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
-            self.active = time.monotonic()
+            self._write(stream, whole)
         if not data:
             os.close(end)
             del self.pipes[end]
         return len(data)
+
+    def _write(self, stream: str, whole: bytes) -> None:
+        self.log.write(stream, whole)
+        self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
+        self.active = time.monotonic()
 
     def _read_events(self) -> None:
         """Metrics and progress that the program has left in its events file, one JSON object a line."""
@@ -295,10 +346,11 @@ class Host:
     def _on_exit(self, code: int) -> None:
         """The program is gone: take the last of its output, then whatever it left running."""
         self.child = 0
-        quiet = time.monotonic() + 0.2
-        while self.pipes and time.monotonic() < quiet:
+        now = time.monotonic()
+        quiet, enough = now + 0.2, now + LAST_WORDS
+        while self.pipes and time.monotonic() < min(quiet, enough):
             ready, _, _ = select.select(list(self.pipes), [], [], 0.02)
-            if not ready and not processes.descendants(os.getpid()):
+            if not ready and processes.childless():
                 break
             for end in ready:
                 if self._drain(end):
@@ -316,6 +368,8 @@ class Host:
 
     def _record_exit(self) -> None:
         assert self.exit is not None
+        if self.at.host in self.exits:
+            return
         self.exits[self.at.host] = (self.exit.code, time.monotonic())
         if self.at.hosts > 1:
             self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
@@ -325,14 +379,14 @@ class Host:
         if code == 0 and (report is not None or self.task["argv"]):
             return rules.Exit(0)
         if report is not None and report["code"] != 0:
-            return rules.Exit(report["code"], wire.USER, report.get("message", ""))
+            return _exit_of_report(report)
         if code == 0:
             return rules.Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
+        late = " after it had returned its value" if report is not None else ""
         if code < 0:
-            name = signal.Signals(-code).name
             hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
-            return rules.Exit(code, wire.USER, f"the program was ended by {name}{hint}")
-        return rules.Exit(code, wire.USER, f"the program ended with exit code {code}")
+            return rules.Exit(code, wire.USER, f"the program was ended by {processes.signal_name(-code)}{late}{hint}")
+        return rules.Exit(code, wire.USER, f"the program ended with exit code {code}{late}")
 
     def _report(self) -> dict[str, Any] | None:
         try:
@@ -347,8 +401,8 @@ class Host:
 
     def _look(self) -> None:
         """Read what others have written; all of it is cheap on a file system."""
-        if self.verdict is None and (data := self._read(names.verdict(self.at.job, self.at.attempt))) is not None:
-            self.verdict = wire.Verdict.decode(data)
+        if self.verdict is None:
+            self.verdict = self._read_verdict()
         self.cancelled = ""
         if (data := self._read(names.cancel(self.at.job))) is not None:
             self.cancelled = wire.decode(data).get("reason") or "cancelled"
@@ -365,8 +419,24 @@ class Host:
         if self.unready is not None and self.exit is None:
             self.exit = self.unready
         if self.running and self.exit is None and (report := self._report()) is not None and report["code"] != 0:
-            self.exit = rules.Exit(report["code"], wire.USER, report.get("message", ""))
+            self.exit = _exit_of_report(report)
+            self._record_exit()
+        if self.at.hosts > 1 and self.running and time.monotonic() - self.beats_read > LOOK_AT_OTHERS:
+            self._look_at_others()
         self._watch_silence()
+
+    def _look_at_others(self) -> None:
+        """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a
+        laptop's sleep, a paused container) would take each other for dead when they wake.
+        """
+        now = time.monotonic()
+        stopped = now - self.beats_read > LOOK_AT_OTHERS + rules.LOST / 2
+        self.beats_read = now
+        for host in range(self.at.hosts):
+            beat = self.records.read(names.beat(self.at.job, self.at.attempt, host))
+            generation = 0 if beat is None else beat.generation
+            if host != self.at.host and (stopped or self.beats.get(host, (-1, now))[0] != generation):
+                self.beats[host] = generation, now
 
     def _watch_silence(self) -> None:
         """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
@@ -383,8 +453,9 @@ class Host:
             if (
                 host != self.at.host
                 and (data := self._read(names.beat(self.at.job, self.at.attempt, host))) is not None
+                and (beat := wire.Beat.read(data)) is not None
             ):
-                self.silence = min(self.silence, max(0.0, self.records.now() - wire.Beat.decode(data).active))
+                self.silence = min(self.silence, max(0.0, self.records.now() - beat.active))
         report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
         if self.silence > report_at and self.silence_reported != float("inf"):
             self.silence_reported = float("inf") if limit else self.silence_reported * 2
@@ -404,7 +475,9 @@ class Host:
             running=self.running,
             started=frozenset(self.started),
             exit=self.exit,
+            echo=self._is_echo(),
             exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
+            quiet=tuple((host, self.beats_read - seen) for host, (_, seen) in self.beats.items()),
             barrier_age=now - self.began,
             barrier_limit=self.task["provision"],
             run_age=now - self.run_began if self.running else 0.0,
@@ -413,13 +486,23 @@ class Host:
             stall_limit=self.task["stall"] or 0.0,
         )
 
+    def _is_echo(self) -> bool:
+        if self.exit is None or self.exit.code == 0 or self.exit.cause != wire.USER:
+            return False
+        if self.exit.code == -signal.SIGTERM:
+            return True
+        if self.at.hosts == 1:
+            return False
+        report = self._report() or {}
+        text = report.get("type", "") + " " + self.exit.reason
+        return rules.is_echo(text if self.exit.code > 0 else text + self.tail.decode("utf-8", "replace"))
+
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
             failure = self._failure(reason)
         elif cause == wire.STALL:
             self._dump_stacks()
-            self._pump(0.2)
         self._write_verdict(
             wire.Verdict(
                 wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure
@@ -457,9 +540,17 @@ class Host:
         if self.records.create(name, verdict.encode()) is not None:
             self.verdict = verdict
         else:
-            data = self._read(name)
-            self.verdict = wire.Verdict.decode(data) if data is not None else None
+            self.verdict = self._read_verdict()
         self.records.ring(self.at.job)
+
+    def _read_verdict(self) -> wire.Verdict | None:
+        data = self._read(names.verdict(self.at.job, self.at.attempt))
+        if data is None:
+            return None
+        try:
+            return wire.Verdict.decode(data)
+        except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
+            return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
     # ---- end ---------------------------------------------------------------------------------------------
 
@@ -468,12 +559,19 @@ class Host:
         if self.verdict is not None and self.verdict.cause == wire.STALL and self.child:
             self._dump_stacks()
         if self.child and grace:
-            processes.send(self.child, signal.SIGTERM)
+            if self.task["argv"]:
+                processes.send(-self.child, signal.SIGTERM)  # a shell tells nobody below it
+            else:
+                processes.send(self.child, signal.SIGTERM)
             deadline = time.monotonic() + grace
-            while self.child and time.monotonic() < deadline:
+            while (self.child or self._has_more()) and time.monotonic() < deadline:
                 self._pump(min(TICK, grace))
                 self._beat()
         self._kill()
+
+    def _has_more(self) -> bool:
+        """Of a command, what it started may take the same time to end."""
+        return bool(self.task["argv"]) and bool(processes.descendants(os.getpid()))
 
     def _kill(self) -> None:
         left = processes.end_descendants(os.getpid())
@@ -484,11 +582,13 @@ class Host:
         for _stream, lines in self.pipes.values():
             if rest := lines.flush():
                 self.log.write(_stream, rest)
+        self._read_events()
+        self._read_stacks()
         if left:
             self._note(f"processes {left} did not end")
 
-    def _farewell(self) -> None:
-        self.records.create(self._name("done.json"), wire.encode({"boot": self.at.boot}))
+    def _farewell(self, cut: bool = False) -> None:
+        self.records.create(self._name("done.json"), wire.encode({"boot": self.at.boot, "cut": cut}))
         self._set_state(wire.DONE)
         self.records.ring(self.at.job)
 
@@ -520,13 +620,30 @@ class Host:
         self.state = state
         self._beat()
 
-    def _on_term(self, *_: object) -> None:
-        self.preempted = "this host received SIGTERM"
+    def _on_term(self, number: int, _frame: object) -> None:
+        self.preempted = f"this host received {processes.signal_name(number)}"
 
     def _dump_stacks(self) -> None:
-        if self.child and not self.task["argv"]:
-            processes.send(self.child, signal.SIGUSR2)
-            self._pump(0.1)
+        """Into the log, as our own words: the program's silence goes on."""
+        if not self.child or self.task["argv"] or not os.path.exists(self.stacks):
+            return
+        processes.send(self.child, signal.SIGUSR2)
+        deadline = time.monotonic() + 1.0
+        while not self._read_stacks() and self.child and time.monotonic() < deadline:
+            self._pump(0.02)
+
+    def _read_stacks(self) -> bool:
+        try:
+            with open(self.stacks, "rb") as file:
+                file.seek(self.stacks_read)
+                data = file.read()
+        except OSError:
+            return False
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole:
+            self.stacks_read += len(whole)
+            self.log.write(frames.NOTE, whole)
+        return bool(whole)
 
     def _note(self, text: str) -> None:
         self.log.write(frames.NOTE, text.encode() + b"\n")
@@ -539,6 +656,46 @@ class Host:
         return None if record is None else record.data
 
 
+class Refused(Exception):
+    """What this host was told to run is not what was submitted."""
+
+
+def _exit_of_report(report: dict[str, Any]) -> rules.Exit:
+    return rules.Exit(report["code"], report.get("cause", wire.USER), report.get("message", ""))
+
+
+class Patient(FileRecords):
+    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute."""
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
+        return self._again(super().create, name, data)
+
+    def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
+        return self._again(super().put, name, data)
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
+        return self._again(super().read, name, start, end)
+
+    def append(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        self._again(super().append, name, data)
+
+    def upload(self, name: str, path: str, *, move: bool = False) -> bool:
+        return self._again(super().upload, name, path, move=move)
+
+    def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+        deadline, pause = 0.0, 0.02
+        while True:
+            try:
+                return verb(*arguments, **options)
+            except OSError as error:
+                now = time.monotonic()
+                deadline = deadline or now + STORE_PATIENCE
+                if error.errno not in PASSING or now > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+
 class LogWriter:
     """Appends frames to this host's segments and rings the bell."""
 
@@ -547,13 +704,15 @@ class LogWriter:
         self._key = (job, attempt, host)
         self.segment = 0
         self.offset = 0
+        self._time = 0.0
 
     def write(self, kind: str, payload: bytes) -> None:
+        self._time = max(self._time, self._records.now())  # the store's, so that hosts agree; never backwards
         if self.offset > frames.SEGMENT_BYTES:
-            self._append(frames.encode(frames.NEXT, time.time(), b""))
+            self._append(frames.encode(frames.NEXT, self._time, b""))
             self.segment += 1
             self.offset = 0
-        self._append(frames.encode(kind, time.time(), payload))
+        self._append(frames.encode(kind, self._time, payload))
         self._records.ring(self._key[0])
 
     def _append(self, data: bytes) -> None:
@@ -585,77 +744,3 @@ def _free_ports(hosts: int) -> dict[str, int]:
                 continue
             return {"jax": base, "torch": base + 1, "tensorflow": base + 2}
     raise OSError("no free ports between 20000 and 32000")
-
-
-# ---- the guard -------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Take this host's lock, detach, start the agent, and outlive it: what it leaves, the guard ends.
-
-    The launcher ends once the lock is held, so its end tells the submitter that the host is there.
-    """
-    assignment = Assignment.from_json(sys.argv[1])
-    private = json.loads(sys.stdin.buffer.read() or b"{}")
-    lock = _take(assignment)
-    if lock is None or os.fork():
-        os._exit(0)
-    os.setsid()
-    null = os.open("/dev/null", os.O_RDWR)
-    for end in (0, 1, 2):
-        os.dup2(null, end)
-    me = processes.find(os.getpid())
-    owner = {"pid": os.getpid(), "started": me.started if me else "", "machine": processes.machine()}
-    os.pwrite(lock, json.dumps(owner).encode(), 0)
-    agent = os.fork()
-    if agent == 0:
-        Host(assignment, private).run()
-        os._exit(0)
-    processes.adopt_orphans()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _frame: processes.send(agent, received))
-    _, status = os.waitpid(agent, 0)
-    processes.end_descendants(os.getpid())
-    if status != 0:
-        _speak_for(assignment, os.waitstatus_to_exitcode(status))
-    shutil.rmtree(os.path.join(assignment.run, f"host-{assignment.host}"), ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.unlink(_lock(assignment))
-        os.rmdir(assignment.run)
-    os._exit(0)
-
-
-def _lock(assignment: Assignment) -> str:
-    return os.path.join(assignment.run, f"host-{assignment.host}.json")
-
-
-def _take(assignment: Assignment) -> int | None:
-    """Only one life of a host at a time: the lock goes with the processes that hold it, however they end."""
-    import fcntl
-
-    for _ in range(20):
-        try:
-            lock = os.open(_lock(assignment), os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
-            os.close(lock)
-            time.sleep(0.005)
-        except OSError:
-            return None
-        else:
-            return lock
-    return None
-
-
-def _speak_for(assignment: Assignment, code: int) -> None:
-    """The agent died: say so in its place, at once, so that nobody waits for it."""
-    host = Host(assignment, {})
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    reason = f"the agent of host {assignment.host} was ended {how}"
-    host._write_verdict(
-        wire.Verdict(
-            wire.ABORTED, assignment.boot + "/guard", time.time(),
-            cause=wire.INFRASTRUCTURE, host=assignment.host, reason=reason,
-        )
-    )  # fmt: skip
-    host._farewell()

@@ -32,6 +32,11 @@ def group(group_id: str) -> str:
     return f"groups/{group_id}.json"
 
 
+def group_end(group_id: str) -> str:
+    """No more jobs are submitted to the group: all are, or somebody wants no more."""
+    return f"groups/{group_id}.end.json"
+
+
 JOBS = "jobs/"
 BEATS = "beats/"
 

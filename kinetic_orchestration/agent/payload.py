@@ -323,19 +323,66 @@ def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[s
         "message": _text(error),
         "traceback": _traceback(error),
     }
+    problems: list[Exception] = []
+    for bare in (False, True):
+        for causes in (_causes(error), ()):
+            try:
+                digest, size = _dump_raised(_Raised(error, causes, bare), path)
+            except Exception as problem:
+                problems.append(problem)
+            else:
+                return {**record, "digest": digest, "size": size}
+    return {**record, "reason": _reason(problems[0])}
+
+
+def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int]:
+    """Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look."""
+    digest, size = dump(raised, path, _outcome_pickler())
     try:
-        digest, size = dump(error, path, _outcome_pickler())
-        try:
-            # Many exceptions pickle but do not come back, because their __init__ wants more than their args.
-            copy = _load(path, None, (), names_first=False)
-            if type(copy) is not type(error):
-                raise TypeError(f"it comes back as {_type_name(type(copy))}")
-        except BaseException:
-            os.unlink(path)
-            raise
-    except Exception as problem:
-        return {**record, "reason": _reason(problem)}
-    return {**record, "digest": digest, "size": size}
+        copy = _load(path, None, (), names_first=False)
+        if type(copy) is not type(raised.error):
+            raise TypeError(f"it comes back as {_type_name(type(copy))}")
+        if _text(copy) != _text(raised.error):
+            raise TypeError(f"it comes back saying {_text(copy)!r:.200}")
+    except BaseException:
+        os.unlink(path)
+        raise
+    return digest, size
+
+
+class _Raised:
+    """On its way, an exception with what it was raised from. `bare`: without a call of its __init__."""
+
+    def __init__(self, error: BaseException, causes: tuple[BaseException, ...], bare: bool) -> None:
+        self.error = error
+        self.causes = causes
+        self.bare = bare
+
+    def __reduce__(self) -> Any:
+        error = self.error
+        made = (type(error), error.args, dict(vars(error))) if self.bare else (error,)
+        return caused, (self.causes, *made)
+
+
+def caused(causes: Sequence[BaseException], error: Any, *bare: Any) -> BaseException:
+    """An exception as it was raised."""
+    if bare:
+        args, state = bare
+        error = error.__new__(error, *args)
+        vars(error).update(state)
+    raised: BaseException = error
+    for cause in causes:
+        error.__cause__ = error = cause
+    return raised
+
+
+def _causes(error: BaseException) -> tuple[BaseException, ...]:
+    found: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None and cause not in found and len(found) < 8:
+        found.append(cause)
+        cause = cause.__cause__
+    return tuple(found)
 
 
 def _outcome_pickler() -> Callable[..., Any]:

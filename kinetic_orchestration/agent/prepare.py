@@ -53,6 +53,8 @@ def prepare(
     data = [_data(records, item, home) for item in task["data"]]
     for mount, index in task["volumes"].items():
         _mount(mount, data[index])
+    for folder in (task["output_dir"], task["checkpoint_dir"]):
+        _make(folder)
     cwd = os.path.join(root, task["cwd"]) if task["cwd"] else root
     os.makedirs(cwd, exist_ok=True)
     path = [os.path.normpath(os.path.join(root, entry)) for entry in task["path"]] + packages + task["extra_path"]
@@ -130,6 +132,16 @@ def _data(records: FileRecords, item: dict[str, str], home: str) -> str:
                     pass
     os.utime(root)
     return os.path.join(content, item["file"]) if item["file"] else content
+
+
+def _make(folder: str) -> None:
+    """What a job writes to is there before it starts; an address in a cloud needs no making."""
+    if "://" in folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise NotReady(f"the output folder {folder} cannot be made: {error.strerror}") from None
 
 
 def _mount(mount: str, source: str) -> None:

@@ -21,7 +21,16 @@ SIBLING_GRACE = 3.0
 OWNER_BEAT = 5.0
 OWNER_PATIENCE = 30.0
 
-FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by host 0
+FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by another
+LOST = 90.0  # a host whose beat has not changed for so long is taken for dead by the others
+
+# What a program says when it lost another host, and how one ends when all processes of a machine are told to:
+# for a moment, such a failure is taken for the echo of another that has not been told yet.
+ECHO = 2.0
+ECHOES = (
+    "onnection reset", "onnection refused", "onnection closed", "roken pipe", "ocket closed", "onnection aborted",
+    "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
+)  # fmt: skip
 
 
 class Exit(NamedTuple):
@@ -45,7 +54,9 @@ class View(NamedTuple):
     running: bool = False
     started: frozenset[int] = frozenset()  # hosts that reached the barrier
     exit: Exit | None = None
+    echo: bool = False  # that exit looks like the consequence of another failure
     exits: tuple[tuple[int, int, float], ...] = ()  # (host, code, age) of every host whose program ended
+    quiet: tuple[tuple[int, float], ...] = ()  # (host, age) of the others' beats, since they last changed
     barrier_age: float = 0.0
     barrier_limit: float = 600.0
     run_age: float = 0.0
@@ -87,14 +98,16 @@ def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best a
     """The first rule that applies."""
     if view.verdict is not None:
         return Stop(grace(view.verdict, view.index))
-    if view.exit is not None and view.exit.code != 0:
+    if _all_ended_well(view):
+        return Commit() if view.index == 0 else _lost(view)
+    if view.preempted:  # before the exit: what ends a machine ends its programs too
+        return Abort(wire.PREEMPTION, view.preempted, view.index)
+    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < ECHO):
         return Abort(view.exit.cause, view.exit.reason, view.index)
     if view.cancelled:
         return Abort(wire.CANCELLED, view.cancelled, view.index)
     if view.owner_silence > OWNER_PATIENCE:
         return Abort(wire.CANCELLED, f"its owner has given no sign of life for {view.owner_silence:.0f} s", view.index)
-    if view.preempted:
-        return Abort(wire.PREEMPTION, view.preempted, view.index)
     if view.run_limit and view.run_age > view.run_limit:
         return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {view.run_limit:g} s", view.index)
     if not view.running and view.exit is None:
@@ -103,10 +116,28 @@ def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best a
         reason = f"no host printed, logged or progressed for {view.silence:.0f} s (the limit is {view.stall_limit:g} s)"
         return Abort(wire.STALL, reason, view.index)
     for host, code, age in view.exits:
-        if code != 0 and host != view.index and (age > FAREWELL or view.exit is not None):
+        if code != 0 and host != view.index and age > FAREWELL:
             return Abort(wire.USER, f"host {host} ended with exit code {code}", host)
-    if view.index == 0 and view.exit is not None and len(view.exits) == view.hosts:
-        return Commit()
+    return _lost(view)
+
+
+def is_echo(text: str) -> bool:
+    """Whether a failure reads like the consequence of another host's."""
+    return any(echo in text for echo in ECHOES)
+
+
+def _all_ended_well(view: View) -> bool:
+    return view.exit is not None and len(view.exits) == view.hosts and all(code == 0 for _, code, _ in view.exits)
+
+
+def _own_age(view: View) -> float:
+    return next((age for host, _, age in view.exits if host == view.index), 0.0)
+
+
+def _lost(view: View) -> Move:
+    for host, age in view.quiet:
+        if age > LOST:
+            return Abort(wire.INFRASTRUCTURE, f"host {host} has given no sign of life for {age:.0f} s", host)
     return Wait()
 
 

@@ -128,6 +128,14 @@ class Beat(NamedTuple):
         return encode(self._asdict())
 
     @classmethod
+    def read(cls, data: bytes) -> Beat | None:
+        """A beat is written without waiting for the disk: after a power cut, it may be none."""
+        try:
+            return cls.decode(data)
+        except Unreadable:
+            return None
+
+    @classmethod
     def decode(cls, data: bytes) -> Beat:
         fields = decode(data, "a beat")
         return cls(**{key: fields[key] for key in cls._fields if key in fields})

@@ -30,6 +30,15 @@ from kinetic_orchestration.packaging.requirements import uv_settings
 from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, Intent, Observation, Plan
 
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
+GOOGLE = "0x1ae0"  # as a vendor on the PCI bus
+TPU_DEVICES = {  # as jax/_src/hardware_utils.py has them
+    "0x0027": ("v2", "v3"),
+    "0x005e": ("v4",),
+    "0x0062": ("v5p",),
+    "0x0063": ("v5e",),
+    "0x006f": ("v6e",),
+    "0x0076": ("tpu7x",),
+}
 LAUNCH_PATIENCE = 30.0
 RELEASE_PATIENCE = 10.0
 FAREWELL_PATIENCE = 2.0
@@ -71,23 +80,10 @@ class LocalBackend:
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
         folder = agent.unpacked(self._home)
-        at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
         private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
         launchers = []
         for host in range(plan.slice.hosts):
-            assignment = {
-                "store": self._store,
-                "job": job_id,
-                "attempt": intent.attempt,
-                "host": host,
-                "hosts": plan.slice.hosts,
-                "spec": spec_digest,
-                "boot": f"{intent.boot}/{host}",
-                "run": str(run),
-                "home": str(self._home),
-                "python": sys.executable if at_once else "",
-                "marker": marker(run),
-            }
+            assignment = self.assignment(plan, job_id, spec_digest, intent, host)
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(folder / "__main__.py"), json.dumps(assignment)],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
@@ -101,6 +97,24 @@ class LocalBackend:
             launchers.append(launcher)
         for launcher in launchers:
             _wait_for(launcher)
+
+    def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> dict[str, Any]:
+        """What one host is told, as its command line; see `agent.host.Assignment`."""
+        run = intent.placement["run"]
+        at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
+        return {
+            "store": self._store,
+            "job": job_id,
+            "attempt": intent.attempt,
+            "host": host,
+            "hosts": plan.slice.hosts,
+            "spec": spec_digest,
+            "boot": f"{intent.boot}/{host}",
+            "run": run,
+            "home": str(self._home),
+            "python": sys.executable if at_once else "",
+            "marker": marker(Path(run)),
+        }
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         here = processes.machine()
@@ -233,20 +247,33 @@ def memory() -> int:
     return min(total, limit)
 
 
-def has_real(slice_: Slice) -> bool:
-    """Whether this very machine is what was asked for, so that nothing is emulated."""
+def has_real(slice_: Slice, root: Path = Path("/")) -> bool:
+    """Whether this very machine is what was asked for, so that nothing is emulated. `root` is where it is looked at."""
     if slice_.hosts != 1 or slice_.kind == "cpu":
         return False
-    devices = Path("/dev")
     if slice_.kind == "tpu":
-        chips = [*devices.glob("accel[0-9]*"), *(devices / "vfio").glob("[0-9]*")]
-        return len(chips) == slice_.chips
-    models = [
-        path.read_text(encoding="utf-8", errors="replace").lower()
-        for path in Path("/proc/driver/nvidia/gpus").glob("*/information")
-    ]
-    wanted = slice_.generation.split("-")[0]
-    return sum(re.search(rf"\b{re.escape(wanted)}\b", model) is not None for model in models) >= slice_.chips
+        nodes = [*(root / "dev").glob("accel[0-9]*"), *(root / "dev/vfio").glob("[0-9]*")]
+        return len(nodes) == slice_.chips and slice_.generation in _tpus(root)
+    models = [_text(path).lower() for path in (root / "proc/driver/nvidia/gpus").glob("*/information")]
+    wanted = slice_.generation.split("-")  # "a100-80gb" is "NVIDIA A100-SXM4-80GB"
+    fitting = [model for model in models if all(re.search(rf"\b{word}\b", model) for word in wanted)]
+    return len(fitting) >= slice_.chips
+
+
+def _tpus(root: Path) -> set[str]:
+    """The generations of the chips on this machine's PCI bus."""
+    found: set[str] = set()
+    for vendor in (root / "sys/bus/pci/devices").glob("*/vendor"):
+        if _text(vendor).strip() == GOOGLE:
+            found.update(TPU_DEVICES.get(_text(vendor.with_name("device")).strip(), ()))
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _locks(run: Path) -> dict[int, Path]:

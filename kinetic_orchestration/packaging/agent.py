@@ -1,12 +1,13 @@
 """The agent as one deterministic zip: the pure-Python package and cloudpickle, for hosts that have neither.
 
-Same files, same bytes: order, times and modes are fixed. `python agent.zip ASSIGNMENT` is a host. On this machine
-it is unpacked once per digest, with its byte code, because an import from a zip is slower than the whole start of a
-job may be.
+Same files, same bytes: order, times and modes are fixed, and nothing is compressed, which each zlib does in its own
+way. `python agent.zip ASSIGNMENT` is a host. On this machine the zip is unpacked once per version, with its byte code,
+because an import from a zip is slower than the whole start of a job may be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -26,9 +27,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--child":
         from kinetic_orchestration.agent.child import main
 
-        del sys.argv[1], sys.path[0]
+        del sys.argv[1], sys.path[:2]
     else:
-        from kinetic_orchestration.agent.host import main
+        from kinetic_orchestration.agent.guard import main
 
     main()
 """
@@ -58,13 +59,13 @@ class AgentZip(NamedTuple):
 def build() -> AgentZip:
     """The zip, the same bytes wherever the same versions are installed."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
         contents |= {f"site/{name}": path.read_bytes() for name, path in _sources()}
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
             entry.external_attr = 0o644 << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, contents[name])
     data = buffer.getvalue()
     return AgentZip(data, hashlib.sha256(data).hexdigest())
@@ -104,10 +105,14 @@ def _unpack(folder: Path) -> None:
 
 def _prune(parent: Path, now: float) -> None:
     """Delete old versions, and what an unpacking that died has left. Jobs may still run from the newer ones."""
-    found = sorted(((os.stat(entry).st_mtime, entry) for entry in parent.iterdir()), reverse=True)
-    whole = [(used, entry) for used, entry in found if not entry.name.startswith(".")]
+    found = []
+    for entry in parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # somebody else prunes too
+            found.append((os.stat(entry).st_mtime, entry))
+    found.sort(reverse=True)
     rubble = [(used, entry) for used, entry in found if entry.name.startswith(".")]
-    for used, entry in [*whole[_KEPT_VERSIONS:], *rubble]:
+    versions = [(used, entry) for used, entry in found if not entry.name.startswith(".")]
+    for used, entry in [*versions[_KEPT_VERSIONS:], *rubble]:
         if now - used > _KEPT_SECONDS:
             shutil.rmtree(entry, ignore_errors=True)
 

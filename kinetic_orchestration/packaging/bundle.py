@@ -7,20 +7,23 @@ Decides what travels and where it belongs; how each part is packed is the matter
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
+import re
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import Unsupported
+from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging import requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
+from kinetic_orchestration.packaging.resolution import find_python, here
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Plan
@@ -53,6 +56,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
     """Look, read and pickle; the spool takes what had to be read, for the upload."""
     options = spec.options
     travelling = distributions_as_files(options.first_party) if plan.isolated else []
+    _check_python(spec, environ)
     environment = requirements.environment(
         options.requirements,
         environ=environ,
@@ -60,6 +64,10 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         python=options.python,
         first_party=travelling,
     )
+    _check_debugger(plan, environment)
+    if plan.backend == "local":
+        for mount in plan.volumes:
+            _check_mount(mount)
     source = source_of(spec)
     call = None
     data: tuple[Data, ...] = tuple((options.volumes or {}).values())
@@ -80,7 +88,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         exclude = [settings.home, *_local(plan.store), *(Path(item.path) for item in data if _is_local(item))]
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
         for text in project.warnings:
-            warnings.warn(text, stacklevel=2)
+            warn(text)
     root = source.root if source is not None else None
     inside, outside = split_path(root, sys.path)
     lock = environment.lock
@@ -100,8 +108,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
 def source_of(spec: JobSpec) -> tree.Source | None:
     """What travels with a command is the project it is in; with a function, the project its code is in."""
     if spec.function is None:
-        folder = Path(spec.cwd or os.getcwd())
-        return tree.Source(tree.find_root(folder) or folder)
+        return _source_of_command(Path(spec.cwd or os.getcwd()), spec.argv)
     file = _file_of(spec.function)
     module = sys.modules.get(getattr(_plain(spec.function), "__module__", "") or "")
     if file is None:  # a notebook's cell, or a prompt
@@ -110,6 +117,16 @@ def source_of(spec: JobSpec) -> tree.Source | None:
         return None
     is_dag = module is not None and module.__name__.startswith("unusual_prefix_")
     return tree.source_of(file, imports_only=is_dag)
+
+
+def _source_of_command(folder: Path, argv: Sequence[str]) -> tree.Source | None:
+    """The project around it, else its folder; of a home folder or the like only the files that it names."""
+    root = tree.find_root(folder)
+    if root is not None or not tree.is_too_wide(folder):
+        return tree.Source(root or folder)
+    named = [folder / part for part in argv if not os.path.isabs(part) and (folder / part).is_file()]
+    include = {name for file in named for name in tree.source_of(file, path=[str(folder)]).include or ()}
+    return tree.Source(folder, tuple(sorted(include))) if include else None
 
 
 def split_path(root: Path | None, path: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -202,6 +219,47 @@ def _check_data(data: Data, plan: Plan) -> None:
             f"Data({data.path!r}) is refused on the {plan.backend} backend: it fetches nothing from a hub; load it in the "
             "function itself, with datasets.load_dataset(…)"
         )
+
+
+def _check_python(spec: JobSpec, environ: Mapping[str, str]) -> None:
+    """A pickled function is byte code of this Python's minor version; a command runs under any."""
+    if spec.function is None or spec.options.python is None:
+        return
+    asked, own = find_python(spec.options.python, environ).version, here().version
+    if asked != own:
+        raise ConflictingSettings(
+            f"python={spec.options.python!r} is Python {asked}, and {spec.name} is pickled by Python {own}: a function "
+            f"only runs under the minor version that pickled it. Submit it from Python {asked}, or leave out python=, "
+            f"or run a file with kinetic.command([...], python={asked!r})."
+        )
+
+
+def _check_mount(mount: str) -> None:
+    """On this machine a volume is a link, which this user has to be able to make."""
+    there = Path(mount)
+    if os.path.lexists(mount) and not there.is_symlink():
+        problem = "something else is there"
+    else:
+        parent = next(parent for parent in there.parents if os.path.lexists(parent))
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+            return
+        problem = f"{parent} is {'not writable for this user' if parent.is_dir() else 'no folder'}"
+    raise UsageError(
+        f"the volume path {mount} cannot be made on this machine: {problem}. Pass the Data as an argument instead, or "
+        f"choose a path in a folder of yours, such as {Path.home() / there.name}"
+    )
+
+
+def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
+    if not plan.debug_port:
+        return
+    if environment.lock is not None:
+        there = re.search(r"^debugpy\b", environment.lock.text, re.MULTILINE) is not None
+    else:
+        there = importlib.util.find_spec("debugpy") is not None
+    if not there:
+        where = "add it to requirements=" if environment.lock is not None else "install it here (pip install debugpy)"
+        raise Unsupported(f"debug=True is refused: it needs debugpy, which the job's environment has not; {where}")
 
 
 def _data_item(data: Data, home: Path, spool: Path) -> Item:

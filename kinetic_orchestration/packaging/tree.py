@@ -104,6 +104,11 @@ def find_root(start: Path, *, home: Path | None = None) -> Path | None:
     return weak
 
 
+def is_too_wide(folder: Path) -> bool:
+    """Whether much lies there that is nobody's project: the home folder, the temporary one, and all above them."""
+    return Path(os.path.realpath(folder)) in _too_wide(None)
+
+
 def source_of(
     start: Path,
     modules: Iterable[str] = (),

@@ -247,13 +247,28 @@ def test_an_exception_keeps_its_class_and_its_whole_story(tmp_path: Path) -> Non
     assert record["message"] == "('wrong shape', 3)"
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"), [(NeedsTwo(3, "x"), "missing 1 required positional"), (HoldsLock(), "lock")]
-)
-def test_an_exception_that_would_not_come_back_is_kept_as_text(error: Exception, reason: str, tmp_path: Path) -> None:
-    record = dump_exception(_raised(error), tmp_path / "out")
-    assert "digest" not in record and reason in record["reason"]
-    assert record["type"].endswith(type(error).__name__) and type(error).__name__ in record["traceback"]
+def test_an_exception_comes_back_with_what_it_was_raised_from(tmp_path: Path) -> None:
+    first, second, error = KeyError("first"), Plain("second"), NeedsTwo(3, "third")
+    error.__cause__, second.__cause__ = second, first
+    record = dump_exception(error, tmp_path / "out")
+    copy = load(tmp_path / "out", record["digest"])
+    assert (str(copy), copy.code, str(copy.__cause__)) == ("3: third", 3, "second")
+    assert isinstance(copy.__cause__.__cause__, KeyError) and copy.__cause__.__cause__.__cause__ is None
+    first.__cause__ = HoldsLock()  # one that cannot travel does not keep the error itself back
+    record = dump_exception(error, tmp_path / "out")
+    assert load(tmp_path / "out", record["digest"]).__cause__ is None
+
+
+def test_an_exception_whose_init_wants_more_than_its_args_comes_back_as_itself(tmp_path: Path) -> None:
+    record = dump_exception(_raised(NeedsTwo(3, "x")), tmp_path / "out")
+    error = load(tmp_path / "out", record["digest"])
+    assert type(error) is NeedsTwo and (error.code, str(error)) == (3, "3: x")
+
+
+def test_an_exception_that_would_not_come_back_is_kept_as_text(tmp_path: Path) -> None:
+    record = dump_exception(_raised(HoldsLock()), tmp_path / "out")
+    assert "digest" not in record and "lock" in record["reason"]
+    assert record["type"].endswith("HoldsLock") and "HoldsLock" in record["traceback"]
     assert not (tmp_path / "out").exists()
 
 

@@ -1,26 +1,26 @@
 """How long a job waits for its environment: built from a warm cache, and found again.
 
 The floor of the first is `uv venv` and `uv pip install` of the same packages in the same run. Needs no network: the
-packages are made here. Run it by itself: python tests/benchmarks/environment.py
+packages are made here.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks import measure
+from tests.benchmarks.measure import Figure
 
 PACKAGES, FILES, ROUNDS = 40, 100, 5
 
 
-def measure() -> list[dict[str, Any]]:
+def figures() -> Iterator[Figure]:
     from kinetic_orchestration.agent.environment import ensure
     from kinetic_orchestration.packaging.requirements import lock, uv_settings
     from tests.packaging.wheels import offline, wheel
@@ -63,36 +63,15 @@ def measure() -> list[dict[str, Any]]:
             builds.append(_timed(lambda n=number: ours(n))[0])
             again.append(_timed(lambda n=number: ours(n))[0])
         install, build, reuse = map(statistics.median, (floors, builds, again))
-        return [
-            _figure("environment from a warm cache", build, install, 1.5),
-            _figure("environment used again", reuse, install, 0.2),
-            _figure("lock recalled", recalled, resolving, 1.0),
-        ]
-
-
-def _figure(name: str, value: float, floor: float, target: float) -> dict[str, Any]:
-    ratio = value / floor
-    return {
-        "name": name,
-        "value": round(value * 1000, 2),
-        "unit": "ms",
-        "floor": round(floor * 1000, 2),
-        "ratio": round(ratio, 4),
-        "target": target,
-        "ok": ratio <= target,
-    }
+    for name, value, against, target in (
+        ("environment.warm_cache", build, install, 1.5),
+        ("environment.used_again", reuse, install, 0.2),
+        ("environment.lock_recalled", recalled, resolving, 1.0),
+    ):
+        yield measure.figure(name, value * 1e3, "ms", against * 1e3, target)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
-
-
-if __name__ == "__main__":
-    # Not this folder: the names of its files are those of well-known packages.
-    sys.path[0] = str(Path(__file__).parents[2])
-    for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
-        os.environ.pop(variable, None)
-    for figure in measure():
-        print(json.dumps(figure))

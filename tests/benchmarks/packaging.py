@@ -228,10 +228,3 @@ def _write(root: Path, names: Iterable[str], size: int) -> list[str]:
         path.write_bytes(content)
         files.append(name)
     return files
-
-
-if __name__ == "__main__":
-    import json
-
-    for figure in figures():
-        print(json.dumps(figure), flush=True)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.measure import ROOT
+
 SIZE = 1 << 30
 ROUNDS = 5
 
@@ -92,9 +94,8 @@ def _memory(name: str, what: str, blob: Path, sent: str) -> dict[str, Any]:
 
     Mapped file pages are counted, though the system may drop them; `anonymous` is what it may not.
     """
-    run = subprocess.run(
-        [sys.executable, __file__, what, blob, sent], capture_output=True, text=True, check=True, timeout=300
-    )
+    command = [sys.executable, "-m", "tests.benchmarks.transfer", what, blob, sent]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     measured = json.loads(run.stdout)
     value, ratio = round(measured["peak"] / 1e6), measured["peak"] / SIZE
     figure = {
@@ -137,8 +138,4 @@ def _kilobytes(field: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _in_a_fresh_process(*sys.argv[1:])
-    else:
-        for figure in figures():
-            print(json.dumps(figure))
+    _in_a_fresh_process(*sys.argv[1:])

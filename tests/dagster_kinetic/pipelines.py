@@ -32,7 +32,7 @@ def numbers() -> list[int]:
     owners=["team:numbers"],
     tags={"of": "tests"},
 )
-def total(host: HostContext, numbers: list[int], config: Training):
+def total(host: HostContext, numbers: ndarray | list[int], config: Training):
     """Adds them up."""
     print("adding on", host.partition_key)
     value = sum(numbers) * config.factor
@@ -44,7 +44,7 @@ def total(host: HostContext, numbers: list[int], config: Training):
 
 
 @kinetic_asset(accelerator="v5e-16")
-def slice_of_four(host, scale: ndarray | None = None):
+def slice_of_four(host):
     print(f"here is {host.host_index} of {host.host_count}")
     for step in range(3):
         host.log_metrics(step=step, loss=1 / (step + 1))
@@ -52,15 +52,19 @@ def slice_of_four(host, scale: ndarray | None = None):
     return host.host_count
 
 
-@kinetic_asset(accelerator="cpu")
-def broken(host):
-    Path(host.checkpoint_dir).mkdir(parents=True, exist_ok=True)
-    earlier = len(os.listdir(host.checkpoint_dir))
-    Path(host.checkpoint_dir, f"{earlier}-{host.job_id}").touch()
+def fails_once(host):
+    """Fails until it finds a checkpoint of an earlier try; its value names the job of each try."""
+    folder = Path(host.checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = len(os.listdir(folder))
+    (folder / f"{earlier}-{host.job_id}").touch()
     print("going wrong")
-    if earlier < 1:
+    if not earlier:
         raise KeyError("no such column")
-    return sorted(os.listdir(host.checkpoint_dir))
+    return sorted(os.listdir(folder))
+
+
+broken = kinetic_asset(accelerator="cpu", name="broken")(fails_once)
 
 
 @kinetic_asset(accelerator="cpu", retry_policy=dg.RetryPolicy(max_retries=3))
@@ -80,9 +84,14 @@ def doubled(number: int) -> int:
     return 2 * number
 
 
+@dg.op
+def four() -> int:
+    return 4
+
+
 @dg.job(resource_defs={"kinetic": KineticResource()})
 def doubling():
-    doubled.alias("again")(doubled())
+    doubled.alias("again")(doubled(four()))
 
 
 patient_job = dg.define_asset_job("patient_job", [patient])

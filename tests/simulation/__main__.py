@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.scenario import Failed, play, simulated_time, trace_of
+from tests.simulation.scenario import Failed, play, simulated_edges, trace_of
 from tests.simulation.world import World
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     worlds: list[World] = []
     began = time.perf_counter()
     if arguments.seed is not None:
-        with simulated_time(worlds):
+        with simulated_edges(worlds):
             try:
                 play(arguments.seed, worlds, lines=100_000)
             except Failed as failed:
@@ -32,7 +32,7 @@ def main() -> int:
     reached: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     requests = 0
-    with simulated_time(worlds):
+    with simulated_edges(worlds):
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             try:
                 play(seed, worlds, lines=0)

@@ -6,17 +6,19 @@ outcome that anybody is told.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
-from kinetic_orchestration.agent import host, names, wire
-from kinetic_orchestration.errors import KineticError, StoreError, TooBig
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.errors import JobNotFound, StoreError, TooBig
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.identity import Identity
-from kinetic_orchestration.values import JobStatus, Limits, Outcome, Plan, Retry, Staged
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.values import Cursor, JobStatus, Limits, Outcome, Plan, Retry, Staged
 from tests.simulation.slices import Ground, SimulatedBackend
-from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World, simulated_time
+from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World, simulated_edges
 
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
 STAGED = Staged({}, "", "", (), (), (), (), {}, "")
@@ -34,6 +36,7 @@ class Judge:
         self.intents: dict[tuple[str, int], float] = {}
         self.created: dict[str, float] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.reborn: set[str] = set()  # asked for again in the very moment of being forgotten: its result may miss
 
     def on_write(self, name: str, data: bytes) -> None:
         parts = name.split("/")
@@ -45,10 +48,23 @@ class Judge:
             self._on_intent(parts[1], int(parts[4]))
         elif name.endswith("/spec.json"):
             self.created[parts[1]] = self.world.now
+            if names.verdict(parts[1], 1) in self.world.records:
+                self.reborn.add(parts[1])
+
+    def on_delete(self, name: str) -> None:
+        if name.endswith("/attempts/1/verdict.json"):  # the last trace of a job: its name may be used again
+            job = name.split("/")[1]
+            for known in (self.verdicts, self.intents, self.ground.truths):
+                for key in [key for key in known if key[0] == job]:
+                    del known[key]
+            self.created.pop(job, None)
+            self.outcomes.pop(job, None)
 
     def _on_intent(self, job: str, attempt: int) -> None:
         self.world.note("intent", job, attempt)
         self.intents[job, attempt] = self.world.now
+        if job in self.outcomes and attempt > self.outcomes[job].attempt:
+            raise Violation(f"attempt {attempt} of {job} is intended after its outcome was told")
         if (job, attempt) in self.verdicts:
             self.world.reached.add("a stale intent after the verdict")
         if attempt == 1:
@@ -117,7 +133,7 @@ class Judge:
         if cause == wire.PREEMPTION:
             return any("preempt" in kind for kind in truth.harm)
         if cause == wire.STALL:
-            return "stuck" in truth.harm
+            return "stuck" in truth.harm or world.suspended
         if cause == wire.DEADLINE:
             ages = [
                 (limits.total, world.now - self.created[job]),
@@ -125,7 +141,7 @@ class Judge:
                 (limits.run, world.now - intent if intent is not None else 0.0),
             ]
             return any(limit and age > float(limit) for limit, age in ages)
-        if "sign of life" in verdict.reason:
+        if verdict.kind == wire.CLOSED and "sign of life" in verdict.reason:
             return self._silent(job, attempt)
         return bool(truth.harm - {"deadline"}) or "did not start within" in verdict.reason
 
@@ -149,7 +165,7 @@ class Judge:
         committed = [number for (name, number), verdict in self.verdicts.items() if name == job and verdict.kind == wire.COMMITTED]
         if (outcome.status is JobStatus.SUCCEEDED) != bool(committed):
             raise Violation(f"{job} committed {committed}, and somebody was told {outcome}")
-        if committed:
+        if committed and names.spec(job) in world.records and job not in self.reborn:  # else it is being forgotten
             result = world.records.get(names.host(job, outcome.attempt, 0, "result"))
             if result is None or result.data.decode() != outcome.verdict.digest:
                 raise Violation(f"the result of {job} is lost")
@@ -175,12 +191,12 @@ class Schedule:
             limits=Limits(
                 provision=draw.choice((300.0, 600.0)) if cloud else draw.choice((None, None, 120.0)),
                 run=draw.choice((60.0, 300.0)) if cloud else draw.choice((None, None, 40.0)),
-                total=draw.choice((None, None, None, 60.0, 400.0)),
+                total=draw.choice((None, None, None, None, 60.0, 400.0)),
                 stall=draw.choice((None, 20.0)),
             ),
             retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
         )
-        ground.harm = draw.choice((0.0, 0.3, 0.8))
+        ground.harm = draw.choice((0.0, 0.5, 1.0))
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
         ground.refusal = draw.choice((0.0, 0.0, 0.0, 0.2))
         ground.poll = draw.choice((1.0, 4.0))
@@ -188,16 +204,16 @@ class Schedule:
         ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
         self.odds = Odds(
             delay=busy,
-            stall=draw.choice((0.0, 0.0, 0.01)),
+            stall=draw.choice((0.0, 0.0, 0.02)),
             error=draw.choice((0.0, 0.0, 0.02)),
             crash=draw.choice((0.0, 0.01, 0.04)),
         )
         self.pace = draw.choice((2.0, 10.0))
         self.healed = world.now + draw.choice((30.0, 150.0, 400.0)) * draw.random()
-        self.orphaned = draw.random() < 0.15  # no client will come back
+        self.orphaned = draw.random() < 0.2  # no client will come back
         self.again = draw.random() < 0.3  # a failed job is asked for again
         self.judge = Judge(world, ground, self.plan)
-        world.on_write = self.judge.on_write
+        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.identity = Identity("test", "simulation", str(seed))
         self.clients = 0
         self.staging = 0
@@ -206,13 +222,15 @@ class Schedule:
     # ---- who takes part ----------------------------------------------------------------------------------
 
     def _people(self) -> None:
-        world, draw = self.world, self.world.random
+        world, ground, draw = self.world, self.ground, self.world.random
         for _ in range(draw.choice((1, 1, 2, 3))):
             self._client(self._launch, draw.choice((0.0, 1.0, 30.0)) * draw.random())
         if draw.random() < 0.4:
             self._client(self._attach, draw.uniform(1.0, 60.0), machine=draw.choice(("here", "elsewhere")))
         if draw.random() < 0.2:
             self._client(self._cancel, draw.choice((2.0, 20.0, 60.0)) * draw.random())
+        if draw.random() < 0.1:  # somebody cancels at the very end
+            ground.on_value = lambda: self._client(self._cancel, draw.random())
         if draw.random() < 0.2:
             self._client(self._reap, draw.uniform(1.0, 100.0))
         if draw.random() < 0.05:
@@ -237,6 +255,9 @@ class Schedule:
         world.limits = (world.now + PATIENCE, world.requests + REQUESTS)
         if not self.orphaned:
             self._client(self._launch, 1.0)
+        for when in (600.0, 1200.0):  # other jobs are submitted from these machines
+            for machine in ("here", "elsewhere"):
+                self._client(self._reap, when, machine)
 
     @property
     def _tasks(self) -> list[Task]:
@@ -253,10 +274,10 @@ class Schedule:
         while True:
             try:
                 job = self._launched(task)
-            except (StoreError, Unreachable, TooBig):
+                outcome = self._followed(job, task)
+            except (StoreError, Unreachable, TooBig, JobNotFound):
                 self.world.sleep(5.0)
                 continue
-            outcome = self._followed(job, task)
             generations += 1
             if outcome.status is not JobStatus.FAILED or not self.again or generations > 2:
                 return
@@ -300,18 +321,29 @@ class Schedule:
     def _followed(self, job: act.Job, task: Task) -> Outcome:
         world, draw = self.world, self.world.random
         follower, pace = Follower(job), self.pace
+        emit = (lambda _event: None) if draw.random() < 0.1 else None
         while True:
             try:
-                outcome = follower.step()
+                outcome = follower.step(emit)
             except (StoreError, Unreachable, TooBig):
-                if draw.random() < 0.5:
-                    follower = Follower(job)  # the process was started again
                 outcome = None
+                if draw.random() < 0.5:  # the process was started again, with the cursor that it had kept
+                    follower = Follower(job, Cursor.from_json(json.loads(json.dumps(follower.cursor.to_json()))))
             if outcome is not None:
                 self.judge.told(job.job_id, outcome)
+                if draw.random() < 0.2:
+                    self._cleaned(job, outcome)
                 return outcome
             world.sleep(pace * (0.5 + draw.random()))
             pace = min(60.0, pace * 1.1)
+
+    def _cleaned(self, job: act.Job, outcome: Outcome) -> None:
+        """As JobHandle.cleanup."""
+        try:
+            for attempt in range(1, outcome.attempt + 1):
+                act.release(job, attempt)
+        except (StoreError, Unreachable):
+            pass
 
     def _cancel(self, task: Task) -> None:
         job = self._current(task)
@@ -354,6 +386,30 @@ class Schedule:
             self._later(reaper.UNCLAIMED + 1.0, self._reap, machine)
         self._nothing_left()
         self._later(DAY, self._cancel_all)
+        if world.random.random() < 0.1:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Past their retention, while somebody still lists the jobs; the collector may die in the middle."""
+        draw = self.world.random
+        for main in (self._ask_all, self._launch):
+            if draw.random() < 0.5:
+                self._client(main, DAY + draw.choice((0.0, 1.0, 30.0)) * draw.random())
+        self.odds = Odds(delay=0.5, crash=0.03)
+        self._later(DAY, self._collect)
+        self.odds = Odds(delay=0.1)
+        self._later(DAY, self._ask_all)
+        for _ in range(2):
+            self._later(3.0 * DAY, self._collect)
+        collected = (names.JOBS, names.BEATS)
+        left = [name for name in self.world.records if name.startswith(collected) and not self.judge.reborn]
+        if left:
+            raise Violation(f"never collected: {left}")
+
+    def _collect(self, task: Task) -> None:
+        settings = Settings(Path("/simulated"), "memory://store", "test", "simulated", retention=DAY / 4.0)
+        for _ in reaper._records(self._place(task)[0], settings, dry_run=False):
+            self.world.reached.add("records were collected")
 
     def _later(self, when: float, main: Callable[[Task], object], machine: str = "here") -> None:
         world = self.world
@@ -369,7 +425,10 @@ class Schedule:
         """A day later somebody asks how each job ended; one that everybody had left goes on then."""
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            self._followed(act.open_job(job_id, store, backend), task)
+            try:
+                self._followed(act.open_job(job_id, store, backend), task)
+            except JobNotFound:
+                self.world.reached.add("a job was asked for after it was forgotten")
 
     def _cancel_all(self, task: Task) -> None:
         """Another day later somebody cancels, and asks again."""
@@ -381,7 +440,7 @@ class Schedule:
 
 
 def run(seed: int, worlds: list[World]) -> Schedule:
-    """Plays one seed. `worlds` is what `simulated_time` was given."""
+    """Plays one seed. `worlds` is what `simulated_edges` was given."""
     schedule = Schedule(seed, worlds)
     schedule.run()
     return schedule
@@ -411,4 +470,4 @@ def play(seed: int, worlds: list[World], *, lines: int = 400) -> Schedule:
         ) from error
 
 
-__all__ = ["Failed", "KineticError", "host", "play", "run", "simulated_time", "trace_of"]
+__all__ = ["Failed", "play", "run", "simulated_edges", "trace_of"]

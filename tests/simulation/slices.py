@@ -8,7 +8,7 @@ after their release, no guard, a deadline armed in the hosts themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.agent import host, names, rules, wire
@@ -98,6 +98,7 @@ class Ground:
         self.places: dict[str, Place] = {}
         self.truths: dict[tuple[str, int], Truth] = {}
         self.living: set[Task] = set()
+        self.running: list[SimulatedHost] = []
         self.calm = False
         self.harm = 0.0  # how likely something happens to an attempt
         self.user_failure = 0.0
@@ -106,6 +107,7 @@ class Ground:
         self.host_odds = Odds()
         self.store = SimulatedStore(world, of_host=True)
         self.plan: Plan
+        self.on_value: Callable[[], object] = lambda: None
 
     def truth(self, job: str, attempt: int) -> Truth:
         return self.truths.setdefault((job, attempt), Truth())
@@ -138,9 +140,9 @@ class Ground:
         """Something will happen to this host. Returns when it boots."""
         world, place = self.world, box.place
         limits = self.plan.limits
-        kinds = ["host", "preempt", "unready", "slow boot"]
+        kinds = ["host", "host", "preempt", "preempt at the end", "unready", "slow boot"]
         if self.cloud:
-            kinds += ["vanish", "vanish", "reboot", "partition", "preempt and vanish"]
+            kinds += ["vanish", "reboot", "reboot", "partition", "partition", "preempt and vanish"]
             if limits.provision and limits.run:
                 kinds += ["never boots", "silent"]
         else:
@@ -154,7 +156,7 @@ class Ground:
         if kind == "never boots":
             self._harm(box, kind)
             return float("inf")
-        if kind in ("unready", "stuck"):
+        if kind in ("unready", "stuck", "preempt at the end"):
             box.fate = kind
             return delay
         world.at(when, lambda: self._befall(box, kind))
@@ -297,6 +299,8 @@ class SimulatedHost(host.Host):
         try:
             self._open()
             self._loop()
+        except host.Refused as error:
+            self._decide(wire.CONFIGURATION, str(error), self.at.host)
         except Exception as error:
             self.ground._harm(self.box, f"agent failed: {error!r}")
             self._decide(wire.INFRASTRUCTURE, f"the agent failed: {error!r}", self.at.host)
@@ -323,6 +327,11 @@ class SimulatedHost(host.Host):
         verdict = self.world.records.get(names.verdict(self.at.job, self.at.attempt))
         if verdict is not None and verdict.updated < self.looked:
             raise Violation(f"{self.box.name} starts its program after its attempt's verdict")
+        for other in self.ground.running:
+            if other.at.job == self.at.job and other.at.attempt != self.at.attempt and not self.ground.cloud:
+                if other.child and other.box.place.machine == self.box.place.machine and not other.box.task.dead:
+                    raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
+        self.ground.running.append(self)
         draw = self.world.random
         stuck = self.box.fate == "stuck" and not self.ground.calm
         if stuck:
@@ -360,6 +369,7 @@ class SimulatedHost(host.Host):
         if self.program is not None and self.at.host == 0 and code == 0:
             truth.values.add(self.program.value)
             self.outcome = self.program.value
+            self.ground.on_value()
         if self.exit is None:
             self.exit = self._exit_of(code)
         self._set_state(wire.ENDING)
@@ -373,9 +383,11 @@ class SimulatedHost(host.Host):
         return {"code": 0, "kind": "value", "digest": self.program.value, "size": 1}
 
     def _commit(self) -> None:
-        super()._commit()
-        if self.preempted:
+        if self.box.fate == "preempt at the end":
+            self.ground._harm(self.box, "preempt")
+            self.preempted = "a notice of preemption"
             self.world.reached.add("preempted during the commit")
+        super()._commit()
 
     def _end(self, grace: float) -> None:
         if self.box.task is not None and self.box.task.dead:

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
+from pytest import MonkeyPatch
 
+from kinetic_orchestration.agent import host, processes
 from kinetic_orchestration.agent.records import Entry, Record, RecordsError
 from kinetic_orchestration.errors import StoreError
 
@@ -51,10 +53,11 @@ class Odds(NamedTuple):
 class Task:
     """A process: a client, or the agent of a host."""
 
-    __slots__ = ("dead", "greenlet", "look_began", "machine", "name", "odds", "skew")
+    __slots__ = ("dead", "greenlet", "look_began", "machine", "name", "number", "odds", "skew")
 
-    def __init__(self, name: str, machine: str, odds: Odds, skew: float) -> None:
+    def __init__(self, name: str, number: int, machine: str, odds: Odds, skew: float) -> None:
         self.name = name
+        self.number = number
         self.machine = machine
         self.odds = odds
         self.skew = skew  # of its own clock, which nothing may depend on
@@ -68,10 +71,12 @@ class World:
         self.random = random.Random(seed)
         self.now = EPOCH
         self.requests = 0
+        self.suspended = False
         self.trace: list[tuple[Any, ...]] = []
         self.reached: set[str] = set()
         self.records: dict[str, Record] = {}
         self.on_write: Callable[[str, bytes], None] = lambda _name, _data: None
+        self.on_delete: Callable[[str], None] = lambda _name: None
         self.limits = (float("inf"), float("inf"))  # of time and of requests, once the world is healed
         self.current: Task | None = None
         self._hub = getcurrent()
@@ -89,7 +94,8 @@ class World:
         self, name: str, main: Callable[[Task], object], *, delay: float = 0.0, machine: str = "here",
         odds: Odds = Odds(), skew: float = 0.0,
     ) -> Task:  # fmt: skip
-        task = Task(name, machine, odds, skew)
+        self._count += 1
+        task = Task(name, self._count, machine, odds, skew)
 
         def run() -> None:
             try:
@@ -144,6 +150,7 @@ class World:
         """Everything stands still (a laptop is shut), and the clock of the store goes on."""
         self.note("suspended", seconds)
         self.reached.add("everything was suspended for a while")
+        self.suspended = True
         self.now += seconds
         self._queue[:] = [(when + seconds, count, what) for when, count, what in self._queue]
 
@@ -235,7 +242,10 @@ class SimulatedStore:
 
     def delete(self, name: str) -> bool:
         self._world.request("delete", name, self._failure)
-        return self._world.records.pop(name, None) is not None
+        if self._world.records.pop(name, None) is None:
+            return False
+        self._world.on_delete(name)
+        return True
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
         """The path stands for its own content."""
@@ -259,9 +269,9 @@ def _refused(text: str) -> Exception:
 
 
 @contextmanager
-def simulated_time(worlds: list[World]) -> Iterator[None]:
-    """Whoever asks for a clock or a random token gets them from the last of `worlds`. One task, one skew: an age
-    that is not judged by the store's time is wrong by minutes here.
+def simulated_edges(worlds: list[World]) -> Iterator[None]:
+    """Whoever asks for a clock, a random token, this boot of this machine or free ports gets them from the last of
+    `worlds`. Every task has a skew of its own: an age that is not judged by the store's time is wrong by minutes.
     """
 
     def local() -> float:
@@ -271,9 +281,14 @@ def simulated_time(worlds: list[World]) -> Iterator[None]:
     def token(size: int = 16) -> str:
         return f"{worlds[-1].random.getrandbits(8 * size):0{2 * size}x}"
 
-    kept = time.time, time.monotonic, secrets.token_hex
-    time.time, time.monotonic, secrets.token_hex = local, local, token  # type: ignore[assignment]
-    try:
+    def life() -> str:
+        current = worlds[-1].current
+        return f"life {current.number}" if current is not None else ""
+
+    with MonkeyPatch.context() as edges:
+        edges.setattr(time, "time", local)
+        edges.setattr(time, "monotonic", local)
+        edges.setattr(secrets, "token_hex", token)
+        edges.setattr(processes, "machine", life)
+        edges.setattr(host, "_free_ports", lambda _hosts: {})
         yield
-    finally:
-        time.time, time.monotonic, secrets.token_hex = kept

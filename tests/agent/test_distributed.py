@@ -1,0 +1,295 @@
+"""How the hosts of a slice find each other. JAX itself is a small stand-in here; tests/backends has the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.agent import distributed
+from tests.interpreters import interpreter
+
+PORTS = {"jax": 21000, "torch": 21001, "tensorflow": 21002}
+HOOK = Path(distributed.__file__).parent / "hook"
+SITE = Path(distributed.__file__).parents[2]
+
+# Says on stdout what is done to it, and keeps JAX's rule that a process is initialised once.
+JAX = """\
+import json, os
+
+class distributed:
+    state = None
+
+    @staticmethod
+    def initialize(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None):
+        if distributed.state is not None:
+            raise RuntimeError("distributed.initialize should only be called once.")
+        distributed.state = (coordinator_address, num_processes, process_id)
+        print("joined", *distributed.state, flush=True)
+
+    @staticmethod
+    def is_initialized():
+        return distributed.state is not None
+
+    @staticmethod
+    def shutdown():
+        distributed.state = None
+"""
+JOINED = "joined 127.0.0.1:21000 4 2\n"
+
+
+@pytest.fixture
+def jax(tmp_path: Path) -> Path:
+    """A folder with the stand-in."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "jax.py").write_text(JAX)
+    return folder
+
+
+def variables(index: int = 2, hosts: int = 4, **options: Any) -> dict[str, str]:
+    return distributed.environment(index, hosts, ["127.0.0.1"] * hosts, PORTS, **options)
+
+
+def run(jax: Path, program: str, *more_path: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the third host, as its agent would start it."""
+    path = [HOOK, jax, *more_path]
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        env={
+            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}, **variables(),
+            "KINETIC_SITE": str(SITE), "PYTHONPATH": os.pathsep.join(map(str, path)),
+        },
+    )  # fmt: skip
+
+
+def output(jax: Path, program: str, *more_path: Path) -> str:
+    done = run(jax, program, *more_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+# -- what each framework is told --------------------------------------------------------------------------------
+
+
+def test_each_framework_finds_its_usual_variables_on_each_host() -> None:
+    found = variables()
+    assert json.loads(found.pop("KINETIC_JOIN")) == {"coordinator": "127.0.0.1:21000", "hosts": 4, "index": 2}
+    assert json.loads(found.pop("TF_CONFIG")) == {
+        "cluster": {"worker": ["127.0.0.1:21002", "127.0.0.1:21003", "127.0.0.1:21004", "127.0.0.1:21005"]},
+        "task": {"type": "worker", "index": 2},
+    }
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    assert found == {
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:21000",
+        "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:21000",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "2",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "127.0.0.1:21000",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "4",
+        "KERAS_DISTRIBUTION_PROCESS_ID": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "21001",
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "TP_SOCKET_IFNAME": loopback,
+    }
+
+
+def test_on_machines_of_their_own_the_hosts_listen_on_their_network() -> None:
+    found = distributed.environment(1, 2, ["10.0.0.4", "10.0.0.5"], PORTS)
+    assert (found["MASTER_ADDR"], found["JAX_COORDINATOR_ADDRESS"]) == ("10.0.0.4", "10.0.0.4:21000")
+    assert json.loads(found["TF_CONFIG"])["cluster"]["worker"] == ["10.0.0.4:21002", "10.0.0.5:21003"]
+    assert not {"JAX_COORDINATOR_BIND_ADDRESS", "GLOO_SOCKET_IFNAME"} & found.keys()
+
+
+def test_one_host_needs_nothing() -> None:
+    assert variables(index=0, hosts=1) == {}
+
+
+def test_distributed_false_leaves_the_variables_for_code_that_joins_by_itself() -> None:
+    found = variables()
+    found.pop("KINETIC_JOIN")
+    assert variables(join=False) == found
+
+
+def test_all_that_is_set_is_dropped_first_so_that_nothing_is_inherited() -> None:
+    ours = {name for name in variables() if not name.endswith("SOCKET_IFNAME")}
+    assert all(map(distributed.is_stale, ours))
+
+
+@pytest.mark.parametrize(
+    ("name", "stale"),
+    [
+        ("MEGASCALE_COORDINATOR_ADDRESS", True),
+        ("TPU_WORKER_ID", True),
+        ("TPU_WORKER_HOSTNAMES", True),
+        ("TPU_PROCESS_BOUNDS", True),
+        ("CLOUD_TPU_TASK_ID", True),
+        ("JAX_COORDINATOR_ADDRESS", True),
+        ("JAX_COORDINATOR_PORT", True),
+        ("KERAS_DISTRIBUTION_PROCESS_ID", True),
+        ("SLURM_PROCID", True),
+        ("OMPI_COMM_WORLD_RANK", True),
+        ("TORCHELASTIC_RUN_ID", True),
+        ("RANK", True),
+        ("RANKING", False),
+        ("TPU_LIBRARY_PATH", False),
+        ("JAX_PLATFORMS", False),
+        ("JAX_ENABLE_X64", False),
+        ("XLA_FLAGS", False),
+        ("KINETIC_OUTPUT_DIR", False),
+    ],
+)
+def test_a_variable_of_a_topology_is_told_from_one_of_the_machine(name: str, stale: bool) -> None:
+    assert distributed.is_stale(name) is stale
+
+
+def test_an_emulated_host_has_its_devices_and_threads_enough_for_their_collectives() -> None:
+    found = distributed.emulated(4)
+    assert (found["JAX_PLATFORMS"], found["JAX_NUM_CPU_DEVICES"], found["NPROC"]) == ("cpu", "4", "32")
+    assert distributed.emulated(16)["NPROC"] == "64"
+
+
+def test_of_more_gpus_than_asked_for_only_so_many_are_visible() -> None:
+    assert distributed.real(2, None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert distributed.real(2, "5,6,7") == {"CUDA_VISIBLE_DEVICES": "5,6"}
+
+
+# -- the join ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_import_of_jax_joins_and_later_ones_do_not(jax: Path) -> None:
+    assert output(jax, "print('before'); import jax; import jax; print('after')") == f"before\n{JOINED}after\n"
+
+
+def test_code_that_does_not_import_jax_joins_nothing(jax: Path) -> None:
+    assert output(jax, "import json; print('done')") == "done\n"
+
+
+def test_code_that_initialises_itself_is_let_through(jax: Path) -> None:
+    program = (
+        "import jax\n"
+        "jax.distributed.initialize()\n"
+        "jax.distributed.initialize('elsewhere:1', 4, 2)\n"
+        "jax.distributed.initialize(num_processes=4, process_id=2, local_device_ids=[0])\n"
+    )
+    assert output(jax, program) == JOINED
+
+
+@pytest.mark.parametrize(
+    ("asked", "heard"),
+    [("num_processes=8", "for process 2 of 8"), ("process_id=0", "for process 0 of 4"), ("None, 2, 1", "for process 1 of 2")],
+)  # fmt: skip
+def test_code_that_asks_for_another_size_or_place_hears_it(jax: Path, asked: str, heard: str) -> None:
+    done = run(jax, f"import jax; jax.distributed.initialize({asked})")
+    assert done.returncode == 1
+    assert "already, as process 2 of 4; this code asks" in done.stderr
+    assert heard in done.stderr
+    assert "distributed=False" in done.stderr
+
+
+def test_after_a_shutdown_the_same_place_can_be_taken_again(jax: Path) -> None:
+    program = "import jax; jax.distributed.shutdown(); jax.distributed.initialize(); jax.distributed.initialize()"
+    assert output(jax, program) == JOINED * 2
+
+
+def test_without_jax_the_usual_error_comes_each_time(tmp_path: Path) -> None:
+    program = (
+        "import importlib.util\n"
+        "for _ in range(2):\n"
+        "    try: import jax\n"
+        "    except ModuleNotFoundError as error: print(error)\n"
+        "print(importlib.util.find_spec('jax'))\n"
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    # -S hides the test environment's own JAX, and with it the hook, which is then asked by hand.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(HOOK)!r}); import sitecustomize\n{program}"],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**variables(), "KINETIC_SITE": str(SITE), "PYTHONPATH": str(empty)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("No module named 'jax'\n" * 2 + "None\n", "")
+
+
+def test_an_import_that_failed_can_be_tried_again(jax: Path) -> None:
+    (jax / "jax.py").write_text(f"import os\nif 'BROKEN' in os.environ: raise OSError('broken')\n{JAX}")
+    program = (
+        "import os\n"
+        "os.environ['BROKEN'] = '1'\n"
+        "try: import jax\n"
+        "except OSError as error: print(error)\n"
+        "del os.environ['BROKEN']\n"
+        "import jax\n"
+    )
+    assert output(jax, program) == f"broken\n{JOINED}"
+
+
+# -- who joins --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import jax; print(jax.distributed.state)'])",
+        "import os\nif os.fork() == 0:\n import jax; print(jax.distributed.state, flush=True); os._exit(0)\nos.wait()",
+        "import multiprocessing as m\nwith m.get_context('spawn').Pool(1) as p: print(p.apply(eval, (\"__import__('jax').distributed.state\",)))",
+    ],
+    ids=["subprocess", "fork", "spawn"],
+)
+def test_a_worker_of_the_program_never_joins_even_if_it_is_the_first_to_import_jax(jax: Path, program: str) -> None:
+    assert output(jax, f"{program}\nimport jax") == f"None\n{JOINED}"
+
+
+def test_a_python_behind_a_shell_joins(jax: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "import jax"; true'], capture_output=True, text=True, timeout=60, check=True,
+        env={**variables(), "KINETIC_SITE": str(SITE), "PYTHONPATH": f"{HOOK}{os.pathsep}{jax}"},
+    )  # fmt: skip
+    assert done.stdout == JOINED
+
+
+def test_a_program_that_executes_itself_anew_joins(jax: Path) -> None:
+    program = "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'import jax'])"
+    assert output(jax, program) == JOINED
+
+
+# -- beside another sitecustomize ---------------------------------------------------------------------------------
+
+
+def test_the_environments_own_sitecustomize_runs_as_itself(jax: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.marker = 'ran'\nhere = __file__\n")
+    program = "import sitecustomize, jax; print(marker, sitecustomize.here, sitecustomize.__spec__.origin)"
+    assert output(jax, program, own) == f"{JOINED}ran {own}/sitecustomize.py {own}/sitecustomize.py\n"
+
+
+def test_a_sitecustomize_that_fails_does_not_keep_the_host_from_joining(jax: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("raise RuntimeError('theirs')\n")
+    done = run(jax, "import jax", own)
+    assert (done.returncode, done.stdout) == (0, JOINED)
+    assert "theirs" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.8"])
+def test_a_python_older_than_the_agent_runs_undisturbed(jax: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"this machine has no Python {version}")
+    done = subprocess.run(
+        [python, "-c", "print('fine')"], capture_output=True, text=True, timeout=60, check=False,
+        env={**variables(), "KINETIC_SITE": str(SITE), "PYTHONPATH": str(HOOK), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("fine\n", "")

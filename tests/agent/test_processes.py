@@ -1,0 +1,146 @@
+"""Who descends from whom, and how all of them end: with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.agent import processes
+
+SITE = Path(processes.__file__).parents[2]
+LINUX = sys.platform.startswith("linux")
+
+# Everything that a program may leave behind: a child, a grandchild in a session of its own, and one whose parent
+# is gone; each writes its id into the folder. SIGTERM impresses none of them.
+TREE = """\
+import os, signal, sys, time
+
+def note(name):
+    with open(sys.argv[1] + "/" + name + ".tmp", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, sys.argv[1] + "/" + name)
+    time.sleep(120)
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        note("session")
+    note("child")
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.setsid()
+        note("orphan")
+    os._exit(0)
+os.waitpid(-1, 0)
+note("top")
+"""
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "120"], env={**os.environ, "A_MARK": "of this test"})
+    yield process
+    process.kill()
+    process.wait()
+
+
+def agent(tmp_path: Path, then: str) -> dict[str, int]:
+    """A process that adopts orphans, starts the tree, waits for all of it, and then acts; the ids of the tree."""
+    program = (
+        f"import os, subprocess, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
+        "from kinetic_orchestration.agent import processes\n"
+        "processes.adopt_orphans()\n"
+        f"folder = {str(tmp_path)!r}\n"
+        f"subprocess.Popen([sys.executable, '-S', '-c', {TREE!r}, folder])\n"
+        "while len([name for name in os.listdir(folder) if '.' not in name]) < 4: time.sleep(0.005)\n"
+        f"{then}\n"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    return {path.name: int(path.read_text()) for path in tmp_path.iterdir()}
+
+
+def test_all_descendants_end_whatever_they_did_to_hide(tmp_path: Path) -> None:
+    found = agent(
+        tmp_path, "assert processes.end_descendants(os.getpid()) == []\nassert processes.descendants(os.getpid()) == []"
+    )
+    assert set(found) == {"top", "child", "session", "orphan"}
+    ends = {name: processes.find(pid) for name, pid in found.items()}
+    assert [name for name, process in ends.items() if process is not None and not process.zombie] == []
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux tells a child of its parent's death")
+def test_a_program_that_follows_its_parent_does_not_survive_it(tmp_path: Path) -> None:
+    program = (
+        f"import os, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
+        "from kinetic_orchestration.agent import processes\n"
+        "parent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    processes.die_with_parent()\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(120)\n"
+        "time.sleep(120)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: (found := processes.find(child)) is None or found.zombie, "the child's end")
+
+
+def test_a_process_is_known_by_its_id_and_its_start(sleeper: subprocess.Popen[bytes]) -> None:
+    found = processes.find(sleeper.pid)
+    assert found is not None
+    assert (found.pid, found.parent, found.zombie) == (sleeper.pid, os.getpid(), False)
+    assert processes.alive(found.pid, found.started)
+    assert not processes.alive(found.pid, "another start"), "the id was given to somebody else"
+    assert sleeper.pid in [process.pid for process in processes.descendants(os.getpid())]
+
+
+def test_a_zombie_is_found_but_not_alive(sleeper: subprocess.Popen[bytes]) -> None:
+    before = processes.find(sleeper.pid)
+    assert before is not None
+    sleeper.kill()
+    until(lambda: (found := processes.find(sleeper.pid)) is not None and found.zombie, "the zombie")
+    assert not processes.alive(sleeper.pid, before.started)
+    assert sleeper.pid not in [process.pid for process in processes.descendants(os.getpid())]
+    sleeper.wait()
+    assert processes.find(sleeper.pid) is None
+
+
+def test_a_mark_in_the_environment_finds_a_process_whoever_its_parent_is(sleeper: subprocess.Popen[bytes]) -> None:
+    until(lambda: processes.marked("A_MARK=of this test"), "the environment of the new program")
+    assert [process.pid for process in processes.marked("A_MARK=of this test")] == [sleeper.pid]
+    assert processes.marked("A_MARK=of this") == []
+
+
+def test_a_signal_to_nobody_is_told_and_not_an_error(sleeper: subprocess.Popen[bytes]) -> None:
+    assert processes.send(sleeper.pid, signal.SIGCONT)
+    sleeper.kill()
+    sleeper.wait()
+    assert not processes.send(sleeper.pid, signal.SIGCONT)
+
+
+def test_a_machine_is_told_from_its_containers_and_from_its_next_boot() -> None:
+    assert processes.machine() == processes.machine()
+    if LINUX:
+        boot, namespace = processes.machine().split("/")
+        assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert namespace.isdigit()
