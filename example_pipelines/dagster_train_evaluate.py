@@ -142,4 +142,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except dg.DagsterExecutionInterruptedError:
+        sys.exit(130)  # Ctrl-C: the job is cancelled and its hosts are gone

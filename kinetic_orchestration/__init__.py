@@ -5,9 +5,10 @@ The public names, loaded when they are first used: importing this package sets n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing itself costs more than all the rest of this import
 if TYPE_CHECKING:
+    from typing import Any
+
     from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
     from kinetic_orchestration.context import HostContext, current
     from kinetic_orchestration.data import Data

@@ -178,7 +178,7 @@ class RemoteCallable(Generic[P, R]):
             return self
         function: Callable[..., R] = self.__kinetic_function__
         bound = functools.update_wrapper(functools.partial(function, instance), function)
-        del bound.__wrapped__  # type: ignore[attr-defined] # the signature is the partial's, without self
+        del bound.__wrapped__  # the signature is the partial's, without self
         return RemoteCallable(bound, self.options)
 
 

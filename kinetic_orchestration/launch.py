@@ -115,8 +115,9 @@ def claim(store: Store, backend: Backend, identity: Identity) -> str:
 
 def failed(store: Store, backend: Backend, job: str) -> bool:
     """Whether the job ended, and neither well nor because somebody wanted it to end."""
-    if store.read(names.spec(job)) is None:  # it is new, or the reaper is about to forget it
-        return store.read(names.verdict(job, 1)) is not None
+    if store.read(names.spec(job)) is None:
+        # New, or being forgotten: then it has a verdict and, also after that was read, no spec.
+        return store.read(names.verdict(job, 1)) is not None and store.read(names.spec(job)) is None
     outcome = Follower(act.open_job(job, store, backend)).step()
     return outcome is not None and outcome.status is JobStatus.FAILED
 
@@ -157,7 +158,8 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "checkpoint_dir": f"{store.url}/{names.checkpoint_dir(identity.key)}",
         "partition_key": plan.partition_key,
         "provision": float(plan.limits.provision or 600.0),
-        "run": float(plan.limits.run or 0.0),
+        # The total is the followers' to watch; a host that nobody follows at least ends itself after so long.
+        "run": min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
         "stall": float(plan.limits.stall or 0.0),
         "debug": plan.debug_port,
         "owned": plan.abort_without_owner,

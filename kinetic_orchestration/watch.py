@@ -33,7 +33,7 @@ FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many
 def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) -> Glimpse:
     """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
     before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
-    for hosts that have just gone may have left one.
+    for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
     """
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
@@ -48,6 +48,8 @@ def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) 
     verdict = store.read(names.verdict(job_id, attempt))
     done = 0
     if verdict is not None:
+        if verdict.updated > now:
+            return look(store, backend, job_id, attempt, hosts)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
     return Glimpse(
         now=now,

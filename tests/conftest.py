@@ -59,7 +59,7 @@ def _of(folder: Path) -> Iterator[processes.Process]:
             arguments = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        if wanted in environ or f'"home": "{folder}"'.encode() in arguments:
+        if wanted in environ or f"home={folder}".encode() in arguments.split(b"\0"):
             process = processes.find(int(entry))
             if process is not None and not process.zombie:
                 yield process

@@ -20,6 +20,9 @@ def main() -> None:
     control = int(sys.argv[1])
     agent = os.getppid()
     warm = sys.argv[2] == "function"
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # the submitter may have ignored them
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if warm:
         import faulthandler
 
@@ -29,9 +32,9 @@ def main() -> None:
             import cloudpickle  # noqa: F401 - on the way to the first line, this is most of the time
     from kinetic_orchestration.agent import payload, processes  # noqa: F401
 
+    processes.die_with_parent()
     with open(control, encoding="utf-8") as pipe:
         line = pipe.readline()
-    processes.die_with_parent()
     if not line or os.getppid() != agent:
         sys.exit("the agent of this host is gone")
     go = json.loads(line)
@@ -47,6 +50,7 @@ def main() -> None:
 
 
 def _become(argv: list[str]) -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -58,7 +62,10 @@ def _call(go: dict[str, Any]) -> int:
     from kinetic_orchestration.agent import distributed, payload
 
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        # Not write_through, which PYTHONUNBUFFERED sets: it makes several writes of one print.
+        stream.reconfigure(  # type: ignore[union-attr]
+            encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False
+        )
     distributed.install()
     outcome = go["outcome"]
     try:

@@ -7,13 +7,12 @@ another size hears it. Knows nothing of jobs or records: addresses and ports are
 
 from __future__ import annotations
 
-import importlib.machinery
-import json
 import os
 import sys
 
 TYPE_CHECKING = False  # importing typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
@@ -68,6 +67,8 @@ def environment(
     """
     if hosts == 1:
         return {}
+    import json
+
     leader = addresses[0]
     workers = [f"{address}:{ports['tensorflow'] + n}" for n, address in enumerate(addresses)]
     coordinator = f"{leader}:{ports['jax']}"
@@ -97,7 +98,11 @@ def environment(
 
 def install() -> None:
     """Hook the first `import jax`, if this is the first Python process of its host: its own workers do not join."""
-    join = json.loads(os.environ.get(JOIN, "null"))
+    if JOIN not in os.environ:
+        return
+    import json
+
+    join = json.loads(os.environ[JOIN])
     if not join or join.setdefault("process", os.getpid()) != os.getpid():
         return
     os.environ[JOIN] = json.dumps(join)  # so that children see that it is taken; after an exec it is still ours
@@ -111,7 +116,7 @@ class _AfterImport:
         self._join = join
         self._asking = False
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "jax" or self._asking or os.getpid() != self._join["process"]:  # a forked worker has our hooks
             return None
         import importlib.util

@@ -1,8 +1,7 @@
-"""The guard of one host: takes the host's lock, starts its agent and outlives it. What the agent leaves running it
-ends, and for an agent that dies it speaks.
+"""The guard of one host outlives its agent: what that leaves running it ends, and for an agent that dies it speaks.
 
-Knows nothing of programs and rules. Its lock goes with the processes that hold it, however they end: so a look at
-the lock tells whether a host lives.
+Knows nothing of programs and rules. The host's lock goes with the processes that hold it, however they end: so a
+look at the lock tells whether the host lives.
 """
 
 from __future__ import annotations
@@ -13,31 +12,23 @@ import os
 import shutil
 import signal
 import stat
-import sys
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from kinetic_orchestration.agent import processes, wire
-from kinetic_orchestration.agent.host import Assignment, Host
+from kinetic_orchestration.agent.host import Host
+from kinetic_orchestration.agent.start import lock_of
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.agent.assignment import Assignment
+    from kinetic_orchestration.agent.program import Program
 
 
-def main() -> None:
-    """The launcher ends once the lock is held, so its end tells the submitter that the host is there."""
-    assignment = Assignment.from_json(sys.argv[1])
-    private = json.loads(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
-    lock = take(assignment)
-    if lock is None or os.fork():
-        os._exit(0)
-    os.setsid()
-    null = os.open("/dev/null", os.O_RDWR)
-    for end in (0, 1, 2):
-        os.dup2(null, end)
+def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
     guard = os.getpid()
     me = processes.find(guard)
     owner = {"pid": guard, "started": me.started if me else "", "machine": processes.machine()}
     os.pwrite(lock, json.dumps(owner).encode(), 0)
-    agent = os.fork()
-    if agent == 0:
-        _be_the_agent(assignment, private, guard)
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: processes.send(agent, received))
@@ -51,10 +42,12 @@ def main() -> None:
         os._exit(0)
 
 
-def _be_the_agent(assignment: Assignment, private: dict[str, dict[str, str]], guard: int) -> None:
+def be_the_agent(
+    assignment: Assignment, private: dict[str, dict[str, str]], started: Program | None, guard: int
+) -> NoReturn:
     code = 1
     try:
-        Host(assignment, private).run()
+        Host(assignment, private, started).run()
         code = 0
     finally:
         if os.getppid() != guard:  # it was killed, and what it would have done is left to us
@@ -62,46 +55,6 @@ def _be_the_agent(assignment: Assignment, private: dict[str, dict[str, str]], gu
                 speak_for(assignment, code)
             leave(assignment)
         os._exit(code)
-
-
-def take(assignment: Assignment) -> int | None:
-    """The descriptor of this host's lock; None if another life of the host has it, or its folder was released.
-
-    The file gets its name when it is locked already, so that nobody ever sees a lock without a holder and takes
-    the host for dead.
-    """
-    import fcntl
-
-    name = _lock(assignment)
-    fresh = f"{name}.{os.getpid()}"
-    for _ in range(20):
-        try:
-            lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            os.link(fresh, name)
-        except FileExistsError:
-            os.close(lock)
-        else:
-            return lock
-        finally:
-            os.unlink(fresh)
-        try:
-            lock = os.open(name, os.O_RDWR)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
-            os.close(lock)
-            time.sleep(0.005)
-            continue
-        if os.fstat(lock).st_nlink:  # of a life that was killed
-            return lock
-        os.close(lock)
-    return None
 
 
 def speak_for(assignment: Assignment, code: int) -> None:
@@ -122,7 +75,7 @@ def leave(assignment: Assignment) -> None:
     """Nothing of this host stays on the machine."""
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     with contextlib.suppress(OSError):
-        os.unlink(_lock(assignment))
+        os.unlink(lock_of(assignment))
         os.rmdir(assignment.run)
 
 
@@ -134,7 +87,3 @@ def remove_tree(folder: str) -> None:
             with contextlib.suppress(OSError):
                 os.chmod(path, stat.S_IRWXU)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(assignment: Assignment) -> str:
-    return os.path.join(assignment.run, f"host-{assignment.host}.json")

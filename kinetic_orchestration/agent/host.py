@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinetic_orchestration.agent import distributed, frames, names, processes, rules, wire
+from kinetic_orchestration.agent import distributed, frames, names, processes, program, rules, wire
+from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.records import FileRecords, Record
 
 if TYPE_CHECKING:
@@ -40,28 +41,10 @@ PASSING = (
 EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
-class Assignment(NamedTuple):
-    """What the submitter tells a host: enough to find its work, and the digests that vouch for it."""
-
-    store: str
-    job: str
-    attempt: int
-    host: int
-    hosts: int
-    spec: str  # digest of spec.json
-    boot: str
-    run: str  # this placement's folder on this machine
-    home: str
-    python: str
-    marker: str
-
-    @classmethod
-    def from_json(cls, text: str) -> Assignment:
-        return cls(**json.loads(text))
-
-
 class Host:
-    def __init__(self, assignment: Assignment, private: dict[str, dict[str, str]]) -> None:
+    def __init__(
+        self, assignment: Assignment, private: dict[str, dict[str, str]], started: program.Program | None = None
+    ) -> None:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
@@ -75,6 +58,8 @@ class Host:
         self.child = 0
         self.go = -1
         self.pipes: dict[int, tuple[str, frames.Lines]] = {}
+        if started is not None:
+            self._take_on(started)
         self.preempted = ""
         self.prepared = False
         self.unready: rules.Exit | None = None
@@ -110,8 +95,6 @@ class Host:
         signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
         try:
             os.makedirs(self.scratch, exist_ok=True)
-            if self.at.python:
-                self._spawn(self.at.python, "function")
             processes.adopt_orphans()
             self._open()
             self._loop()
@@ -124,10 +107,12 @@ class Host:
             self._farewell()
 
     def _loop(self) -> None:
+        within = 0.0
         while True:
-            self._pump(TICK)
+            self._pump(within)
             self._look()
             move = rules.decide(self._view())
+            within = TICK if isinstance(move, rules.Wait) else 0.0  # what was done may allow the next at once
             if isinstance(move, rules.Start):
                 self._start()
             elif isinstance(move, rules.Abort):
@@ -182,35 +167,12 @@ class Host:
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
-        agent = sys.path[0]
-        control, self.go = os.pipe()
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        os.set_inheritable(control, True)
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, out_end, 1),
-            (os.POSIX_SPAWN_DUP2, err_end, 2),
-        ]
-        environment = {name: value for name, value in os.environ.items() if not distributed.is_stale(name)}
-        if self.task.get("environment"):  # an environment of its own sees nothing of the submitter's
-            for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-                environment.pop(name, None)
-        environment.update(self.secrets)
-        variable, value = self.at.marker.split("=", 1)
-        environment[variable] = value
-        environment.setdefault("PYTHONHASHSEED", "0")
-        environment.setdefault("PYTHONUNBUFFERED", "1")  # or lines of a Python below would come late, or never
-        whole = os.path.dirname(agent)  # a folder, or the zip itself
-        child = [whole, "--child"] if os.path.isfile(whole) else [os.path.join(whole, "child.py")]
-        argv = [python, *child, str(control), kind]
-        self.child = os.posix_spawn(
-            python, argv, environment, file_actions=actions, setsid=True, setsigmask=[],
-            setsigdef=[signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT],
-        )  # fmt: skip
-        for end in (control, out_end, err_end):
-            os.close(end)
-        for end, stream in ((out, frames.OUT), (err, frames.ERR)):
+        isolated = bool(self.task["environment"])
+        self._take_on(program.start(python, kind, self.at.marker, self.secrets, isolated=isolated))
+
+    def _take_on(self, started: program.Program) -> None:
+        self.child, self.go = started.pid, started.go
+        for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
             os.set_blocking(end, False)
             _widen(end)
             self.pipes[end] = (stream, frames.Lines())
@@ -219,9 +181,9 @@ class Host:
         task = self.task
         if not self.child:
             if task["argv"]:  # what it becomes may be older than the agent is able to run, or no Python at all
-                self._spawn(sys.executable, "command")
+                self._spawn(sys.executable, program.COMMAND)
             else:
-                self._spawn(self.ready.python, "function")
+                self._spawn(self.ready.python, program.FUNCTION)
         addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
         env = {
             **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},

@@ -24,6 +24,7 @@ from typing import Any
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
+from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.errors import TooBig, UsageError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
@@ -81,40 +82,40 @@ class LocalBackend:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
         folder = agent.unpacked(self._home)
         private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
+        handed = json.dumps({name: values for name, values in private.items() if values}).encode()
         launchers = []
         for host in range(plan.slice.hosts):
             assignment = self.assignment(plan, job_id, spec_digest, intent, host)
             launcher = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(folder / "__main__.py"), json.dumps(assignment)],
+                [sys.executable, "-I", "-S", str(folder / "__main__.py"), *assignment.words()],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, **dict([marker(run).split("=", 1)])},
             )  # fmt: skip
             assert launcher.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                launcher.stdin.write(json.dumps(private).encode())
+                launcher.stdin.write(handed)
                 launcher.stdin.close()
             launcher.stdin = None
             launchers.append(launcher)
         for launcher in launchers:
             _wait_for(launcher)
 
-    def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> dict[str, Any]:
-        """What one host is told, as its command line; see `agent.host.Assignment`."""
+    def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> Assignment:
         run = intent.placement["run"]
         at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
-        return {
-            "store": self._store,
-            "job": job_id,
-            "attempt": intent.attempt,
-            "host": host,
-            "hosts": plan.slice.hosts,
-            "spec": spec_digest,
-            "boot": f"{intent.boot}/{host}",
-            "run": run,
-            "home": str(self._home),
-            "python": sys.executable if at_once else "",
-            "marker": marker(Path(run)),
-        }
+        return Assignment(
+            store=self._store,
+            job=job_id,
+            attempt=intent.attempt,
+            host=host,
+            hosts=plan.slice.hosts,
+            spec=spec_digest,
+            boot=f"{intent.boot}/{host}",
+            run=run,
+            home=str(self._home),
+            python=sys.executable if at_once else "",
+            marker=marker(Path(run)),
+        )
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         here = processes.machine()

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
         del sys.argv[1], sys.path[:2]
     else:
-        from kinetic_orchestration.agent.guard import main
+        from kinetic_orchestration.agent.start import main
 
     main()
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, Unsupported, UsageError
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging import requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
@@ -266,6 +266,8 @@ def _data_item(data: Data, home: Path, spool: Path) -> Item:
     if data.fuse:
         return Item(None, here=data.path)
     path = Path(data.path)
+    if not path.exists():
+        raise DataNotFound(f"{data!r}: {path} is not there any more")
     if path.is_dir():
         return Item(tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=True))
     snapshot = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=True)

@@ -95,19 +95,21 @@ def test_f28_stale_topology_variables_of_the_submitter_do_not_reach_a_host(
         assert json.loads(file.read_text())["modules"] == []
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "devices"),
-    [("v5e-8", "8"), ("v5e-1", "1"), ("v2-4", "8"), ("v3-4", "8"), ("a100x4", "4"), ("cpu:8", "8"), ("cpu", "1")],
-)
-def test_one_host_has_the_devices_that_a_framework_counts_there(home: Path, accelerator: str, devices: str) -> None:
+def test_one_host_has_the_devices_that_a_framework_counts_there(home: Path) -> None:
     """v2 and v3 show both TensorCores of a chip; GPUs and CPUs are emulated as so many devices."""
-    if local.has_real(accelerators.parse(accelerator)):
-        pytest.skip(f"this machine has a real {accelerator}")
-    job = kinetic.run(accelerator=accelerator)(environment_of_each_host).run_async()
-    assert job.result() == 0
-    (host,) = environments(job)
-    assert (host["JAX_NUM_CPU_DEVICES"], host["JAX_PLATFORMS"], host["CUDA_VISIBLE_DEVICES"]) == (devices, "cpu", "")
-    assert not {"RANK", "TF_CONFIG", "KINETIC_JOIN"} & host.keys(), "one host has nobody to find"
+    expected = {"v5e-8": "8", "v5e-1": "1", "v2-4": "8", "v3-4": "8", "a100x4": "4", "cpu:8": "8", "cpu": "1"}
+    for accelerator, devices in expected.items():
+        if local.has_real(accelerators.parse(accelerator)):
+            continue
+        job = kinetic.run(accelerator=accelerator)(environment_of_each_host).run_async()
+        assert job.result() == 0
+        (host,) = environments(job)
+        assert (host["JAX_NUM_CPU_DEVICES"], host["JAX_PLATFORMS"], host["CUDA_VISIBLE_DEVICES"]) == (
+            devices,
+            "cpu",
+            "",
+        )
+        assert not {"RANK", "TF_CONFIG", "KINETIC_JOIN"} & host.keys(), "one host has nobody to find"
 
 
 # -- a session of its own -----------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ class Worker:
 
     def wait_for_job(self) -> str:
         wait_until(lambda: self.jobs() or self.process.poll() is not None)
-        assert self.jobs(), (self.folder / "worker.log").read_text()
+        assert self.jobs(), self.said()
         return self.jobs()[0]
 
     def step(self) -> int:
@@ -275,6 +275,9 @@ class Worker:
         ]
         assert len(found) == 1
         return found[0]
+
+    def said(self) -> str:
+        return (self.folder / "worker.log").read_text()
 
     def let_go(self) -> None:
         (self.folder / "go").touch()
@@ -314,9 +317,7 @@ def worker(tmp_path: Path, home: Path) -> Iterator[Worker]:
 def test_a_killed_step_worker_finds_its_job_again(worker: Worker):
     worker.wait_for_job()
     os.kill(worker.step(), signal.SIGKILL)
-    wait_until(
-        lambda: "will be retried" in (worker.folder / "worker.log").read_text() or worker.process.poll() is not None
-    )
+    wait_until(lambda: "STEP_RESTARTED" in worker.said() or worker.process.poll() is not None)
     worker.let_go()
     assert worker.wait() is dg.DagsterRunStatus.SUCCESS
     assert len(worker.jobs()) == 1  # the body ran once
@@ -338,7 +339,7 @@ def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker)
     worker.process.send_signal(signal.SIGTERM)
     worker.wait()
     assert attach(job).status() is JobStatus.RUNNING
-    assert f"detached: job {job} goes on" in (worker.folder / "worker.log").read_text()
+    assert f"detached: job {job} goes on" in worker.said()
     worker.let_go()
     assert attach(job).result(timeout=60) == job
 

@@ -492,7 +492,7 @@ class ShopError(Exception):
         self.item = item
 
 
-class HoldsLock(Exception):
+class Locked(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.lock = threading.Lock()
@@ -502,7 +502,7 @@ def fail(kind: str) -> None:
     if kind == "own":
         raise ShopError("apples")
     if kind == "broken":
-        raise HoldsLock("no way back")
+        raise Locked("no way back")
     try:
         json.loads("{")
     except ValueError as error:
@@ -526,7 +526,7 @@ def test_the_cause_of_an_exception_is_told(tmp_path: Path) -> None:
 
 
 def test_an_exception_that_cannot_come_back_is_named_by_a_stand_in(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="HoldsLock: no way back") as caught:
+    with pytest.raises(JobFailed, match="Locked: no way back") as caught:
         there_and_back(tmp_path, fail, "broken")
     assert (caught.value.job_id, caught.value.host, caught.value.cause) == ("j-1", 0, "user")
     assert "could not be pickled" in str(caught.value)

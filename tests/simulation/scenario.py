@@ -30,8 +30,8 @@ DAY = 86_400.0
 class Judge:
     """Sees every write, and says when a promise is broken."""
 
-    def __init__(self, world: World, ground: Ground, plan: Plan) -> None:
-        self.world, self.ground, self.plan = world, ground, plan
+    def __init__(self, world: World, ground: Ground, plan: Plan, identity: Identity) -> None:
+        self.world, self.ground, self.plan, self.identity = world, ground, plan, identity
         self.verdicts: dict[tuple[str, int], wire.Verdict] = {}
         self.intents: dict[tuple[str, int], float] = {}
         self.created: dict[str, float] = {}
@@ -46,7 +46,11 @@ class Judge:
             self._on_verdict(parts[1], int(parts[3]), wire.Verdict.decode(data))
         elif name.endswith("/intent.json"):
             self._on_intent(parts[1], int(parts[4]))
+        elif parts[0] == "identities":
+            self._on_generation(json.loads(data)["generation"])
         elif name.endswith("/spec.json"):
+            if name in self.world.records:
+                raise Violation(f"{parts[1]} has two specs")
             self.created[parts[1]] = self.world.now
             if names.verdict(parts[1], 1) in self.world.records:
                 self.reborn.add(parts[1])
@@ -59,6 +63,15 @@ class Judge:
                     del known[key]
             self.created.pop(job, None)
             self.outcomes.pop(job, None)
+
+    def _on_generation(self, generation: int) -> None:
+        """A job is only followed by another one of its identity when it has failed, or is forgotten."""
+        previous = launch.job_id(self.identity, generation - 1)
+        if names.spec(previous) not in self.world.records:
+            return
+        last = max(attempt for job, attempt in self.verdicts if job == previous)
+        if self.verdicts[previous, last].cause in ("", wire.CANCELLED):
+            raise Violation(f"{previous} has not failed, and generation {generation} follows it")
 
     def _on_intent(self, job: str, attempt: int) -> None:
         self.world.note("intent", job, attempt)
@@ -88,6 +101,8 @@ class Judge:
     def _on_verdict(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
         world = self.world
         world.note("verdict", job, attempt, verdict.kind, verdict.cause, verdict.host, verdict.reason)
+        if (job, attempt) in self.verdicts:
+            raise Violation(f"attempt {attempt} of {job} has two verdicts")
         self.verdicts[job, attempt] = verdict
         cancelled = names.cancel(job) in world.records
         if verdict.kind == wire.COMMITTED:
@@ -212,9 +227,9 @@ class Schedule:
         self.healed = world.now + draw.choice((30.0, 150.0, 400.0)) * draw.random()
         self.orphaned = draw.random() < 0.2  # no client will come back
         self.again = draw.random() < 0.3  # a failed job is asked for again
-        self.judge = Judge(world, ground, self.plan)
-        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.identity = Identity("test", "simulation", str(seed))
+        self.judge = Judge(world, ground, self.plan, self.identity)
+        world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.clients = 0
         self.staging = 0
         self._people()
@@ -255,6 +270,7 @@ class Schedule:
         world.limits = (world.now + PATIENCE, world.requests + REQUESTS)
         if not self.orphaned:
             self._client(self._launch, 1.0)
+            return
         for when in (600.0, 1200.0):  # other jobs are submitted from these machines
             for machine in ("here", "elsewhere"):
                 self._client(self._reap, when, machine)
@@ -376,6 +392,9 @@ class Schedule:
             raise Violation(f"hosts live for ever: {sorted(task.name for task in ground.living)}")
         if ground.places:
             world.reached.add("only the reaper could release")
+            stale = "a stale submitter submitted after the verdict" in world.reached
+            if not self.orphaned and not stale and any(place.machine != "elsewhere" for place in ground.places.values()):
+                raise Violation(f"left to the reaper: {sorted(ground.places)}")
             for machine in ("here", "elsewhere"):
                 self._later(reaper.UNCLAIMED + 1.0, self._reap, machine)
             self._nothing_left()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kinetic_orchestration import lifecycle
 from kinetic_orchestration.agent import host, names, rules, wire
 from kinetic_orchestration.agent.records import RecordsError
 from kinetic_orchestration.errors import TooBig
@@ -498,6 +499,7 @@ class SimulatedBackend:
             world.sleep(FAREWELL_PATIENCE)
         place = ground.places.pop(name, None)
         if place is not None:
+            self._check_release(place)
             live_on = ground.cloud and not ground.calm and world.random.random() < 0.2
             for box in list(place.boxes.values()):
                 box.guarded = False
@@ -509,6 +511,20 @@ class SimulatedBackend:
                 world.reached.add("released hosts lived on")
         world.request("release", name, Unreachable, done=True)
         return True
+
+    def _check_release(self, place: Place) -> None:
+        """Nobody frees what may still be wanted: hosts that live and whose attempt goes on, or has just ended."""
+        records, now = self._world.records, self._world.now
+        verdict = records.get(names.verdict(place.job, place.attempt))
+
+        def has(box: Box, what: str) -> bool:
+            return names.host(place.job, place.attempt, box.index, what) in records
+
+        boxes = place.boxes.values()
+        at_work = any(has(box, "started.json") and not has(box, "done.json") for box in boxes)
+        visible = now > place.visible and not any(box.dead for box in boxes)
+        if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):
+            raise Violation(f"{place.name} is released while its hosts are at work")
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
         for name, place in list(self._ground.places.items()):

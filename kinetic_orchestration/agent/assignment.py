@@ -1,0 +1,46 @@
+"""What the submitter tells a host, as its command line."""
+
+from __future__ import annotations
+
+
+class Assignment:
+    """Enough for a host to find its work, and the digests that vouch for it."""
+
+    __slots__ = (
+        "attempt", "boot", "home", "host", "hosts", "job", "marker", "python", "run", "spec", "store",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        store: str,
+        job: str,
+        attempt: int,
+        host: int,
+        hosts: int,
+        spec: str,
+        boot: str,
+        run: str,
+        home: str,
+        python: str,
+        marker: str,
+    ) -> None:
+        self.store = store
+        self.job = job
+        self.attempt = attempt
+        self.host = host
+        self.hosts = hosts
+        self.spec = spec  # digest of spec.json
+        self.boot = boot
+        self.run = run  # this placement's folder on this machine
+        self.home = home
+        self.python = python  # that runs the program, if that is known before everything else
+        self.marker = marker
+
+    @classmethod
+    def from_words(cls, words: list[str]) -> Assignment:
+        fields = dict(word.split("=", 1) for word in words)
+        numbers = {name: int(fields.pop(name)) for name in ("attempt", "host", "hosts")}
+        return cls(**fields, **numbers)  # type: ignore[arg-type]  # which are which is known only here
+
+    def words(self) -> list[str]:
+        return [f"{name}={getattr(self, name)}" for name in self.__slots__]

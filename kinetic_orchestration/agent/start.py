@@ -1,0 +1,94 @@
+"""How a host begins: it takes its lock, detaches, and becomes two processes, the guard and the agent.
+
+The program's own process is by far the slowest to start. So it is started here, before what guard and agent need
+is imported, and nothing in this module may need more than `os`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from kinetic_orchestration.agent import program
+from kinetic_orchestration.agent.assignment import Assignment
+
+NOTHING = b"{}"
+
+
+def main() -> None:
+    """The launcher ends once the lock is held, so its end tells the submitter that the host is there."""
+    assignment = Assignment.from_words(sys.argv[1:])
+    private = _decoded(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
+    lock = take(assignment)
+    if lock is None or os.fork():
+        os._exit(0)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for end in (0, 1, 2):
+        os.dup2(null, end)
+    guard = os.getpid()
+    agent = os.fork()
+    if agent == 0:
+        started = None
+        if assignment.python:
+            started = program.start(assignment.python, program.FUNCTION, assignment.marker, private.get("env", {}))
+        from kinetic_orchestration.agent.guard import be_the_agent
+
+        be_the_agent(assignment, private, started, guard)
+    from kinetic_orchestration.agent.guard import be_the_guard
+
+    be_the_guard(assignment, lock, agent)
+
+
+def _decoded(private: bytes) -> dict[str, dict[str, str]]:
+    if private == NOTHING:
+        return {}
+    import json
+
+    fields: dict[str, dict[str, str]] = json.loads(private)
+    return fields
+
+
+def take(assignment: Assignment) -> int | None:
+    """The descriptor of this host's lock; None if another life of the host has it, or its folder was released.
+
+    The file gets its name when it is locked already, so that nobody ever sees a lock without a holder and takes
+    the host for dead.
+    """
+    import fcntl
+
+    name = lock_of(assignment)
+    fresh = f"{name}.{os.getpid()}"
+    for _ in range(20):
+        try:
+            lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.link(fresh, name)
+        except FileExistsError:
+            os.close(lock)
+        else:
+            return lock
+        finally:
+            os.unlink(fresh)
+        try:
+            lock = os.open(name, os.O_RDWR)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
+            os.close(lock)
+            time.sleep(0.005)
+            continue
+        if os.fstat(lock).st_nlink:  # of a life that was killed
+            return lock
+        os.close(lock)
+    return None
+
+
+def lock_of(assignment: Assignment) -> str:
+    return os.path.join(assignment.run, f"host-{assignment.host}.json")
