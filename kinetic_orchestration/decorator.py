@@ -98,7 +98,7 @@ def run(
             distributed,
             partition_key,
             labels or {},
-        )  # fmt: skip
+        )
     )
     if debug and spot:
         warn("debug=True on a spot slice: a preemption would end the session")
@@ -153,8 +153,8 @@ class RemoteCallable(Generic[P, R]):
 
         del project, cluster
         return submit_all(
-            self._spec, inputs, input_mode=input_mode, max_concurrent=max_concurrent, retries=retries, fail_fast=fail_fast,
-            cancel_running_on_fail=cancel_running_on_fail, name=name, tags=tags,
+            self._spec, inputs, input_mode=input_mode, max_concurrent=max_concurrent, retries=retries,
+            fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail, name=name, tags=tags,
         )  # fmt: skip
 
     def _spec(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:

@@ -152,17 +152,13 @@ async def afollow(follower: Follower, emit: Emit | None = None) -> Outcome:
         _pool = ThreadPoolExecutor(4, thread_name_prefix="kinetic-follow")
     loop = asyncio.get_running_loop()
     watcher = watcher_of(follower.job.store)
-    with watcher.following_async(follower.job.job_id) as rung:
+    with watcher.following_async(follower.job.job_id) as doze:
         while True:
-            rung.clear()
+            doze.clear()
             outcome = await loop.run_in_executor(_pool, follower.step, emit)
             if outcome is not None:
                 return outcome
-            timer = loop.call_later(watcher.pace(), rung.set)
-            try:
-                await rung.wait()
-            finally:
-                timer.cancel()
+            await doze.sleep(watcher.pace())
 
 
 class Printer:

@@ -165,7 +165,7 @@ class JobHandle(Generic[R]):
     def cleanup(
         self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2
     ) -> None:
-        """Release what the job holds of compute. Records live on by retention; `gcs` is Keras Kinetic's name for them."""
+        """Release what the job holds of compute. Its records (Keras Kinetic's `gcs`) live on by retention."""
         del gcs, cleanup_timeout, cleanup_poll_interval
         if k8s and self.status().final:
             for attempt in range(1, self._last_attempt() + 1):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.settings import Settings, seconds
+from kinetic_orchestration.settings import Settings, duration, seconds
 from kinetic_orchestration.spec import JobSpec, Options, refuse, slice_of
 from kinetic_orchestration.values import Limits, Plan
 
@@ -22,8 +21,11 @@ IGNORED_LOCALLY = ("container_image", "base_image_repo", "cluster", "namespace",
 
 # A wildcard never captures what would break the job's own process.
 NEVER_BY_WILDCARD = frozenset(
-    "PATH HOME PYTHONPATH PYTHONHOME LD_LIBRARY_PATH LD_PRELOAD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV SHELL TMPDIR "
-    "TEMP TMP HOSTNAME USER LOGNAME SSH_AUTH_SOCK KUBERNETES_SERVICE_HOST KERAS_BACKEND".split()
+    (
+        *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("CONDA_DEFAULT_ENV", "SHELL", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "USER", "LOGNAME", "SSH_AUTH_SOCK"),
+        *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"),
+    )
 )
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
@@ -123,17 +125,40 @@ def describe(plan: Plan) -> str:
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         ("accelerator", str(plan.slice)),
-        ("backend", f"{plan.backend} (emulated: {plan.slice.hosts} processes)" if plan.emulated else plan.backend),
+        ("backend", f"{plan.backend} ({_emulation(plan.slice.hosts)})" if plan.emulated else plan.backend),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
-        ("limits", _pairs(plan.limits, "none")),
-        ("retry", _pairs(plan.retry, "none")),
+        ("limits", ", ".join(_limits(plan.limits)) or "none"),
+        ("retry", f"user {plan.retry.user}, preemption {plan.retry.preemption}, infra {plan.retry.infra}"),
         ("environment", ", ".join([*plan.env, *(f"{name} (by pipe)" for name in plan.secrets)]) or "none captured"),
         ("volumes", ", ".join(plan.volumes) or "none"),
         ("output", plan.output_dir or "the job's own folder in the store"),
+        ("partition", plan.partition_key),
+        ("labels", ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))),
+        ("also", ", ".join(_exceptions(plan))),
     ]
-    return "\n".join(f"{name:<12} {text}" for name, text in rows)
+    return "\n".join(f"{name:<12} {text}" for name, text in rows if text)
 
 
-def _pairs(values: Any, otherwise: str) -> str:
-    pairs = ((name, getattr(values, name)) for name in values.__slots__)
-    return ", ".join(f"{name} {value:g}" for name, value in pairs if value is not None) or otherwise
+def _emulation(hosts: int) -> str:
+    return "emulated by one process" if hosts == 1 else f"emulated by {hosts} processes"
+
+
+def _limits(limits: Limits) -> Iterator[str]:
+    for name in ("provision", "run", "total", "stall"):
+        value = getattr(limits, name)
+        if value is not None:
+            yield f"{name} {duration(value)}"
+    if limits.cost is not None:
+        yield f"cost ${limits.cost:.2f}"
+
+
+def _exceptions(plan: Plan) -> Iterator[str]:
+    """What is otherwise than usual."""
+    if not plan.distributed:
+        yield "the hosts are not joined"
+    if not plan.compile_cache:
+        yield "no compile cache"
+    if plan.debug_port:
+        yield "waits for a debugger"
+    if plan.abort_without_owner:
+        yield "ends with its submitter"

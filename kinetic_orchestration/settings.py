@@ -143,9 +143,17 @@ def seconds(name: str, value: float | str | None) -> float | None:
             number = float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} is {value!r}: give seconds, or a text such as '90s', '15m', '2h' or '1d'") from None
-    if number < 0 or number != number:
+    if not number >= 0:  # nor is it one that is no number
         raise UsageError(f"{name} is {value!r}: a limit cannot be negative")
     return number
+
+
+def duration(value: float) -> str:
+    """Seconds as `seconds` reads them, in the largest unit that takes them whole."""
+    for unit, length in reversed(_UNITS.items()):
+        if value and value % length == 0:
+            return f"{value / length:.0f}{unit}"
+    return f"{value:g}s"
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:

@@ -55,8 +55,8 @@ class Options:
     debug: bool = False
     # ours
     cloud: TpuVm | None = None
-    limits: Limits = Limits()
-    retry: Retry = Retry()
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+    retry: Retry = Retry()  # noqa: RUF009 - frozen
     requirements: str | os.PathLike[str] | Sequence[str] | None = None
     python: str | None = None
     first_party: Sequence[str] = ()
@@ -93,19 +93,29 @@ def check_options(options: Options) -> Options:
         raise UsageError(f"accelerator is a name such as 'v5e-8', not {options.accelerator!r}")
     slice_of(options)
     _check_names(options)
-    if options.volumes is not None:
-        if not isinstance(options.volumes, Mapping):
-            raise UsageError(f"volumes must be a dict of absolute path to Data, not {type(options.volumes).__name__}")
-        for mount, data in options.volumes.items():
-            if not isinstance(mount, str) or not mount.startswith("/"):
-                raise UsageError(f"the volume path {mount!r} is not absolute: write it from the root, as '/data'")
-            if not isinstance(data, Data):
-                raise UsageError(f"the volume {mount!r} is a {type(data).__name__}: wrap it, as Data({data!r})")
+    _check_volumes(options.volumes)
+    _check_conflicts(options)
     for entry in fields(Limits):
         settings.seconds(f"limits.{entry.name}", getattr(options.limits, entry.name))
     for entry in fields(Retry):
         if getattr(options.retry, entry.name) < 0:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)}: it cannot be negative")
+    return options
+
+
+def _check_volumes(volumes: Any) -> None:
+    if volumes is None:
+        return
+    if not isinstance(volumes, Mapping):
+        raise UsageError(f"volumes must be a dict of absolute path to Data, not {type(volumes).__name__}")
+    for mount, data in volumes.items():
+        if not isinstance(mount, str) or not mount.startswith("/"):
+            raise UsageError(f"the volume path {mount!r} is not absolute: write it from the root, as '/data'")
+        if not isinstance(data, Data):
+            raise UsageError(f"the volume {mount!r} is a {type(data).__name__}: wrap it, as Data({data!r})")
+
+
+def _check_conflicts(options: Options) -> None:
     if options.cloud is not None and options.cloud.accelerator_type and options.accelerator != DEFAULT_ACCELERATOR:
         raise ConflictingSettings(
             f"both accelerator={options.accelerator!r} and cloud=TpuVm(accelerator_type="
@@ -126,7 +136,6 @@ def check_options(options: Options) -> Options:
                 f"spot=True and the reservation {options.cloud.reservation!r} exclude each other: reserved hardware is "
                 "never a spot slice; keep one"
             )
-    return options
 
 
 def _check_names(options: Options) -> None:

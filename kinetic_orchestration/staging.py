@@ -42,7 +42,8 @@ def stage(bundle: Bundle, store: Store) -> Staged:
         lock = bundle.environment.lock
         if store.create(names.blob(lock.digest), lock.text.encode()) is None:
             keep(store, names.blob(lock.digest))
-        environment = {"lock": lock.digest, "interpreter": lock.interpreter, "uv": lock.uv}
+        settings = dict(bundle.environment.settings)
+        environment = {"lock": lock.digest, "interpreter": lock.interpreter, "uv": lock.uv, "settings": settings}
     return Staged(
         payload=payload,
         tree=project,

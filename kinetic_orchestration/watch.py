@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kinetic_orchestration.agent import names, wire
@@ -30,7 +31,9 @@ SLOWEST = 20.0
 FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many jobs it follows
 
 
-def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) -> Glimpse:
+def look(
+    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, *, once_more: bool = True
+) -> Glimpse:
     """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
     before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
     for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
@@ -41,15 +44,15 @@ def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int) 
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
-        beats.append(None if record is None else Beat.decode(record.data))
+        beats.append(None if record is None else Beat.read(record.data) or Beat(""))
         ages.append(0.0 if record is None else now - record.updated)
     observation = backend.observe([intent.placement])[0] if intent is not None else Observation(ABSENT)
     cancel = store.read(names.cancel(job_id))
     verdict = store.read(names.verdict(job_id, attempt))
     done = 0
     if verdict is not None:
-        if verdict.updated > now:
-            return look(store, backend, job_id, attempt, hosts)
+        if verdict.updated > now and once_more:
+            return look(store, backend, job_id, attempt, hosts, once_more=False)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
     return Glimpse(
         now=now,
@@ -68,7 +71,8 @@ def _intent(record: Record) -> Intent:
     """An attempt is as old as its record: its writer may have slept since it decided to write it."""
     fields = decoded(record.data, "an intent")
     deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
-    return Intent(fields["attempt"], fields["boot"], fields["placement"], deadline, record.updated)
+    placement = {sys.intern(name): value for name, value in fields["placement"].items()}  # shared by all followers
+    return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated)
 
 
 def _cancel(data: bytes, age: float) -> Cancel:
@@ -112,19 +116,9 @@ class Watcher:
         finally:
             rung.close()
 
-    @contextmanager
-    def following_async(self, job_id: str) -> Iterator[asyncio.Event]:
-        woken = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        self._add(job_id, wake)
-        try:
-            yield woken
-        finally:
-            self._remove(job_id, wake)
+    def following_async(self, job_id: str) -> Doze:
+        """The same on the running event loop."""
+        return Doze(self, job_id)
 
     def _add(self, job_id: str, wake: Callable[[], object]) -> None:
         with self._lock:
@@ -201,6 +195,53 @@ class Rung:
     def _wake(self, job_id: str) -> None:
         self._rung.add(job_id)
         self._event.set()
+
+
+class Doze:
+    """An event loop's sleep until a job rings. Small, because a process may have thousands of them."""
+
+    __slots__ = ("_job_id", "_loop", "_rung", "_sleep", "_timer", "_watcher")
+
+    def __init__(self, watcher: Watcher, job_id: str) -> None:
+        self._watcher = watcher
+        self._job_id = job_id
+        self._loop = asyncio.get_running_loop()
+        self._sleep: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rung = False
+
+    def __enter__(self) -> Doze:
+        self._watcher._add(self._job_id, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watcher._remove(self._job_id, self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __call__(self) -> None:
+        """It rings, says the watcher's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def clear(self) -> None:
+        self._rung = False
+
+    def sleep(self, within: float) -> asyncio.Future[None]:
+        """Done at the first ring since `clear`, or when the time is up."""
+        self._sleep = self._loop.create_future()
+        self._timer = self._loop.call_later(within, self._wake)
+        if self._rung:
+            self._wake()
+        return self._sleep
+
+    def _wake(self) -> None:
+        self._rung = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
+        self._sleep = self._timer = None
 
 
 _watchers: dict[str, Watcher] = {}

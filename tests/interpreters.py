@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 
 def interpreter(version: str) -> str | None:
     """The path of a Python of this minor version that runs, on PATH or of pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    account = pwd.getpwuid(os.getuid()).pw_dir  # a test may have moved HOME
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path(account, ".pyenv")) / "versions"
     known = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
     for path in filter(None, known):
         program = "import sys; print('%d.%d' % sys.version_info[:2])"

@@ -77,7 +77,7 @@ def test_a_lambda_with_an_unpicklable_closure_is_named_with_the_way_to_the_culpr
 
 def test_an_argument_that_cannot_be_pickled_is_named() -> None:
     take = kinetic.run(accelerator="cpu")(lambda a, b: None)
-    with pytest.raises(NotPicklable, match="argument 2, item 'x': cannot pickle '_thread.lock'"):
+    with pytest.raises(NotPicklable, match=r"argument 2, item 'x': cannot pickle '_thread.lock'"):
         take(1, {"x": threading.Lock()})
     with pytest.raises(NotPicklable, match="keyword argument 'b'"):
         take(1, b=threading.Lock())
@@ -96,7 +96,7 @@ def test_wrongly_ordered_method_decorators_show_the_fix(kind: Any) -> None:
         class Trainer:
             @kinetic.run(accelerator="cpu")
             @kind
-            def train(cls: Any) -> None: ...  # noqa: N805
+            def train(cls: Any) -> None: ...
 
 
 @pytest.mark.parametrize("field", ["provision", "run", "total", "stall"])
@@ -128,7 +128,7 @@ def test_a_data_that_was_removed_before_the_call(tmp_path: Path) -> None:
 def test_a_data_in_a_set_or_as_a_key(tmp_path: Path) -> None:
     data = kinetic.Data(tmp_path)
     take = kinetic.run(accelerator="cpu")(lambda data: None)
-    with pytest.raises(UsageError, match="is in a set: .*use a list or a tuple"):
+    with pytest.raises(UsageError, match=r"is in a set: .*use a list or a tuple"):
         take({"nested": {data}})
     with pytest.raises(UsageError, match="in the keys of a dict"):
         take({data: 1})
@@ -221,14 +221,14 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
     opened = open_store(store.parent, "local")
     opened.create(f"jobs/{job}/in/spec.json", json.dumps({"wire": 99}).encode())
     for ask in (lambda: kinetic.attach(job), step):
-        with pytest.raises(NewerWire, match="wire version 99.*upgrade"):
+        with pytest.raises(NewerWire, match=r"wire version 99.*upgrade"):
             ask()
-    with pytest.warns(UserWarning, match="wire version 99.*left out"):
+    with pytest.warns(UserWarning, match=r"wire version 99.*left out"):
         assert kinetic.list_jobs() == []
 
 
 def test_a_job_id_that_does_not_exist() -> None:
-    with pytest.raises(JobNotFound, match="no job 'job-1' in .*kinetic-orchestration jobs"):
+    with pytest.raises(JobNotFound, match=r"no job 'job-1' in .*kinetic-orchestration jobs"):
         kinetic.attach("job-1")
 
 
@@ -276,7 +276,7 @@ def test_a_text_where_a_list_belongs(option: str) -> None:
 
 def test_more_hosts_than_this_machine_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_MAX_HOSTS", "3")
-    with pytest.raises(TooBig, match="v5e-16 has 4 hosts.*can hold 3"):
+    with pytest.raises(TooBig, match=r"v5e-16 has 4 hosts.*can hold 3"):
         kinetic.run(accelerator="v5e-16")(nothing)()
 
 

@@ -117,7 +117,7 @@ def test_statuses_and_counts(mixed: kinetic.BatchHandle[Any]) -> None:
 def test_wait_is_bounded_and_leaves_the_jobs_alone(tmp_path: Path) -> None:
     flag = tmp_path / "go"
     batch = wait_for.run_async_map([(str(flag), n) for n in range(2)])
-    with pytest.raises(TimeoutError, match="0 of 2 jobs have ended after 0.2 s; the others go on"):
+    with pytest.raises(TimeoutError, match=r"0 of 2 jobs have ended after 0.2 s; the others go on"):
         batch.wait(timeout=0.2)
     with pytest.raises(TimeoutError):
         batch.results(timeout=0.1)

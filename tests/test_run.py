@@ -381,8 +381,7 @@ def test_an_exception_whose_class_is_not_here_is_a_stand_in_that_names_it() -> N
     @kinetic.run(accelerator="cpu")
     def fail_elsewhere() -> None:
         folder = os.environ["KINETIC_CHECKPOINT_DIR"]
-        with open(os.path.join(folder, "only_on_the_host.py"), "w", encoding="utf-8") as file:
-            file.write("class Odd(Exception): pass\n")
+        Path(folder, "only_on_the_host.py").write_text("class Odd(Exception): pass\n", encoding="utf-8")
         sys.path.insert(0, folder)
         raise __import__("only_on_the_host").Odd("in an odd way")
 
@@ -426,7 +425,7 @@ def keyed(key: str, function: Callable[..., Any]) -> kinetic.RemoteCallable[...,
 
 
 def append_and_wait(record: str, flag: str) -> int:
-    with open(record, "a", encoding="utf-8") as file:
+    with Path(record).open("a", encoding="utf-8") as file:
         file.write("run\n")
     while not os.path.exists(flag):
         time.sleep(0.01)
@@ -544,8 +543,7 @@ def test_captured_variables_arrive_and_no_secret_is_ever_in_the_store(
 def write_output(text: str) -> tuple[str, str]:
     host = kinetic.current()
     assert os.environ["KINETIC_OUTPUT_DIR"] == host.output_dir
-    with open(host.output_dir + "/model.txt", "w", encoding="utf-8") as file:
-        file.write(text)
+    Path(host.output_dir + "/model.txt").write_text(text, encoding="utf-8")
     return host.output_dir, host.job_id
 
 
@@ -688,15 +686,15 @@ def test_debug_waits_for_a_debugger_on_loopback() -> None:
 
 
 def test_a_blocking_debug_call_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, open(os.devnull, encoding="ascii") as nothing:
+    with monkeypatch.context() as patch, Path(os.devnull).open(encoding="ascii") as nothing:
         patch.setattr("sys.stdin", nothing)
-        with pytest.raises(UsageError, match="not a TTY.*KINETIC_NO_TTY_DEBUG=1"):
+        with pytest.raises(UsageError, match=r"not a TTY.*KINETIC_NO_TTY_DEBUG=1"):
             debugged(1)
 
 
 def test_debug_without_debugpy_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "debugpy", None)
-    with pytest.raises(Unsupported, match="it needs debugpy.*pip install debugpy"):
+    with pytest.raises(Unsupported, match=r"it needs debugpy.*pip install debugpy"):
         debugged.run_async(1)
 
 

@@ -47,7 +47,7 @@ kinetic.run(accelerater="cpu")  # wrong: no such option
 """
 
 REVEALED = [
-    "RemoteCallable[[lr: float, epochs: int = ...], dict[str, float]]",
+    "RemoteCallable[[lr: float, epochs: int =], dict[str, float]]",
     "dict[str, float]",
     "JobHandle[dict[str, float]]",
     "dict[str, float]",
@@ -69,7 +69,11 @@ def test_signatures_and_values_survive_the_decorator(tmp_path: Path) -> None:
     options = ["--strict", "--no-error-summary", "--hide-error-context", "--cache-dir", str(tmp_path / "cache")]
     options += ["--config-file", "", "--follow-imports", "silent"]
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [sys.executable, "-m", "mypy", *options, str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert not checked.stderr, checked.stderr
     revealed = [

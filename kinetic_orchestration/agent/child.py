@@ -118,14 +118,14 @@ def _wait_for_debugger(port: int) -> None:
     import threading
 
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
-    import debugpy
+    import debugpy  # noqa: T100
 
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:  # another session has it
             port = 0
-    _, port = debugpy.listen(("127.0.0.1", port))
+    _, port = debugpy.listen(("127.0.0.1", port))  # noqa: T100
     os.environ["PYTHONBREAKPOINT"] = "debugpy.breakpoint"
     patience = threading.Timer(DEBUG_PATIENCE, debugpy.wait_for_client.cancel)
     patience.daemon = True
@@ -134,5 +134,5 @@ def _wait_for_debugger(port: int) -> None:
         f"waiting for a debugger on 127.0.0.1:{port}, for {DEBUG_PATIENCE / 60:g} minutes; in an editor: "
         f'{{"type": "debugpy", "request": "attach", "connect": {{"host": "127.0.0.1", "port": {port}}}}}\n'
     )
-    debugpy.wait_for_client()
+    debugpy.wait_for_client()  # noqa: T100
     patience.cancel()

@@ -158,6 +158,16 @@ def no_index(environ: Mapping[str, str]) -> list[str]:
     )
 
 
+def with_own(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The settings of uv here and those that the requirements ask for themselves, which may name variables."""
+    merged = dict(env)
+    for name, value in own.items():
+        separator = {"UV_FIND_LINKS": ",", "UV_INDEX": " "}.get(name)
+        before = env.get(name) or os.environ.get(name, "") if separator else ""
+        merged[name] = (separator or "").join(filter(None, (before, os.path.expandvars(value))))
+    return merged
+
+
 def _build(folder: str, lock_text: str, python: str, run: _Uv, note: Callable[[str], object]) -> None:
     import json
     import shutil

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import stat
 import time
-from typing import TYPE_CHECKING, NoReturn
 
-from kinetic_orchestration.agent import processes, wire
-from kinetic_orchestration.agent.host import Host
+from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.start import lock_of
 
+TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from kinetic_orchestration.agent.assignment import Assignment
     from kinetic_orchestration.agent.program import Program
 
@@ -32,6 +32,8 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: processes.send(agent, received))
+    import shutil  # noqa: F401 - for `leave`, while there is time
+
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
     try:
@@ -47,6 +49,8 @@ def be_the_agent(
 ) -> NoReturn:
     code = 1
     try:
+        from kinetic_orchestration.agent.host import Host
+
         Host(assignment, private, started).run()
         code = 0
     finally:
@@ -59,6 +63,9 @@ def be_the_agent(
 
 def speak_for(assignment: Assignment, code: int) -> None:
     """The agent died: say so in its place, at once, so that nobody waits for it."""
+    from kinetic_orchestration.agent import wire
+    from kinetic_orchestration.agent.host import Host
+
     host = Host(assignment, {})
     how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
     host._write_verdict(
@@ -81,6 +88,8 @@ def leave(assignment: Assignment) -> None:
 
 def remove_tree(folder: str) -> None:
     """A folder with all that is in it, folders that may not be written included."""
+    import shutil
+
     shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
         for path, _, _ in os.walk(folder):

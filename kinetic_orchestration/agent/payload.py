@@ -323,20 +323,20 @@ def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[s
         "message": _text(error),
         "traceback": _traceback(error),
     }
-    problems: list[Exception] = []
+    reasons = []
     for bare in (False, True):
         for causes in (_causes(error), ()):
-            try:
-                digest, size = _dump_raised(_Raised(error, causes, bare), path)
-            except Exception as problem:
-                problems.append(problem)
-            else:
-                return {**record, "digest": digest, "size": size}
-    return {**record, "reason": _reason(problems[0])}
+            sent = _dump_raised(_Raised(error, causes, bare), path)
+            if not isinstance(sent, Exception):
+                return {**record, "digest": sent[0], "size": sent[1]}
+            reasons.append(_reason(sent))
+    return {**record, "reason": reasons[0]}
 
 
-def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int]:
-    """Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look."""
+def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int] | Exception:
+    """The digest and the size, or why it cannot travel.
+
+    Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look."""
     digest, size = dump(raised, path, _outcome_pickler())
     try:
         copy = _load(path, None, (), names_first=False)

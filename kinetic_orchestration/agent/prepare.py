@@ -98,7 +98,7 @@ def _environment(
     try:
         return environment.ensure(
             record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
-            uv=wanted["uv"], python=wanted["interpreter"], env=uv, note=note,
+            uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
         )  # fmt: skip
     except environment.BuildFailed as error:
         raise NotReady(str(error)) from None

@@ -8,6 +8,7 @@ because an import from a zip is slower than the whole start of a job may be.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -117,6 +118,7 @@ def _prune(parent: Path, now: float) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
+@functools.cache
 def _sources() -> list[tuple[str, Path]]:
     import cloudpickle
 

@@ -216,8 +216,8 @@ def _check_data(data: Data, plan: Plan) -> None:
         )
     if data.is_hf:
         raise Unsupported(
-            f"Data({data.path!r}) is refused on the {plan.backend} backend: it fetches nothing from a hub; load it in the "
-            "function itself, with datasets.load_dataset(…)"
+            f"Data({data.path!r}) is refused on the {plan.backend} backend: it fetches nothing from a hub; load it in "
+            "the function itself, with datasets.load_dataset(…)"
         )
 
 

@@ -230,14 +230,18 @@ def name_of(text: str) -> str:
     return normalized(match.group()) if match else ""
 
 
-def index_options(asked: Asked) -> Iterator[tuple[str, str, Path]]:
+def index_options(asked: Asked, *, expand: bool = True) -> Iterator[tuple[str, str, Path]]:
+    """The options that say where packages come from; without `expand` a ${VARIABLE} in an address stays one."""
     long = {"-i": "--index-url", "-f": "--find-links"}
     for line in lines_of(asked):
         match = re.match(
             r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b[\s=]*(.*)$", line.text
         )
         if match:
-            yield long.get(match.group(1), match.group(1)), os.path.expandvars(match.group(2)), line.folder
+            value = match.group(2)
+            if expand or "://" not in value:
+                value = os.path.expandvars(value)
+            yield long.get(match.group(1), match.group(1)), value, line.folder
     if asked.kind == "pyproject":
         uv = tomllib.loads(asked.text).get("tool", {}).get("uv", {})
         for index in uv.get("index", []):

@@ -14,7 +14,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +74,7 @@ class Environment:
     interpreter: str
     path: tuple[str, ...] = ()  # of the current environment
     lock: Lock | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)  # of uv, as the requirements themselves ask for
 
 
 def environment(
@@ -96,7 +97,8 @@ def environment(
             platform=platform,
             first_party=first_party,
         )
-        return Environment("locked", interpreter.version, interpreter.path, lock=found)
+        settings = own_settings(requirements)
+        return Environment("locked", interpreter.version, interpreter.path, lock=found, settings=settings)
     if interpreter.version != here().version:
         raise ConflictingSettings(
             f"python={python!r} needs an environment of its own, but requirements=None means this one, "
@@ -160,8 +162,23 @@ def uv_settings(
     pip's settings, and the index options of the requirements themselves. It may hold passwords: hand it to a
     process, write it nowhere.
     """
-    settings = package_sources.uv_settings(environ)
-    for option, value, folder in index_options(read(requirements)) if requirements is not None else ():
+    options = index_options(read(requirements)) if requirements is not None else ()
+    return _with_options(environ, package_sources.uv_settings(environ), options)
+
+
+def own_settings(requirements: File | Sequence[str]) -> dict[str, str]:
+    """The index options of the requirements themselves, which every host needs and which are kept with the job."""
+    asked = read(requirements)
+    settings = _with_options({}, {}, index_options(asked, expand=False))
+    for value in settings.values():
+        _refuse_passwords(value, asked.name)
+    return settings
+
+
+def _with_options(
+    environ: Mapping[str, str], settings: dict[str, str], options: Iterable[tuple[str, str, Path]]
+) -> dict[str, str]:
+    for option, value, folder in options:
         if option == "--index-url":
             settings["UV_DEFAULT_INDEX"] = value
         elif option == "--no-index":

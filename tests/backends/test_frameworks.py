@@ -188,8 +188,8 @@ def test_a_command_that_imports_jax_joins_and_the_environments_sitecustomize_run
 def test_torch_finds_the_other_host_by_its_usual_variables(home: Path) -> None:
     """In an isolated environment, through pip's settings on this machine."""
 
-    @kinetic.run(accelerator="v4-8", requirements=["torch==2.13.0"], limits=Limits(run="150s"))
-    def reduce() -> tuple[int, float, bool]:
+    @kinetic.run(accelerator="v4-8", requirements=["torch==2.13.0"], limits=BOUNDED)
+    def reduce() -> tuple[int, float]:
         import warnings
 
         warnings.simplefilter("ignore")  # torch says that it has no numpy
@@ -201,10 +201,10 @@ def test_torch_finds_the_other_host_by_its_usual_variables(home: Path) -> None:
         torch.distributed.all_reduce(value)
         world = torch.distributed.get_world_size()
         torch.distributed.destroy_process_group()
-        return world, float(value.sum()), "kinetic" in torch.__file__
+        return world, float(value.sum())
 
     try:
         job = reduce.run_async()
     except kinetic.errors.RequirementsError as error:
         pytest.skip(f"torch 2.13.0 cannot be had here: {error}")
-    assert job.result()[:2] == (2, 12.0)
+    assert job.result() == (2, 12.0)

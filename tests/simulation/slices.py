@@ -41,6 +41,7 @@ class Truth:
         self.exits: dict[int, int] = {}  # of programs that ended by themselves
         self.values: set[str] = set()  # of host 0's program
         self.refused = False
+        self.started: set[int] = set()
         self.beats: dict[int, list[float]] = {}
         self.submits = 0
 
@@ -107,6 +108,7 @@ class Ground:
         self.poll = 3.0
         self.host_odds = Odds()
         self.store = SimulatedStore(world, of_host=True)
+        self.durations = (0.5, 5.0, 30.0)
         self.plan: Plan
         self.on_value: Callable[[], object] = lambda: None
 
@@ -153,6 +155,7 @@ class Ground:
         kind = world.random.choice(kinds)
         when = world.now + delay + world.random.choice((0.0, 3.0, 10.0, 40.0)) * world.random.random()
         if kind == "slow boot":
+            self._harm(box, kind)
             return delay + world.random.uniform(10.0, 400.0)
         if kind == "never boots":
             self._harm(box, kind)
@@ -333,13 +336,17 @@ class SimulatedHost(host.Host):
                 if other.child and other.box.place.machine == self.box.place.machine and not other.box.task.dead:
                     raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
         self.ground.running.append(self)
+        started = self.ground.truth(self.at.job, self.at.attempt).started
+        if self.at.host in started:
+            raise Violation(f"{self.box.name} runs its program twice in one attempt")
+        started.add(self.at.host)
         draw = self.world.random
         stuck = self.box.fate == "stuck" and not self.ground.calm
         if stuck:
             self.ground._harm(self.box, "stuck")
         self.child = 1 << 40  # no process has this id
         self.program = Program(
-            ends=float("inf") if stuck else self.world.now + draw.choice((0.5, 5.0, 30.0)) * draw.random(),
+            ends=float("inf") if stuck else self.world.now + draw.choice(self.ground.durations) * draw.random(),
             code=int(draw.random() < self.ground.user_failure / self.at.hosts),
             value=f"value-{draw.getrandbits(40):x}",
             stuck=stuck,
@@ -522,7 +529,8 @@ class SimulatedBackend:
 
         boxes = place.boxes.values()
         at_work = any(has(box, "started.json") and not has(box, "done.json") for box in boxes)
-        visible = now > place.visible and not any(box.dead for box in boxes)
+        rebooted = "reboot" in self._ground.truth(place.job, place.attempt).harm
+        visible = now > place.visible and not rebooted and not any(box.dead for box in boxes)
         if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):
             raise Violation(f"{place.name} is released while its hosts are at work")
 

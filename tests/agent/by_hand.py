@@ -1,0 +1,50 @@
+"""A job whose host is started by hand, as a machine without this package would start it: `python agent.zip …`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration import act
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.identity import of
+from kinetic_orchestration.launch import admit, claim, settings_for
+from kinetic_orchestration.packaging.bundle import package
+from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.staging import stage, staging_folder
+from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.watch import look
+
+
+def intended(function: Callable[..., Any] | None = None, argv: Sequence[str] = (), cwd: str = "") -> Job:
+    """A job of one host in the store, with the intent of its first attempt, and nothing that runs yet."""
+    spec = JobSpec("by-hand", Options(accelerator="cpu"), function, argv=tuple(argv), cwd=cwd)
+    here = settings_for(spec)
+    plan = make_plan(spec, here, os.environ)
+    store = open_store(plan.store, plan.deployment)
+    backend = LocalBackend(here.home, here.max_hosts, here.store, here.deployment)
+    identity = of(plan.deployment, None)
+    job_id = claim(store, backend, identity)
+    with staging_folder(store, here.home) as folder:
+        admit(store, job_id, identity, plan, stage(package(spec, plan, here, folder, os.environ), store))
+    job = act.open_job(job_id, store, backend)
+    act.intend(job, 1)
+    return job
+
+
+def start_host(job: Job, python: str, agent: Path) -> None:
+    """The launcher of the job's one host; it returns when the host has its lock."""
+    assert isinstance(job.backend, LocalBackend)
+    intent = look(job.store, job.backend, job.job_id, 1, 1).intent
+    assert intent is not None
+    Path(intent.placement["run"]).mkdir(parents=True)
+    words = job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, 0).words()
+    done = subprocess.run(
+        [python, "-I", "-S", str(agent), *words], input=b"{}", capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr.decode()) == (0, "")

@@ -1,0 +1,138 @@
+"""The plan: what was asked for and what is set become what will be done. Its print, the dry run, is held in golden/."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import notices, plan
+from kinetic_orchestration.data import Data
+from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.values import Limits, Plan, Retry
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = Settings(home=Path("/home"), store="/home/store", deployment="local", backend="local")
+ENVIRON = {
+    "HF_HOME": "/models", "HF_TOKEN": "secret", "PATH": "/bin", "KERAS_BACKEND": "jax", "WANDB_MODE": "offline",
+    "WANDB_API_KEY": "secret", "HFX": "no",
+}  # fmt: skip
+
+SPECS = {
+    "plain": JobSpec("train", Options(accelerator="cpu")),
+    "slice": JobSpec("train", Options(accelerator="v5litepod-16")),
+    "cores": JobSpec("train", Options(cloud=TpuVm(accelerator_type="v5p-16", labels={"team": "rank"}))),
+    "command": JobSpec("python", Options(accelerator="l4"), argv=("python", "train.py", "--lr", "1e-3"), cwd="/x"),
+    "everything": JobSpec(
+        "train",
+        Options(
+            accelerator="tpu-v6e-8",
+            capture_env_vars=["HF_*", "WANDB_API_KEY", "KERAS_*"],
+            volumes={"/data": Data(GOLDEN.parent), "/weights": Data(GOLDEN.parent)},
+            output_dir="gs://bucket/out",
+            limits=Limits(provision="2h", run=5400, total="1d", stall=90.5),
+            retry=Retry(user=2, preemption=5, infra=0),
+            labels={"run": "7"},
+            partition_key="2026-W07",
+            distributed=False,
+            debug=True,
+        ),
+    ),
+}
+
+
+def document(planned: Plan) -> str:
+    fields = json.dumps(planned.to_json(), indent=1, sort_keys=True, ensure_ascii=False)
+    return f"{plan.describe(planned)}\n\n{fields}\n"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_dry_run_is_as_it_was(name: str) -> None:
+    """To change it on purpose, run with UPDATE_GOLDEN=1 and read the difference."""
+    text = document(plan.make_plan(SPECS[name], SETTINGS, ENVIRON))
+    path = GOLDEN / f"plan-{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_plan_comes_back_from_its_json(name: str) -> None:
+    planned = plan.make_plan(SPECS[name], SETTINGS, ENVIRON)
+    assert Plan.from_json(json.loads(json.dumps(planned.to_json()))) == planned
+    assert Plan.from_json({**planned.to_json(), "of a later version": 1}) == planned
+
+
+def test_planning_is_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert document(plan.make_plan(SPECS["slice"], SETTINGS)) == document(plan.make_plan(SPECS["slice"], SETTINGS))
+    assert list(tmp_path.iterdir()) == [] and not SETTINGS.home.joinpath("store").exists()
+
+
+def test_no_secret_is_in_a_plan() -> None:
+    planned = plan.make_plan(SPECS["everything"], SETTINGS, ENVIRON)
+    assert planned.secrets == ("HF_TOKEN", "WANDB_API_KEY") and "secret" not in json.dumps(planned.env)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["HF_*"], {"HF_HOME", "HF_TOKEN"}),
+        (["*"], set(ENVIRON) - {"PATH", "KERAS_BACKEND"}),  # never by a wildcard
+        (["*", "PATH"], set(ENVIRON) - {"KERAS_BACKEND"}),  # but by its exact name
+        (["*_HOME"], set()),  # a * elsewhere is a letter, as in Keras Kinetic
+        (["H?_HOME", "[H]F_HOME"], set()),
+        ([], set()),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:capture_env_vars names")
+def test_which_variables_are_captured(patterns: list[str], names: set[str]) -> None:
+    open_, hidden = plan.capture(patterns, ENVIRON)
+    assert {*open_, *hidden} == names
+
+
+@pytest.fixture
+def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("container_image", "prebuilt"), ("base_image_repo", "mine/kinetic"), ("cluster", "c"), ("namespace", "n"),
+        ("zone", "us-east5-a"), ("project", "p"), ("spot", True), ("backend", "gke"), ("backend", "pathways"),
+    ],
+)  # fmt: skip
+def test_kinetics_options_that_mean_nothing_here_are_warned_about_once(
+    option: str, value: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    for _ in range(3):
+        planned = plan.make_plan(JobSpec("f", Options(accelerator="cpu", **{option: value})), SETTINGS)
+        assert planned.backend == "local"
+    assert len(recwarn) == 1 and option in str(recwarn[0].message)
+    assert recwarn[0].filename == __file__
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+def test_a_captured_name_that_is_not_set_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="names NOT_SET, not set here"):
+        plan.capture(["NOT_SET"], ENVIRON)
+
+
+def test_an_output_folder_is_a_whole_path_and_an_address_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plan.absolute("out") == str(tmp_path / "out")
+    assert plan.absolute("gs://b/out") == "gs://b/out" and plan.absolute("") == ""
+
+
+def test_backends_are_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="use backend='local'"):
+        plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="tpu-vm")), SETTINGS)
+    with pytest.raises(UsageError, match="there is no backend 'x'"):
+        plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
