@@ -19,6 +19,7 @@ from kinetic_orchestration.watch import decoded
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
 DEADLINE_ALLOWANCE = 15 * 60.0
+SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ def open_job(job_id: str, store: Store, backend: Backend) -> Job:
 
 def missing(job_id: str, store: Store) -> str:
     return (
-        f"there is no job {job_id!r} in {store.url}: look at `kinetic-orchestration jobs`, and check that KINETIC_STORE "
-        "and KINETIC_DEPLOYMENT are those of the submitter"
+        f"there is no job {job_id!r} in {store.url}: look at `kinetic-orchestration jobs`, and check that "
+        "KINETIC_STORE and KINETIC_DEPLOYMENT are those of the submitter"
     )
 
 
@@ -108,7 +109,12 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
     plan = job.plan()
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
-        reason = f"{', '.join(unset)} must come from the environment of the process that starts attempt {attempt}, and is not set there"
+        if seen.now - seen.intent.created < SECRETS_PATIENCE:  # whoever has them may be about to submit
+            return f"waiting for a process that has {', '.join(unset)} in its environment"
+        reason = (
+            f"{', '.join(unset)} must come from the environment of the process that starts attempt {attempt}, and is "
+            "not set there"
+        )
         close(job, attempt, wire.CONFIGURATION, reason)
         return ""
     try:

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 
 from kinetic_orchestration import act, lifecycle
 from kinetic_orchestration.act import Job
@@ -142,23 +143,69 @@ def follow(
                     break
 
 
-_pool: ThreadPoolExecutor | None = None
-
-
 async def afollow(follower: Follower, emit: Emit | None = None) -> Outcome:
     """The same on an event loop: no thread is held while nothing happens. Cancelling it only detaches."""
-    global _pool  # noqa: PLW0603 - one small pool for all followers of the process, never the event loop's own
-    if _pool is None:
-        _pool = ThreadPoolExecutor(4, thread_name_prefix="kinetic-follow")
-    loop = asyncio.get_running_loop()
+    hands = hands_of_this_process()
     watcher = watcher_of(follower.job.store)
     with watcher.following_async(follower.job.job_id) as doze:
         while True:
             doze.clear()
-            outcome = await loop.run_in_executor(_pool, follower.step, emit)
+            outcome = await hands.take(follower, emit)
             if outcome is not None:
                 return outcome
             await doze.sleep(watcher.pace())
+
+
+class Hands:
+    """A few threads that take the steps of all followers on event loops, never those of a loop's own pool.
+
+    An executor would do, but for the kilobyte that each of its futures takes while a thousand wait their turn.
+    """
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+        self._waiting: SimpleQueue[tuple[asyncio.Future[Outcome | None], Follower, Emit | None]] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads = 0
+
+    def take(self, follower: Follower, emit: Emit | None) -> asyncio.Future[Outcome | None]:
+        """The outcome of one step, on the running loop."""
+        future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        self._waiting.put((future, follower, emit))
+        if not self._idle.acquire(blocking=False) and self._threads < self._most:
+            self._threads += 1
+            threading.Thread(target=self._work, name="kinetic-follow", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, follower, emit = self._waiting.get()
+            outcome, error = None, None
+            if not future.cancelled():
+                try:
+                    outcome = follower.step(emit)
+                except Exception as raised:
+                    error = raised
+            with suppress(RuntimeError):  # the loop was closed
+                future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
+            del future, follower, emit, error
+            self._idle.release()
+
+
+def _settle(future: asyncio.Future[Outcome | None], outcome: Outcome | None, error: Exception | None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(outcome)
+
+
+_hands: dict[int, Hands] = {}
+
+
+def hands_of_this_process() -> Hands:
+    return _hands.setdefault(os.getpid(), Hands())  # a thread does not survive a fork
 
 
 class Printer:

@@ -14,16 +14,15 @@ from typing import Any, Generic, TypeVar, cast
 from kinetic_orchestration import act, lifecycle, settings
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.cost import Estimate, estimate
-from kinetic_orchestration.errors import JobNotFound, NewerWire, UsageError
+from kinetic_orchestration.errors import JobNotFound, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
-from kinetic_orchestration.watch import look
+from kinetic_orchestration.watch import look, verdict_of
 
 R = TypeVar("R")
 
@@ -88,7 +87,7 @@ class JobHandle(Generic[R]):
         found = []
         for number in range(1, self._last_attempt() + 1):
             intent, record = (self._job.store.read(name(self.job_id, number)) for name in (names.intent, names.verdict))
-            verdict = None if record is None else Verdict.decode(record.data)
+            verdict = None if record is None else verdict_of(record.data)
             began = intent.updated if intent is not None else None
             found.append(Attempt(number, began, record.updated if record is not None else None, verdict))
         return found
@@ -309,8 +308,8 @@ def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
             handles.append(JobHandle(act.open_job(name.split("/")[1], opened, backend)))
         except JobNotFound:
             pass  # removed since it was listed
-        except NewerWire as error:
-            warn(f"{error}; that job is left out")
+        except StoreError as error:
+            warn(f"{error}; job {name.split('/')[1]} is left out")
     return sorted(handles, key=lambda handle: handle._job.policy.created, reverse=True)
 
 

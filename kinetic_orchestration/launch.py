@@ -44,6 +44,7 @@ def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
+    backend.check(plan)
     plan = replace(plan, emulated=backend.emulates(plan.slice))
     identity = identity or of(plan.deployment, spec.options.key)
     job = claim(store, backend, identity)

@@ -5,6 +5,7 @@ Never what is live within its deadline. Run by `kinetic-orchestration reap`, and
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import ELSEWHERE, GONE
+from kinetic_orchestration.watch import decoded, verdict_of
 
 EVERY = 600.0
 FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
@@ -111,7 +112,7 @@ def _ended(store: Store, job: str) -> tuple[float, bool] | None:
     promised = {entry.name.split("/")[4] for entry in store.list(f"{names.job(job)}in/attempts/")}
     for entry in store.list(f"{names.job(job)}attempts/"):
         if entry.name.endswith("verdict.json") and (record := store.read(entry.name)) is not None:
-            well = Verdict.decode(record.data).kind == "committed"
+            well = verdict_of(record.data).kind == "committed"
             newest = max(newest or (0.0, False), (record.updated, well))
             promised.discard(entry.name.split("/")[3])
     return newest if not promised else None
@@ -142,7 +143,6 @@ def _named(store: Store, kept: set[str], before: float) -> set[str]:
     A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
     """
     from kinetic_orchestration.agent import tree
-    from kinetic_orchestration.watch import decoded
 
     named: set[str] = set()
     for job in kept:
@@ -152,8 +152,6 @@ def _named(store: Store, kept: set[str], before: float) -> set[str]:
         staged = decoded(record.data, names.spec(job))["staged"]
         named |= {staged["payload"].get("digest", ""), staged["environment"].get("lock", ""), staged["tree"]}
         named |= {item["digest"] for item in (*staged["data"], *staged["packages"])}
-    import json
-
     named |= {_digest(entry.name) for entry in store.list("trees/") if entry.updated >= before}
     for entry in store.list("projects/"):
         if entry.updated >= before and (record := store.read(entry.name)) is not None:

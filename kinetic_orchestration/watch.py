@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sys
 import threading
 import time
@@ -57,7 +58,7 @@ def look(
     return Glimpse(
         now=now,
         intent=intent,
-        verdict=None if verdict is None else Verdict.decode(verdict.data),
+        verdict=None if verdict is None else verdict_of(verdict.data),
         verdict_age=0.0 if verdict is None else now - verdict.updated,
         cancel=None if cancel is None else _cancel(cancel.data, now - cancel.updated),
         observation=observation,
@@ -70,9 +71,13 @@ def look(
 def _intent(record: Record) -> Intent:
     """An attempt is as old as its record: its writer may have slept since it decided to write it."""
     fields = decoded(record.data, "an intent")
-    deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
-    placement = {sys.intern(name): value for name, value in fields["placement"].items()}  # shared by all followers
-    return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated)
+    with _reading("an intent"):
+        deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
+        placement = {  # most of it is the same for all jobs: a thousand followers share it
+            sys.intern(name): sys.intern(value) if isinstance(value, str) else value
+            for name, value in fields["placement"].items()
+        }
+        return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated)
 
 
 def _cancel(data: bytes, age: float) -> Cancel:
@@ -80,14 +85,26 @@ def _cancel(data: bytes, age: float) -> Cancel:
     return Cancel(fields.get("reason", ""), fields.get("by", ""), age)
 
 
+def verdict_of(data: bytes) -> Verdict:
+    with _reading("a verdict"):
+        return Verdict.decode(data)
+
+
 def decoded(data: bytes, name: str) -> dict[str, Any]:
-    """A record's fields, with the wire's errors as the project's own."""
-    try:
+    """A record's fields."""
+    with _reading(name):
         return wire.decode(data, name)
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """What is wrong with a record, as one of the project's own errors."""
+    try:
+        yield
     except wire.Newer as error:
         raise NewerWire(str(error)) from None
-    except wire.Unreadable as error:
-        raise StoreError(str(error)) from None
+    except (wire.Unreadable, KeyError, TypeError) as error:
+        raise StoreError(f"{name} cannot be read ({error}): it is damaged, or not of this package's making") from None
 
 
 class Watcher:
@@ -229,11 +246,11 @@ class Doze:
 
     def sleep(self, within: float) -> asyncio.Future[None]:
         """Done at the first ring since `clear`, or when the time is up."""
-        self._sleep = self._loop.create_future()
+        sleep = self._sleep = self._loop.create_future()
         self._timer = self._loop.call_later(within, self._wake)
         if self._rung:
             self._wake()
-        return self._sleep
+        return sleep
 
     def _wake(self) -> None:
         self._rung = True
@@ -244,13 +261,14 @@ class Doze:
         self._sleep = self._timer = None
 
 
-_watchers: dict[str, Watcher] = {}
+_watchers: dict[tuple[int, str], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
 def watcher_of(store: Store) -> Watcher:
     """The one watcher of this store in this process."""
+    key = os.getpid(), store.url  # a thread does not survive a fork
     with _watchers_lock:
-        if store.url not in _watchers:
-            _watchers[store.url] = Watcher(store)
-        return _watchers[store.url]
+        if key not in _watchers:
+            _watchers[key] = Watcher(store)
+        return _watchers[key]

@@ -74,6 +74,7 @@ def notebook(folder: Path, shared_home: Path, tmp_path_factory: pytest.TempPathF
         patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         found = Notebook(folder)
         try:
+            assert "error" not in found.run("import kinetic_orchestration as kinetic")
             yield found
         finally:
             found.close()
@@ -85,7 +86,6 @@ def test_a_cells_function_runs_with_the_modules_it_imports_and_not_the_whole_fol
     before = sorted(path.name for path in folder.iterdir())
     told = notebook.run(
         "import os\n"
-        "import kinetic_orchestration as kinetic\n"
         "import helper\n"
         "offset = 2\n"
         "@kinetic.run(accelerator='cpu')\n"

@@ -7,6 +7,7 @@ its agent; then it becomes the command, or calls the function and leaves the out
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -24,10 +25,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if warm:
-        import faulthandler
-
         faulthandler.enable()
-        faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
         with contextlib.suppress(ImportError):
             import cloudpickle  # noqa: F401 - on the way to the first line, this is most of the time
     from kinetic_orchestration.agent import payload, processes  # noqa: F401
@@ -44,6 +42,9 @@ def main() -> None:
     os.chdir(go["cwd"])
     if go["argv"]:
         _become(go["argv"])
+    # Apart from stderr, so that a stack dump is neither mixed into the program's lines nor taken for its progress.
+    stacks = os.open(go["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
     sys.argv = [go["name"]]
     sys.exit(_call(go))
@@ -59,7 +60,7 @@ def _become(argv: list[str]) -> None:
 
 
 def _call(go: dict[str, Any]) -> int:
-    from kinetic_orchestration.agent import distributed, payload
+    from kinetic_orchestration.agent import distributed, payload, wire
 
     for stream in (sys.stdout, sys.stderr):
         # Not write_through, which PYTHONUNBUFFERED sets: it makes several writes of one print.
@@ -71,7 +72,10 @@ def _call(go: dict[str, Any]) -> int:
     try:
         if go["debug"]:
             _wait_for_debugger(go["debug"])
-        function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
+        try:
+            function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
+        except payload.Tampered as error:
+            return _report(outcome, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": str(error)}, 1)
         value = function(*args, **kwargs)
         if hasattr(value, "__await__"):
             import asyncio

@@ -61,12 +61,11 @@ class Lines:
 
     def feed(self, data: bytes) -> bytes:
         """The whole lines that are there now."""
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # at the end, "\r" may be half of "\r\n"
         if cut == 0:
+            whole = self.flush() if self.ended else b""
             self._rest += data
-            return self.flush() if len(self._rest) > LONGEST_LINE else b""
-        if data[-1:] == b"\r":  # the first half of "\r\n", perhaps
-            cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
+            return whole or (self.flush() if len(self._rest) > LONGEST_LINE else b"")
         if cut == len(data) and not self._rest:
             return data
         whole = bytes(self._rest) + data[:cut]

@@ -550,6 +550,8 @@ class Host:
             self._note(f"processes {left} did not end")
 
     def _farewell(self, cut: bool = False) -> None:
+        for volume in self.ready.volumes if self.prepared else ():
+            volume.release()
         self.records.create(self._name("done.json"), wire.encode({"boot": self.at.boot, "cut": cut}))
         self._set_state(wire.DONE)
         self.records.ring(self.at.job)

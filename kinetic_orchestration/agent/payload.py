@@ -336,18 +336,22 @@ def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[s
 def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int] | Exception:
     """The digest and the size, or why it cannot travel.
 
-    Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look."""
-    digest, size = dump(raised, path, _outcome_pickler())
+    Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look.
+    """
+    try:
+        sent = dump(raised, path, _outcome_pickler())
+    except Exception as problem:
+        return problem
     try:
         copy = _load(path, None, (), names_first=False)
         if type(copy) is not type(raised.error):
             raise TypeError(f"it comes back as {_type_name(type(copy))}")
-        if _text(copy) != _text(raised.error):
+        if raised.bare and _text(copy) != _text(raised.error):  # as an OSError would, which keeps its own out of sight
             raise TypeError(f"it comes back saying {_text(copy)!r:.200}")
-    except BaseException:
+    except Exception as problem:
         os.unlink(path)
-        raise
-    return digest, size
+        return problem
+    return sent
 
 
 class _Raised:

@@ -30,6 +30,7 @@ class Ready(NamedTuple):
     argv: list[str]
     payload: str
     data: list[str]
+    volumes: list[Any]  # to be released at the end
 
 
 def prepare(
@@ -51,8 +52,7 @@ def prepare(
         for number, item in enumerate(task["packages"])
     ]
     data = [_data(records, item, home) for item in task["data"]]
-    for mount, index in task["volumes"].items():
-        _mount(mount, data[index])
+    volumes = _volumes(task["volumes"], data, home)
     for folder in (task["output_dir"], task["checkpoint_dir"]):
         _make(folder)
     cwd = os.path.join(root, task["cwd"]) if task["cwd"] else root
@@ -62,7 +62,7 @@ def prepare(
     if argv and argv[0] in ("python", "python3"):
         argv[0] = python
     payload = records.local_path(names.blob(task["payload"]["digest"])) if task["payload"] else None
-    return Ready(python, cwd, path, argv, payload or "", data)
+    return Ready(python, cwd, path, argv, payload or "", data, volumes)
 
 
 def _pack(records: FileRecords) -> Callable[[str], str]:
@@ -144,22 +144,12 @@ def _make(folder: str) -> None:
         raise NotReady(f"the output folder {folder} cannot be made: {error.strerror}") from None
 
 
-def _mount(mount: str, source: str) -> None:
-    """Make the data appear at an absolute path, as a link, unless something else is there."""
-    if os.path.islink(mount):
-        if os.readlink(mount) == source:
-            return
-        if f"{os.sep}cache{os.sep}data{os.sep}" in os.readlink(mount):
-            temporary = f"{mount}.{os.getpid()}"
-            os.symlink(source, temporary)
-            os.replace(temporary, mount)
-            return
-    advice = "pass the Data as an argument instead, or choose a path that this user can make"
-    if os.path.lexists(mount):
-        raise NotReady(f"the volume path {mount} exists already and is not a link of ours: {advice}")
+def _volumes(wanted: dict[str, int], data: list[str], home: str) -> list[Any]:
+    if not wanted:
+        return []
+    from kinetic_orchestration.agent import volumes
+
     try:
-        os.makedirs(os.path.dirname(mount), exist_ok=True)
-        os.symlink(source, mount)
-    except OSError as error:
-        if not os.path.islink(mount):
-            raise NotReady(f"the volume path {mount} cannot be made ({error.strerror}): {advice}") from None
+        return [volumes.Volume(home, path, data[index]) for path, index in wanted.items()]
+    except volumes.Taken as error:
+        raise NotReady(str(error)) from None

@@ -5,6 +5,7 @@ Knows nothing of jobs. Linux is read from /proc, elsewhere `ps` is asked.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -43,6 +44,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+@functools.cache
 def machine() -> str:
     """This machine, boot and pid namespace: where a pid means what it says."""
     if not _LINUX:

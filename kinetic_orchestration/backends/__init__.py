@@ -14,6 +14,9 @@ from kinetic_orchestration.values import Intent, Observation, Plan
 class Backend(Protocol):
     """Synchronous, bounded, idempotent verbs. A host starts its own agent: after `submit` the client observes."""
 
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that can never run here, before anything is sent."""
+
     def emulates(self, slice_: Slice) -> bool:
         """Whether ordinary processors stand for the slice's chips here."""
 

@@ -52,6 +52,9 @@ class LocalBackend:
         self._max_hosts = max_hosts
         self._store = os.path.join(store, deployment)
 
+    def check(self, plan: Plan) -> None:
+        check_size(plan.slice, self._max_hosts)
+
     def emulates(self, slice_: Slice) -> bool:
         return not has_real(slice_)
 
@@ -64,7 +67,6 @@ class LocalBackend:
         }
 
     def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
-        check_size(plan.slice, self._max_hosts)
         run = Path(intent.placement["run"])
         run.mkdir(parents=True, exist_ok=True)
         with self._admission():

@@ -23,18 +23,22 @@ from kinetic_orchestration.cli.output import (
     show_table,
     working,
 )  # fmt: skip
-from kinetic_orchestration.errors import JobError, KineticError, UsageError
+from kinetic_orchestration.errors import JobError, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Follower, Printer
 from kinetic_orchestration.job import JobHandle, all_jobs, find_job
 from kinetic_orchestration.values import Attempt, Change, Event, Metrics, Output, Peek, Progress
 
 
 def jobs(arguments: Namespace) -> int:
-    found = [
-        (handle, peek)
-        for handle in all_jobs(store=arguments.store, deployment=arguments.deployment)
-        if not (peek := handle.peek()).status.final or arguments.all
-    ]
+    found = []
+    for handle in all_jobs(store=arguments.store, deployment=arguments.deployment):
+        try:
+            peek = handle.peek()
+        except StoreError as error:  # one damaged record must not hide all other jobs
+            note(f"{handle.job_id} is left out: {error}")
+            continue
+        if arguments.all or not peek.status.final:
+            found.append((handle, peek))
     if arguments.json:
         show_json([_record(handle, peek) for handle, peek in found])
     elif not found:

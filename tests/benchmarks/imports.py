@@ -10,7 +10,10 @@ from pathlib import Path
 from tests.benchmarks import measure
 from tests.benchmarks.measure import Figure
 
-ADAPTERS = {"dagster": ("dagster", "dagster_kinetic"), "airflow": ("airflow.sdk", "airflow_kinetic")}
+ADAPTERS = (
+    ("dagster", "from dagster_kinetic import HostContext, KineticResource, kinetic_asset"),
+    ("airflow.sdk", "from airflow_kinetic import KineticTPUOperator, kinetic_task"),
+)
 
 
 def figures() -> Iterator[Figure]:
@@ -27,11 +30,13 @@ def figures() -> Iterator[Figure]:
         )
         yield measure.figure("import.kinetic_orchestration", core * 1e3, "ms", floor * 1e3, 5.0)
         yield measure.figure("import.agent", host * 1e3, "ms", floor * 1e3, 6.0)
-        for theirs, ours in (pair for needs, pair in ADAPTERS.items() if measure.has(needs)):
+        for theirs, ours in ADAPTERS:
+            if not measure.has(theirs):
+                continue
             env = measure.environment(AIRFLOW_HOME=os.path.join(name, "airflow"))
             floor, value = measure.interleaved(
                 5,
                 lambda module=theirs, env=env: measure.python("-c", f"import {module}", env=env),
-                lambda module=ours, env=env: measure.python("-c", f"import {module}", env=env),
+                lambda line=ours, env=env: measure.python("-c", line, env=env),
             )
-            yield measure.figure(f"import.{ours}", value * 1e3, "ms", floor * 1e3, 1.1, against=theirs)
+            yield measure.figure(f"import.{ours.split()[1]}", value * 1e3, "ms", floor * 1e3, 1.1, against=theirs)

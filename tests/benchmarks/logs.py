@@ -18,6 +18,7 @@ from tests.benchmarks import measure
 from tests.benchmarks.measure import Figure
 
 LINES = 1_000_000
+BARS = 300_000
 ROUNDS = 3
 TICKS, PER_SECOND = 1000, 200
 
@@ -37,6 +38,12 @@ def flood(count):
     print(time.monotonic())
     for number in range(count):
         print("step", number, "loss 0.12345 accuracy 0.98765")
+
+
+def bars(count):
+    print(time.monotonic())
+    for number in range(count):
+        print(end=f"\\rstep {number}/{count}")
 
 
 if __name__ == "__main__":
@@ -71,6 +78,8 @@ def figures() -> Iterator[Figure]:
         yield measure.figure("logs.lines_against_blocks", job, "lines/s", blocks, None)
         sums = {total for row in rounds for _, total in row}
         yield measure.bounded("logs.lost", float(len(sums) - 1), "floods that differ", 0.0)
+        bars = [_flood(way) for way in (by_pipe("lines", "bars", str(BARS)), by_job(producer.bars, BARS))]
+        yield measure.bounded("logs.bars_lost", float(bars[0][1] != bars[1][1]), "floods that differ", 0.0)
 
 
 def _delays(way: Callable[[Sink], None]) -> list[float]:

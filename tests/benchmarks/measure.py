@@ -44,11 +44,16 @@ def interleaved(rounds: int, *works: Callable[[], object]) -> list[float]:
     taken: list[list[float]] = [[] for _ in works]
     for number in range(rounds + 1):
         for work, times in zip(works, taken, strict=True):
-            began = time.perf_counter()
-            work()
+            taken_now = seconds(work)
             if number:  # the first round warms up
-                times.append(time.perf_counter() - began)
+                times.append(taken_now)
     return [statistics.median(times) for times in taken]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ dist/
 def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="kinetic-benchmark-") as folder:
         base = Path(folder)
-        for name, make in (("a", _tree_a), ("b", _tree_b), ("c", _tree_c)):
+        for name, make in (("a", _tree_a), ("b", tree_b), ("c", _tree_c)):
             root = base / name
             files = make(root)
             time.sleep(0.2)  # let the files become older than a tick, as a project's are
@@ -50,11 +50,11 @@ def figures() -> Iterator[Figure]:
 
 
 def _unchanged(name: str, root: Path, base: Path) -> Iterator[Figure]:
-    with _Workplace(base) as place:
+    with Workplace(base) as place:
         place.stage(root)
         sent: list[int] = []
         repeats = 50 if name == "a" else 15
-        ours, floor = _medians(repeats, lambda: sent.append(place.stage(root)), lambda: _walk_and_stat(root))
+        ours, floor = _medians(repeats, lambda: sent.append(place.stage(root)), lambda: walk_and_stat(root))
     yield _figure(f"packaging {name} unchanged / walk and stat", ours, floor, 2.0)
     yield {
         "name": f"packaging {name} unchanged, uploaded", "value": max(sent), "unit": "bytes",
@@ -66,7 +66,7 @@ def _first(name: str, root: Path, files: list[str], base: Path) -> Iterator[Figu
     archive, how = _archiver(root, files, base)
 
     def ours() -> None:
-        with _Workplace(base) as place:
+        with Workplace(base) as place:
             before = time.perf_counter()
             place.stage(root)
             times.append(time.perf_counter() - before)
@@ -77,7 +77,7 @@ def _first(name: str, root: Path, files: list[str], base: Path) -> Iterator[Figu
 
 
 def _edited(name: str, root: Path, base: Path) -> Iterator[Figure]:
-    with _Workplace(base) as place:
+    with Workplace(base) as place:
         place.stage(root)
         edited = next(root.rglob("*.py"))
         edited.write_bytes(edited.read_bytes() + b"# one more line\n")
@@ -90,7 +90,7 @@ def _edited(name: str, root: Path, base: Path) -> Iterator[Figure]:
             "name": f"packaging {name} one edit, packs uploaded", "value": packs, "unit": "bytes", "floor": size,
             "ratio": round(packs / size, 3), "target": 1.0, "ok": packs <= size,
         }  # fmt: skip
-        _, floor = _medians(5, lambda: None, lambda: _walk_and_stat(root))
+        _, floor = _medians(5, lambda: None, lambda: walk_and_stat(root))
         yield _figure(f"packaging {name} one edit / walk and stat", took, floor, None)
         for path in root.rglob("*.py"):
             os.utime(path)
@@ -101,7 +101,7 @@ def _edited(name: str, root: Path, base: Path) -> Iterator[Figure]:
         }  # fmt: skip
 
 
-class _Workplace:
+class Workplace:
     """A store, an index and a spool that have seen nothing."""
 
     def __init__(self, base: Path) -> None:
@@ -110,7 +110,7 @@ class _Workplace:
         self.store = LocalStore(str(self.folder / "store"), "benchmark")
         self.packs: tuple[str, ...] = ()
 
-    def __enter__(self) -> _Workplace:
+    def __enter__(self) -> Workplace:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ def _medians(repeats: int, ours: Callable[[], object], floor: Callable[[], objec
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def _walk_and_stat(root: Path) -> int:
+def walk_and_stat(root: Path) -> int:
     """The floor: every file of the project seen and asked for its state, once. Of c, only what is not ignored."""
     count, stack = 0, [str(root)]
     while stack:
@@ -185,7 +185,7 @@ def _tree_a(root: Path) -> list[str]:
     return _write(root, _paths(50), 22_000)
 
 
-def _tree_b(root: Path) -> list[str]:
+def tree_b(root: Path) -> list[str]:
     return _write(root, _paths(5000), 19_400)
 
 
