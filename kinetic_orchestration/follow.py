@@ -25,7 +25,7 @@ from kinetic_orchestration.values import (
     Output,
     Progress,
 )
-from kinetic_orchestration.watch import look, watcher_of
+from kinetic_orchestration.watch import decoded, look, watcher_of
 
 Emit = Callable[[Event], object]
 
@@ -54,6 +54,8 @@ class Follower:
                 self.read_logs(emit)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             if emit is not None:
+                if step.outcome is not None or step.cursor.attempt != attempt:
+                    self.tell_cut_logs(emit)
                 for change in step.changes:
                     emit(change)
             for action in step.actions:
@@ -81,8 +83,7 @@ class Follower:
 
     def read_logs(self, emit: Emit) -> None:
         attempt = self.cursor.attempt
-        positions = self.cursor.logs or ((0, 0),) * self.job.policy.hosts
-        moved = list(positions)
+        moved = list(self._positions())
         for host in range(self.job.policy.hosts):
             while True:
                 segment, offset = moved[host]
@@ -103,7 +104,21 @@ class Follower:
                         moved[host] = (segment + 1, 0)
                     else:
                         emit(_event(frame, host, attempt))
-        self.cursor = self.cursor._replace(logs=tuple(moved))
+                self.cursor = self.cursor._replace(logs=tuple(moved))
+
+    def tell_cut_logs(self, emit: Emit) -> None:
+        """Of an attempt that is over: which hosts could not write their last lines themselves."""
+        attempt = self.cursor.attempt
+        if self.job.store.read(names.intent(self.job.job_id, attempt)) is None:
+            return
+        for host, (segment, offset) in enumerate(self._positions()):
+            done = self.job.store.read(names.host(self.job.job_id, attempt, host, "done.json"))
+            if done is None or decoded(done.data, "a host's last word").get("cut"):
+                text = f"host {host}: its agent was killed, so its log may be cut here\n".encode()
+                emit(Output(host, frames.NOTE, self.job.store.now(), text, attempt, segment, offset))
+
+    def _positions(self) -> tuple[tuple[int, int], ...]:
+        return self.cursor.logs or ((0, 0),) * self.job.policy.hosts
 
 
 def _event(frame: frames.Frame, host: int, attempt: int) -> Event:

@@ -21,6 +21,7 @@ from kinetic_orchestration.values import (
     PARTIAL,
     PROVISIONING,
     QUEUED,
+    WOUNDED,
     Change,
     Cursor,
     Glimpse,
@@ -133,7 +134,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
             action = Interrupt()
     elif reason := _over_total(seen, policy):
         action = Close(wire.DEADLINE, reason)
-    elif state == GONE or (state == ABSENT and began):
+    elif state in (GONE, WOUNDED) or (state == ABSENT and began):
         action = Close(wire.INFRASTRUCTURE, seen.observation.message or "the hosts are gone without a word")
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")

@@ -136,7 +136,8 @@ QUEUED = "queued"
 PROVISIONING = "provisioning"
 PARTIAL = "partial"  # some hosts live, some do not exist: not made yet, or ended already
 PRESENT = "present"
-GONE = "gone"  # hosts died that had not ended
+WOUNDED = "wounded"  # hosts died that had not ended, and others live
+GONE = "gone"  # hosts died that had not ended, and none lives
 ELSEWHERE = "elsewhere"  # cannot be seen from here: judge by beats
 
 

@@ -533,7 +533,7 @@ class Host:
 
     def _has_more(self) -> bool:
         """Of a command, what it started may take the same time to end."""
-        return bool(self.task["argv"]) and bool(processes.descendants(os.getpid()))
+        return bool(self.task["argv"]) and not processes.childless()
 
     def _kill(self) -> None:
         left = processes.end_descendants(os.getpid())

@@ -83,13 +83,13 @@ def _listing() -> dict[int, Process]:
     return {process.pid: process for process in found if process is not None}
 
 
-def descendants(pid: int) -> list[Process]:
+def descendants(*pids: int) -> list[Process]:
     """All living descendants, the nearest first."""
     children: dict[int, list[Process]] = {}
     for process in _listing().values():
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
-    look = [pid]
+    look = list(pids)
     while look:
         below = children.get(look.pop(0), [])
         found += [process for process in below if not process.zombie]

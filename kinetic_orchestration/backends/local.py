@@ -24,11 +24,12 @@ from typing import Any
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
+from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.errors import TooBig, UsageError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
-from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, Intent, Observation, Plan
+from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, WOUNDED, Intent, Observation, Plan
 
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
 GOOGLE = "0x1ae0"  # as a vendor on the PCI bus
@@ -68,8 +69,9 @@ class LocalBackend:
 
     def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
         run = Path(intent.placement["run"])
-        run.mkdir(parents=True, exist_ok=True)
+        self._runs.mkdir(parents=True, exist_ok=True)
         with self._admission():
+            run.mkdir(exist_ok=True)
             if wait := self._must_wait(plan.slice.hosts, run):
                 with contextlib.suppress(OSError):
                     run.rmdir()
@@ -133,7 +135,8 @@ class LocalBackend:
             return Observation(ABSENT)
         dead = sorted(host for host, lock in locks.items() if not _held(lock))
         if dead:
-            return Observation(GONE, f"host {dead[0]} and its guard were killed")
+            state = GONE if len(dead) == len(locks) else WOUNDED
+            return Observation(state, f"host {dead[0]} and its guard were killed")
         return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL)
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
@@ -148,14 +151,26 @@ class LocalBackend:
             time.sleep(0.002)
         if not run.exists():
             return True
+        if not self._end(run):
+            return False
+        remove_tree(str(run))
+        return True
+
+    def _end(self, run: Path) -> bool:
+        """Stop everybody first: whoever is killed while others run may leave a child that nothing tells as ours."""
         deadline = time.monotonic() + RELEASE_PATIENCE
+        stopped: set[int] = set()
         while found := self._processes_of(run):
             if time.monotonic() > deadline:
                 return False
-            for process in found:
-                processes.send(process.pid, signal.SIGKILL)
-            time.sleep(0.005)
-        shutil.rmtree(run, ignore_errors=True)
+            fresh = {process.pid for process in found} - stopped
+            for pid in fresh:
+                processes.send(pid, signal.SIGSTOP)
+            stopped |= fresh
+            if not fresh:
+                for process in found:
+                    processes.send(process.pid, signal.SIGKILL)
+                time.sleep(0.005)
         return True
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
@@ -175,14 +190,18 @@ class LocalBackend:
                 }  # fmt: skip
 
     def _processes_of(self, run: Path) -> list[processes.Process]:
-        """The guards by their lock files, and everybody by the mark in the environment, whoever the parent is now."""
+        """Everybody by the mark in the environment, whoever the parent is now, the guards by their lock files as
+        well, and all that descends from them, marked or not.
+        """
         found = {process.pid: process for process in processes.marked(marker(run))}
         for lock in _locks(run).values():
-            guard = _owner(lock)
-            if guard and processes.alive(guard["pid"], guard["started"]):
-                for process in [*processes.descendants(guard["pid"]), processes.find(guard["pid"])]:
-                    if process is not None:
-                        found[process.pid] = process
+            owner = _owner(lock)
+            guard = processes.find(owner["pid"]) if owner else None
+            if owner and guard is not None and not guard.zombie and guard.started == owner["started"]:
+                found[guard.pid] = guard
+        for process in processes.descendants(*found):
+            found[process.pid] = process
+        found.pop(os.getpid(), None)
         return list(found.values())
 
     @contextlib.contextmanager
@@ -206,7 +225,7 @@ class LocalBackend:
             if _held(lock)
         )
         if others and others + hosts > allowed:
-            return f"waiting for a place: {others} hosts run on this machine, which takes {allowed} at once"
+            return f"waiting for a place: this machine takes {allowed} hosts at once, and other jobs have them"
         return ""
 
 

@@ -225,7 +225,7 @@ def test_a_job_waits_for_a_place_and_then_runs(home: Path, tmp_path: Path, monke
     assert outcome is not None
     assert (first.result(), second.result()) == ("first", "second")
     queued = [change for change in changes if change.startswith("queued")]
-    assert queued == ["queued: waiting for a place: 2 hosts run on this machine, which takes 2 at once"]
+    assert queued == ["queued: waiting for a place: this machine takes 2 hosts at once, and other jobs have them"]
 
 
 def test_a_waiting_job_can_be_cancelled_and_leaves_nothing(

@@ -295,7 +295,7 @@ class Schedule:
         self.judge.healed = world.now
         self.ground.calm = True
         self.ground.host_odds = self.odds = Odds(delay=0.02)
-        for task in self._tasks:
+        for task in world.tasks:
             task.odds = self.odds
         world.limits = (world.now + PATIENCE, world.requests + REQUESTS)
         if not self.orphaned:
@@ -304,10 +304,6 @@ class Schedule:
         for when in (600.0, 1200.0):  # other jobs are submitted from these machines
             for machine in ("here", "elsewhere"):
                 self._client(self._reap, when, machine)
-
-    @property
-    def _tasks(self) -> list[Task]:
-        return [what for _, _, what in self.world._queue if isinstance(what, Task)]
 
     # ---- what they do ------------------------------------------------------------------------------------
 
@@ -511,6 +507,7 @@ def play(seed: int, worlds: list[World], *, lines: int = 400) -> Schedule:
     try:
         return run(seed, worlds)
     except (Violation, Exception) as error:
+        worlds[0].end()
         told = trace_of(worlds[0]).splitlines()
         left = f"… {len(told) - lines} lines before\n" if len(told) > lines else ""
         raise Failed(

@@ -79,6 +79,7 @@ class World:
         self.on_delete: Callable[[str], None] = lambda _name: None
         self.limits = (float("inf"), float("inf"))  # of time and of requests, once the world is healed
         self.current: Task | None = None
+        self.tasks: list[Task] = []
         self._hub = getcurrent()
         self._queue: list[tuple[float, int, Any]] = []
         self._count = 0
@@ -105,6 +106,7 @@ class World:
                 pass
 
         task.greenlet = greenlet(run, self._hub)
+        self.tasks.append(task)
         self.at(self.now + delay, task)
         return task
 
@@ -145,6 +147,13 @@ class World:
                     what.greenlet.switch()
                 self.current = None
             latest, requests = self.limits
+
+    def end(self) -> None:
+        """Whoever is still there ends now, without effect."""
+        for task in self.tasks:
+            task.dead = True
+            if task.greenlet:
+                task.greenlet.throw(Killed)
 
     def suspend(self, seconds: float) -> None:
         """Everything stands still (a laptop is shut), and the clock of the store goes on."""
