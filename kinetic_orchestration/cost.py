@@ -136,9 +136,7 @@ def line(estimate: Estimate) -> str:
     return f"cost: {here}; {there}" if here else f"cost: {there}"
 
 
-def summary(
-    rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week", "month"] = "day"
-) -> list[Total]:
+def summary(rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week", "month"] = "day") -> list[Total]:
     """Totals per period (UTC) of attempts given as (seconds since the epoch, estimate), the oldest first."""
     groups: dict[str, list[Estimate]] = {}
     for time, estimate in rows:

@@ -11,7 +11,7 @@ import threading
 from kinetic_orchestration.act import ME, Job
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.rules import OWNER_BEAT
-from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.errors import JobNotFound, KineticError
 from kinetic_orchestration.follow import Follower
 
 _lock = threading.Lock()
@@ -42,7 +42,9 @@ def _beat_on() -> None:
             try:
                 _beat(follower.job)
                 ended = follower.step() is not None
-            except StoreError:  # tried again in a few seconds; a store that stays away ends the job, as was asked
+            except JobNotFound:
+                ended = True
+            except KineticError:  # tried again in a few seconds; a store that stays away ends the job, as was asked
                 continue
             if ended:
                 with _lock:

@@ -32,9 +32,7 @@ SLOWEST = 20.0
 FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many jobs it follows
 
 
-def look(
-    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, *, once_more: bool = True
-) -> Glimpse:
+def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, *, once_more: bool = True) -> Glimpse:
     """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
     before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
     for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.

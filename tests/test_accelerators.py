@@ -201,10 +201,7 @@ def test_everything_in_the_catalogue_has_one_name_and_adds_up(found: Slice) -> N
 
 
 def test_the_catalogue_has_every_size() -> None:
-    sizes = {
-        generation: [s.chips for s in catalogue() if s.generation == generation]
-        for generation in ("v5e", "v6e")
-    }
+    sizes = {generation: [s.chips for s in catalogue() if s.generation == generation] for generation in ("v5e", "v6e")}
     assert sizes == {"v5e": [1, 4, 8, 16, 32, 64, 128, 256], "v6e": [1, 4, 8, 16, 32, 64, 128, 256]}
     v5p = [s.chips for s in catalogue() if s.generation == "v5p"]
     assert (v5p[:6], v5p[-1]) == ([4, 8, 16, 32, 64, 128], 6144)
@@ -289,9 +286,7 @@ def test_zones_are_the_published_ones_and_none_where_none_are() -> None:
 
 
 def test_where_links_wrap_around() -> None:
-    wrapped = {
-        name: accelerators.wraps(parse(name)) for name in ("v5e-64", "v5e-128", "v6e-256", "v4-64", "v5p-32")
-    }
+    wrapped = {name: accelerators.wraps(parse(name)) for name in ("v5e-64", "v5e-128", "v6e-256", "v4-64", "v5p-32")}
     assert wrapped == {
         "v5e-64": (False, False),
         "v5e-128": (False, True),
@@ -305,7 +300,5 @@ def test_where_links_wrap_around() -> None:
 
 def test_the_table_needs_nothing_but_the_standard_library() -> None:
     code = "import sys; before = {*sys.modules}; import kinetic_orchestration.accelerators; print(*{*sys.modules} - before)"
-    names = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name.partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "kinetic_orchestration"}

@@ -36,9 +36,7 @@ def test_spot_may_be_asked_for_by_name_or_by_argument() -> None:
 
 
 def test_no_price_is_invented() -> None:
-    assert [
-        name for name in ("tpu7x-8", "a100x4", "l4", "cpu", "v2-4") if price(parse(name)) is not None
-    ] == []
+    assert [name for name in ("tpu7x-8", "a100x4", "l4", "cpu", "v2-4") if price(parse(name)) is not None] == []
 
 
 def test_another_regions_price_says_that_it_is() -> None:

@@ -102,9 +102,7 @@ def test_a_slice_is_drawn_as_people_know_it(name: str, drawing: str) -> None:
     assert draw(parse(name)) == drawing
 
 
-@pytest.mark.parametrize(
-    "found", (*catalogue(), parse("cpu:8"), parse("cpu:1000000")), ids=lambda found: found.name
-)
+@pytest.mark.parametrize("found", (*catalogue(), parse("cpu:8"), parse("cpu:1000000")), ids=lambda found: found.name)
 def test_every_drawing_fits_a_screen(found: Slice) -> None:
     lines = draw(found).splitlines()
     assert lines[0] == str(found)

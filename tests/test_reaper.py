@@ -104,7 +104,9 @@ def test_a_placement_whose_attempt_has_its_verdict_is_released(home: Path) -> No
     assert not Path(placement["run"]).exists()
 
 
-def test_a_job_ends_with_its_owner_if_that_was_asked(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_ends_with_its_owner_if_that_was_asked(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """on_owner_lost="abort": the submitter is killed, its beat ends, and the hosts end the job."""
     program = tmp_path / "submitter.py"
     program.write_text(

@@ -151,11 +151,7 @@ def redact(text: str) -> str:
 
 def no_index(environ: Mapping[str, str]) -> list[str]:
     """uv has no variable for its --no-index; UV_NO_INDEX is ours, and this is where it is obeyed."""
-    return (
-        ["--no-index"]
-        if environ.get("UV_NO_INDEX", "").lower() not in ("", "0", "false", "no", "off")
-        else []
-    )
+    return ["--no-index"] if environ.get("UV_NO_INDEX", "").lower() not in ("", "0", "false", "no", "off") else []
 
 
 def with_own(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -266,9 +262,7 @@ def _usable(folder: str) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(
-            descriptor, fcntl.LOCK_SH
-        )  # shuts out `_retire`, which looks at the age again under its lock
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shuts out `_retire`, which looks at the age again under its lock
         if not os.fstat(descriptor).st_nlink or not os.path.exists(_interpreter(folder)):
             return False
         try:
@@ -330,9 +324,7 @@ def _find_uv(uv: str) -> str:
 
 
 def _no_uv(path: str) -> str:
-    return (
-        f"There is no {path} on this host to build the environment with. Install it: python -m pip install uv"
-    )
+    return f"There is no {path} on this host to build the environment with. Install it: python -m pip install uv"
 
 
 def _write(path: str, text: str) -> None:

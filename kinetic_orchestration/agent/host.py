@@ -71,7 +71,8 @@ class Host:
         self.began = self.active = time.monotonic()
         self.run_began = 0.0
         self.silence_reported = REPORT_SILENCE
-        self.owner_silence = 0.0
+        self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
+        self.owner_read = self.owner_silence = 0.0
         self.beaten = (0.0, "")
         self.progress: dict[str, Any] = {}
         self.events_read = 0
@@ -139,8 +140,8 @@ class Host:
         record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine(), "address": "127.0.0.1"}
         if self.at.host == 0 and self.at.hosts > 1:
             record["ports"] = _free_ports(self.at.hosts)
-        life = wire.encode(record)
-        if self.records.create(self._name("started.json"), life) is None and self._read(self._name("started.json")) != life:
+        life, name = wire.encode(record), self._name("started.json")
+        if self.records.create(name, life) is None and self._read(name) != life:
             raise ValueError("this host started before: another life of it is recorded (a reboot in mid-run?)")
         self._set_state(wire.PREPARING)
         if self.task["quick"]:
@@ -377,7 +378,7 @@ class Host:
                 if host not in self.exits and (data := self._read(self._name("exit.json", host))) is not None:
                     self.exits[host] = (wire.decode(data)["code"], time.monotonic())
         if self.task["owned"] and (owner := self.records.read(names.owner(self.at.job))) is not None:
-            self.owner_silence = self.records.now() - owner.updated
+            self._watch_owner(owner)
         if self.unready is not None and self.exit is None:
             self.exit = self.unready
         if self.running and self.exit is None and (report := self._report()) is not None and report["code"] != 0:
@@ -386,6 +387,17 @@ class Host:
         if self.at.hosts > 1 and self.running and time.monotonic() - self.beats_read > LOOK_AT_OTHERS:
             self._look_at_others()
         self._watch_silence()
+
+    def _watch_owner(self, beat: Record) -> None:
+        """An old beat counts once it has not changed for a while under our eyes: on a machine that wakes from its
+        sleep, the owner's is as old as all others.
+        """
+        now = time.monotonic()
+        if beat.generation != self.owner[0] or now - self.owner_read > rules.OWNER_PATIENCE / 2:
+            self.owner = beat.generation, now
+        self.owner_read = now
+        unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT
+        self.owner_silence = self.records.now() - beat.updated if unchanged else 0.0
 
     def _look_at_others(self) -> None:
         """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +23,8 @@ from typing import Any
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.agent.assignment import Assignment
+from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.errors import TooBig, UsageError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings

@@ -113,9 +113,7 @@ def _origin(distribution: metadata.Distribution) -> tuple[Origin | None, str]:
     return ("archive", "") if folder else (None, "")
 
 
-def _describe(
-    name: str, distribution: metadata.Distribution, origin: Origin, folder: str
-) -> FirstParty | None:
+def _describe(name: str, distribution: metadata.Distribution, origin: Origin, folder: str) -> FirstParty | None:
     paths = sorted(set(_installed(distribution)))
     if all(place.endswith(".dist-info") for place, _ in paths):
         if origin != "named":
@@ -145,9 +143,7 @@ def _installed(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]
             yield from _from_finder(base / file)
         else:
             # The outermost package: a namespace's folder is shared with other distributions.
-            place = next(
-                (str(parent) for parent in reversed(file.parents) if str(parent) in packages), str(file)
-            )
+            place = next((str(parent) for parent in reversed(file.parents) if str(parent) in packages), str(file))
             yield place, str(base / place)
 
 
@@ -169,12 +165,7 @@ def _from_finder(path: Path) -> Iterator[tuple[str, str]]:
         return
     for node in tree.body:
         target = node.target if isinstance(node, ast.AnnAssign) else None
-        if (
-            isinstance(target, ast.Name)
-            and target.id == "MAPPING"
-            and isinstance(node, ast.AnnAssign)
-            and node.value
-        ):
+        if isinstance(target, ast.Name) and target.id == "MAPPING" and isinstance(node, ast.AnnAssign) and node.value:
             for module, here in ast.literal_eval(node.value).items():
                 place = module.replace(".", "/")
                 if Path(here).is_dir():
@@ -190,11 +181,7 @@ def _importable(root: Path) -> Iterator[tuple[str, str]]:
             yield entry.name, str(entry)
         elif entry.is_dir() and entry.name.isidentifier() and root.name == "src" and any(entry.rglob("*.py")):
             yield entry.name, str(entry)  # a namespace
-        elif (
-            entry.suffix == ".py"
-            and entry.stem.isidentifier()
-            and entry.stem not in ("setup", "conftest", "noxfile")
-        ):
+        elif entry.suffix == ".py" and entry.stem.isidentifier() and entry.stem not in ("setup", "conftest", "noxfile"):
             yield entry.name, str(entry)
 
 
@@ -209,11 +196,7 @@ def _find(name: str, installed: dict[str, metadata.Distribution]) -> str:
         if any(str(file).split("/", 1)[0] in (name, f"{name}.py") for file in distribution.files or ()):
             return key
     near = difflib.get_close_matches(normalized(name), installed, n=3)
-    hint = (
-        f"Did you mean {', '.join(near)}?"
-        if near
-        else "Install it here first, for instance pip install -e FOLDER."
-    )
+    hint = f"Did you mean {', '.join(near)}?" if near else "Install it here first, for instance pip install -e FOLDER."
     raise UsageError(f"first_party names {name!r}, which is not installed in this environment. {hint}")
 
 
@@ -234,15 +217,11 @@ def stub(folder: Path, distribution: FirstParty, leave_out: Iterable[str] = ()) 
     requires = [line for line in distribution.requires if _required_name(line) not in pinned]
     if distribution.name == ITSELF:  # it is on every host already; only its extras need anything
         requires = [line for line in requires if re.search(r"\bextra\s*==", line)]
-    extras = sorted(
-        {extra for line in requires for extra in re.findall(r"extra\s*==\s*['\"]([^'\"]+)", line)}
-    )
+    extras = sorted({extra for line in requires for extra in re.findall(r"extra\s*==\s*['\"]([^'\"]+)", line)})
     name = distribution.name.replace("-", "_")
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {distribution.name}", f"Version: {version}"]
-    lines += [f"Provides-Extra: {extra}" for extra in extras] + [
-        f"Requires-Dist: {line}" for line in requires
-    ]
+    lines += [f"Provides-Extra: {extra}" for extra in extras] + [f"Requires-Dist: {line}" for line in requires]
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")

@@ -73,9 +73,7 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
         user = home / "Library/Application Support/pip"
         user = user if user.is_dir() else home / ".config/pip"
     else:
-        shared = [
-            Path(folder, "pip") for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
-        ]
+        shared = [Path(folder, "pip") for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)]
         shared.append(Path("/etc"))
         user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "pip")
     files = [folder / "pip.conf" for folder in shared]

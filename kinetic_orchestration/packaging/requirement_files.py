@@ -83,20 +83,14 @@ def read(requirements: str | os.PathLike[str] | Sequence[str]) -> Asked:
 
 def _read_file(path: Path) -> Asked:
     if path.name in _OTHER_TOOLS:
-        raise UsageError(
-            f"{path.name} is another tool's own format. Export it first: {_OTHER_TOOLS[path.name]}"
-        )
+        raise UsageError(f"{path.name} is another tool's own format. Export it first: {_OTHER_TOOLS[path.name]}")
     if path.suffix in (".yml", ".yaml"):
-        raise UsageError(
-            f"{path.name} is a conda environment; list what the job needs in a requirements.txt instead."
-        )
+        raise UsageError(f"{path.name} is a conda environment; list what the job needs in a requirements.txt instead.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         hint = f' For a single package write a list: requirements=["{path}"].' if "/" not in str(path) else ""
-        raise UsageError(
-            f"requirements={str(path)!r}: there is no such file in {Path.cwd()}.{hint}"
-        ) from None
+        raise UsageError(f"requirements={str(path)!r}: there is no such file in {Path.cwd()}.{hint}") from None
     except IsADirectoryError:
         raise UsageError(
             f"requirements={str(path)!r} is a folder; give the file in it, such as pyproject.toml."
@@ -142,9 +136,7 @@ def _file_lines(path: Path, text: str, seen: set[Path]) -> Iterator[Line]:
 def _expand(line: Line, seen: set[Path]) -> Iterator[Line]:
     if not line.text:
         return
-    included = re.match(
-        r"(?:-r|-c|--requirements?|--constraints?)(?:\s*=\s*|\s+|(?<=-[rc]))(\S.*)$", line.text
-    )
+    included = re.match(r"(?:-r|-c|--requirements?|--constraints?)(?:\s*=\s*|\s+|(?<=-[rc]))(\S.*)$", line.text)
     if included is None:
         _check(line)
         yield line
@@ -234,9 +226,7 @@ def index_options(asked: Asked, *, expand: bool = True) -> Iterator[tuple[str, s
     """The options that say where packages come from; without `expand` a ${VARIABLE} in an address stays one."""
     long = {"-i": "--index-url", "-f": "--find-links"}
     for line in lines_of(asked):
-        match = re.match(
-            r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b[\s=]*(.*)$", line.text
-        )
+        match = re.match(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b[\s=]*(.*)$", line.text)
         if match:
             value = match.group(2)
             if expand or "://" not in value:
@@ -271,11 +261,7 @@ def committed(asked: Asked, lines: Iterable[Line]) -> list[str]:
     for line in lines:
         if line.option:
             continue
-        if (
-            not line.hashes
-            and not is_local(line.requirement)
-            and not re.search(r"@[0-9a-f]{40}\b", line.text)
-        ):
+        if not line.hashes and not is_local(line.requirement) and not re.search(r"@[0-9a-f]{40}\b", line.text):
             raise UsageError(
                 f"{line.where}: {line.shown} has no --hash, but other lines have one. A lock needs "
                 "the hashes of all packages, those they depend on included. Make it anew: "
@@ -320,9 +306,7 @@ def _pylock_package(package: dict[str, Any], asked: Asked) -> tuple[str, list[st
     files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else ())]
     hashes = [f"{kind}:{value}" for file in files for kind, value in file["hashes"].items()]
     if "version" not in package or not hashes:
-        raise UsageError(
-            f"{asked.name}: {name} has no version or no hashes, so it cannot be installed as locked."
-        )
+        raise UsageError(f"{asked.name}: {name} has no version or no hashes, so it cannot be installed as locked.")
     return f"{name}=={package['version']}", hashes
 
 

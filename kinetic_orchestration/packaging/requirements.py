@@ -154,9 +154,7 @@ def lock(
     )
 
 
-def uv_settings(
-    environ: Mapping[str, str], requirements: File | Sequence[str] | None = None
-) -> dict[str, str]:
+def uv_settings(environ: Mapping[str, str], requirements: File | Sequence[str] | None = None) -> dict[str, str]:
     """What to add to the environment of a host's uv so that it finds what the lock names.
 
     pip's settings, and the index options of the requirements themselves. It may hold passwords: hand it to a

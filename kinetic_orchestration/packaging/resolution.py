@@ -65,22 +65,16 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> Interpreter:
     if os.sep in python:
         found = str(Path(python).expanduser().absolute())
         if not os.access(found, os.X_OK) or Path(found).is_dir():
-            raise RequirementsError(
-                f"python={python!r} is not a program. Give an interpreter's path, or a version."
-            )
+            raise RequirementsError(f"python={python!r} is not a program. Give an interpreter's path, or a version.")
     else:
         if not re.fullmatch(r"3(\.\d+){1,2}", python):
-            raise UsageError(
-                f"python={python!r} is neither a version such as '3.12' nor the path of an interpreter."
-            )
+            raise UsageError(f"python={python!r} is neither a version such as '3.12' nor the path of an interpreter.")
         uv = _uv_environ(environ)
         done = call([find_uv(environ), "python", "find", "--system", "--no-project", python], uv, Path.cwd())
         if done.returncode:
             raise RequirementsError(
                 f"There is no Python {python} on this machine. Install one (uv python install {python}), or "
-                "give the path of an interpreter. This is "
-                + sys.version.split()[0]
-                + f" at {sys.executable}."
+                "give the path of an interpreter. This is " + sys.version.split()[0] + f" at {sys.executable}."
             )
         found = done.stdout.strip()
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -134,9 +128,7 @@ class Resolution:
             line.option or line.editable or is_local(line.requirement) for line in self.lines
         )
         links = [
-            sorted(
-                (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder)
-            )
+            sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
             for folder in package_sources.local_folders(environ)
         ]
         question = [
@@ -253,9 +245,7 @@ def _uv_sources(text: str) -> list[str]:
 
 def _entries(text: str) -> list[str]:
     """The entries of a lock, each with its hashes."""
-    return [
-        entry.strip() for entry in re.split(r"\n(?=\S)", text) if entry.strip() and not entry.startswith("#")
-    ]
+    return [entry.strip() for entry in re.split(r"\n(?=\S)", text) if entry.strip() and not entry.startswith("#")]
 
 
 def here() -> Interpreter:

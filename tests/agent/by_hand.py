@@ -21,9 +21,11 @@ from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.watch import look
 
 
-def intended(function: Callable[..., Any] | None = None, argv: Sequence[str] = (), cwd: str = "") -> Job:
-    """A job of one host in the store, with the intent of its first attempt, and nothing that runs yet."""
-    spec = JobSpec("by-hand", Options(accelerator="cpu"), function, argv=tuple(argv), cwd=cwd)
+def intended(
+    function: Callable[..., Any] | None = None, argv: Sequence[str] = (), cwd: str = "", **options: Any
+) -> Job:
+    """A job in the store, with the intent of its first attempt, and nothing that runs yet. Of one host, as it is."""
+    spec = JobSpec("by-hand", Options(**{"accelerator": "cpu", **options}), function, argv=tuple(argv), cwd=cwd)
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store = open_store(plan.store, plan.deployment)
@@ -37,13 +39,13 @@ def intended(function: Callable[..., Any] | None = None, argv: Sequence[str] = (
     return job
 
 
-def start_host(job: Job, python: str, agent: Path) -> None:
-    """The launcher of the job's one host; it returns when the host has its lock."""
+def start_host(job: Job, python: str, agent: Path, host: int = 0) -> None:
+    """The launcher of one host of the job; it returns when the host has its lock."""
     assert isinstance(job.backend, LocalBackend)
     intent = look(job.store, job.backend, job.job_id, 1, 1).intent
     assert intent is not None
-    Path(intent.placement["run"]).mkdir(parents=True)
-    words = job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, 0).words()
+    Path(intent.placement["run"]).mkdir(parents=True, exist_ok=True)
+    words = job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, host).words()
     done = subprocess.run(
         [python, "-I", "-S", str(agent), *words], input=b"{}", capture_output=True, timeout=60, check=False
     )

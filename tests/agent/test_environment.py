@@ -276,8 +276,6 @@ def test_the_builder_needs_only_the_standard_library_of_an_old_python(host: Host
         f"m = u.module_from_spec(s := u.spec_from_file_location('e', {str(source)!r})); s.loader.exec_module(m)\n"
         "print(sorted(set(sys.modules) & {'subprocess', 'typing', 'json', 'hashlib', 'shutil', 'dataclasses'}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert "subprocess" not in done.stdout
     assert "hashlib" not in done.stdout

@@ -87,9 +87,7 @@ def test_a_file_is_resolved_with_the_files_it_includes(environ: dict[str, str], 
 
 
 def test_a_pyproject_gives_its_dependencies(environ: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["beta"]\n'
-    )
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["beta"]\n')
     assert names(lock(tmp_path / "pyproject.toml", environ=environ)) == ["alpha", "beta"]
 
 
@@ -104,9 +102,7 @@ def test_a_second_submission_asks_no_index(environ: dict[str, str], cache: Path,
     assert lock(["beta"], environ=environ, cache=cache, refresh=True).source.endswith("resolved")
 
 
-def test_what_decides_the_answer_decides_the_key(
-    environ: dict[str, str], cache: Path, tmp_path: Path
-) -> None:
+def test_what_decides_the_answer_decides_the_key(environ: dict[str, str], cache: Path, tmp_path: Path) -> None:
     def asked_again(requirements: list[str], **changed: str) -> bool:
         return lock(requirements, environ={**environ, **changed}, cache=cache).source.endswith("resolved")
 
@@ -171,9 +167,7 @@ def test_a_lock_that_uv_wrote_as_pylock_says_the_same(environ: dict[str, str], t
 def test_a_bad_line_is_named_by_file_and_line(environ: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("alpha\n\n# fine so far\nfoo bar ==\n")
-    with pytest.raises(
-        UsageError, match=r"requirements\.txt, line 4: 'foo bar ==' is not a requirement: Expected"
-    ):
+    with pytest.raises(UsageError, match=r"requirements\.txt, line 4: 'foo bar ==' is not a requirement: Expected"):
         lock(file, environ=environ)
     (tmp_path / "top.txt").write_text("beta\n-r requirements.txt\n")
     with pytest.raises(UsageError, match=r"requirements\.txt, line 4"):
@@ -292,20 +286,16 @@ def test_what_was_said_to_uv_itself_wins(tmp_path: Path) -> None:
     }
     assert uv_settings({**told, "UV_INDEX_URL": "x", "UV_EXTRA_INDEX_URL": "y", "SSL_CERT_FILE": "z"}) == {}
     (tmp_path / ".config/uv").mkdir(parents=True)
-    (tmp_path / ".config/uv/uv.toml").write_text(
-        '[[index]]\nurl = "https://uv.invalid/simple"\ndefault = true\n'
-    )
+    (tmp_path / ".config/uv/uv.toml").write_text('[[index]]\nurl = "https://uv.invalid/simple"\ndefault = true\n')
     assert set(uv_settings(told)) == {"UV_INDEX", "UV_INDEX_STRATEGY", "SSL_CERT_FILE"}
 
 
 def test_pips_files_are_found_where_pip_finds_them(tmp_path: Path) -> None:
     site, home, own = tmp_path / "site", tmp_path / "home", tmp_path / "own.conf"
     for path, text in {
-        site
-        / "pip/pip.conf": "[global]\nindex-url = https://site.invalid\ntimeout = 1\n[install]\npre = yes\n",
+        site / "pip/pip.conf": "[global]\nindex-url = https://site.invalid\ntimeout = 1\n[install]\npre = yes\n",
         home / ".pip/pip.conf": "[global]\nindex_url = https://legacy.invalid\n",
-        home
-        / ".config/pip/pip.conf": "[global]\nfind-links =\n    https://a.invalid\n    https://b.invalid\n",
+        home / ".config/pip/pip.conf": "[global]\nfind-links =\n    https://a.invalid\n    https://b.invalid\n",
         own: "[global]\nindex-url = https://own.invalid\n[install]\ntimeout = 2\n",
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -355,9 +345,7 @@ def test_another_python_needs_requirements(environ: dict[str, str], tmp_path: Pa
 # -- first party ------------------------------------------------------------------------------------------------
 
 
-def installed(
-    site: Path, name: str, files: dict[str, str], url: dict[str, object], requires: str = ""
-) -> None:
+def installed(site: Path, name: str, files: dict[str, str], url: dict[str, object], requires: str = "") -> None:
     """A distribution as an installer leaves it in `site`."""
     info = site / f"{name}-3.0.dist-info"
     info.mkdir(parents=True)
@@ -377,9 +365,7 @@ def site(tmp_path: Path) -> Path:
     (source / "src/mylib").mkdir(parents=True)
     (source / "src/mylib/__init__.py").write_text("")
     (source / "src/extra_module.py").write_text("")
-    (source / "pyproject.toml").write_text(
-        '[project]\nname = "mylib"\nversion = "3.0"\ndependencies = ["alpha"]\n'
-    )
+    (source / "pyproject.toml").write_text('[project]\nname = "mylib"\nversion = "3.0"\ndependencies = ["alpha"]\n')
     installed(
         site,
         "mylib",
@@ -400,15 +386,11 @@ def site(tmp_path: Path) -> Path:
         {"__editable___with_finder_3_0_finder.py": finder, "__editable__.pth": "import x\n"},
         {"url": source.as_uri(), "dir_info": {"editable": True}},
     )
-    installed(
-        site, "archived", {"archived.py": ""}, {"url": "file:///tmp/archived-3.0.whl", "archive_info": {}}
-    )
+    installed(site, "archived", {"archived.py": ""}, {"url": "file:///tmp/archived-3.0.whl", "archive_info": {}})
     installed(site, "indexed", {"indexed.py": ""}, {})
     installed(site, "condas", {"condas.py": ""}, {"url": "file:///croot/condas", "dir_info": {}})
     (site / "condas-3.0.dist-info/INSTALLER").write_text("conda\n")
-    installed(
-        site, "kinetic_orchestration", {"x.py": ""}, {"url": "file:///k", "dir_info": {"editable": True}}
-    )
+    installed(site, "kinetic_orchestration", {"x.py": ""}, {"url": "file:///k", "dir_info": {"editable": True}})
     return site
 
 
@@ -481,9 +463,7 @@ def test_a_folder_in_the_requirements_travels_as_files(
         (mylib,) = [item for item in found.first_party if item.name == "mylib"]
         assert ("mylib", str(source / "src/mylib")) in mylib.paths
     assert found.source.endswith("resolved before")
-    (source / "pyproject.toml").write_text(
-        '[project]\nname = "mylib"\nversion = "3.0"\ndependencies = ["beta"]\n'
-    )
+    (source / "pyproject.toml").write_text('[project]\nname = "mylib"\nversion = "3.0"\ndependencies = ["beta"]\n')
     assert names(lock(file, environ=environ, cache=cache)) == ["alpha", "beta"]
 
 

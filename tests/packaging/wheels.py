@@ -22,14 +22,10 @@ def wheel(
     info = f"{name}-{version}.dist-info"
     extras = sorted({line.split("extra == ")[1].strip("'\"") for line in requires if "extra == " in line})
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
-    metadata += [f"Provides-Extra: {extra}" for extra in extras] + [
-        f"Requires-Dist: {line}" for line in requires
-    ]
+    metadata += [f"Provides-Extra: {extra}" for extra in extras] + [f"Requires-Dist: {line}" for line in requires]
     content = dict(files if files is not None else {f"{name}.py": f"version = {version!r}\n"})
     content[f"{info}/METADATA"] = "\n".join(metadata) + "\n"
-    content[f"{info}/WHEEL"] = (
-        "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    )
+    content[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     record = "".join(f"{path},sha256={_hash(text)},{len(text)}\n" for path, text in content.items())
     content[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
     path = folder / f"{name}-{version}-py3-none-any.whl"

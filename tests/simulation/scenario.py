@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
-from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent import names, rules, wire
 from kinetic_orchestration.errors import JobNotFound, StoreError, TooBig
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.identity import Identity
@@ -40,6 +40,7 @@ class Judge:
         self.intents: dict[tuple[str, int], float] = {}
         self.created: dict[str, float] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.owner_beats: dict[str, float] = {}
         self.generation = 0
         self.orphaned = False
         self.healed = float("inf")
@@ -53,6 +54,8 @@ class Judge:
             self._on_verdict(parts[1], int(parts[3]), wire.Verdict.decode(data))
         elif name.endswith("/intent.json"):
             self._on_intent(parts[1], int(parts[4]))
+        elif name.endswith("/owner.json"):
+            self.owner_beats[parts[1]] = self.world.now - self.world.suspended
         elif parts[0] == "identities":
             self._on_generation(json.loads(data)["generation"])
         elif name.endswith("/spec.json"):
@@ -150,6 +153,10 @@ class Judge:
         """Whether the world did to this attempt what its verdict says."""
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits
         intent, cause = self.intents.get((job, attempt)), verdict.cause
+        if cause == wire.CANCELLED and "owner" in verdict.reason:
+            awake = world.now - world.suspended - self.owner_beats.get(job, 0.0)
+            world.reached.add("a job ended with its owner")
+            return awake > rules.OWNER_PATIENCE
         if cause == wire.CANCELLED:
             return names.cancel(job) in world.records
         if cause == wire.CONFIGURATION:
@@ -234,14 +241,15 @@ class Schedule:
                 total=draw.choice((None, None, None, None, 60.0, 400.0)),
                 stall=draw.choice((None, 20.0)),
             ),
+            abort_without_owner=draw.random() < 0.1,
             retry=Retry(user=draw.choice((0, 0, 1)), preemption=draw.choice((0, 1, 100)), infra=draw.choice((0, 1, 3))),
         )
         ground.harm = draw.choice((0.0, 0.5, 1.0))
-        if draw.random() < 0.05:
+        if draw.random() < 0.05 and not self.plan.abort_without_owner:
             ground.durations = (5.0, 1500.0 / self.plan.slice.hosts)
         ground.user_failure = draw.choice((0.0, 0.0, 0.5))
         ground.refusal = draw.choice((0.0, 0.0, 0.0, 0.2))
-        ground.poll = draw.choice((1.0, 4.0))
+        ground.poll = 1.0 if self.plan.abort_without_owner else draw.choice((1.0, 4.0))
         busy = draw.choice((0.03, 0.15, 0.4))
         ground.host_odds = Odds(delay=busy, error=draw.choice((0.0, 0.0, 0.0, 0.01)))
         self.odds = Odds(
@@ -336,7 +344,17 @@ class Schedule:
             self.world.sleep(self.world.random.random() * 3.0)
             launch.admit(store, job, self.identity, self.plan, STAGED)
             self.staging -= 1
-        return launch.provision(act.open_job(job, store, backend))
+        launched = launch.provision(act.open_job(job, store, backend))
+        if self.plan.abort_without_owner:
+            store.put(names.owner(job), wire.encode({"owner": task.name}))
+            self.world.spawn(f"owner {task.name}", lambda _task: self._own(launched, task), delay=5.0)
+        return launched
+
+    def _own(self, job: act.Job, task: Task) -> None:
+        """As the owner's thread, which ends with its process."""
+        while not task.greenlet.dead and job.job_id not in self.judge.outcomes:
+            job.store.put(names.owner(job.job_id), wire.encode({"owner": task.name}))
+            self.world.sleep(rules.OWNER_BEAT)
 
     def _attach(self, task: Task) -> None:
         """A sensor, a trigger or another machine that follows by the job's id."""
@@ -446,8 +464,9 @@ class Schedule:
         self._later(DAY, self._ask_all)
         for _ in range(2):
             self._later(3.0 * DAY, self._collect)
-        collected = (names.JOBS, names.BEATS)
-        left = [name for name in self.world.records if name.startswith(collected) and not self.judge.reborn]
+        left = [name for name in self.world.records if name.startswith((names.JOBS, names.BEATS))]
+        if self.judge.reborn or self.plan.abort_without_owner:  # it runs again, or its owner's last beat is left
+            return
         if left:
             raise Violation(f"never collected: {left}")
 

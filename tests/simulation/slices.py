@@ -8,6 +8,7 @@ after their release, no guard, a deadline armed in the hosts themselves.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -239,6 +240,8 @@ class Ground:
         try:
             agent.live()
         except Exception as error:
+            if isinstance(error.__context__, Violation):  # else the agent's own last lines would hide it
+                raise error.__context__ from error
             self._harm(box, f"agent failed: {error}")
             if not box.guarded:
                 self.living.discard(task)
@@ -319,6 +322,7 @@ class SimulatedHost(host.Host):
             cause = self.world.random.choice((wire.INFRASTRUCTURE, wire.CONFIGURATION))
             self.unready = rules.Exit(1, cause, "the environment could not be made")
         else:
+            self.ready = SimpleNamespace(volumes=())
             self.prepared = True
 
     def _look(self) -> None:

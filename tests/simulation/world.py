@@ -71,7 +71,7 @@ class World:
         self.random = random.Random(seed)
         self.now = EPOCH
         self.requests = 0
-        self.suspended = False
+        self.suspended = 0.0  # seconds in all
         self.trace: list[tuple[Any, ...]] = []
         self.reached: set[str] = set()
         self.records: dict[str, Record] = {}
@@ -159,7 +159,7 @@ class World:
         """Everything stands still (a laptop is shut), and the clock of the store goes on."""
         self.note("suspended", seconds)
         self.reached.add("everything was suspended for a while")
-        self.suspended = True
+        self.suspended += seconds
         self.now += seconds
         self._queue[:] = [(when + seconds, count, what) for when, count, what in self._queue]
 

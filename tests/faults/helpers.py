@@ -1,0 +1,119 @@
+"""What the tests of faults share: who is who among a job's processes, and hosts that break at a chosen line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import settings
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.agent import names, processes
+from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.values import Event, Output
+from kinetic_orchestration.watch import look
+
+from tests.agent.by_hand import start_host
+
+
+def wait_until(condition: Callable[[], object], within: float = 20.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+class Tree(NamedTuple):
+    """The processes of one host."""
+
+    guard: int
+    agent: int
+    program: int
+
+
+def folder_of(job: Job, attempt: int = 1) -> Path:
+    intent = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts).intent
+    assert intent is not None
+    return Path(intent.placement["run"])
+
+
+def trees(job: Job, attempt: int = 1, within: float = 20.0) -> list[Tree]:
+    """Every host's processes, once all their programs run."""
+    folder, found = folder_of(job, attempt), {}
+
+    def all_run() -> bool:
+        for host in range(job.policy.hosts):
+            state = job.store.read(names.beat(job.job_id, attempt, host))
+            if state is None or json.loads(state.data)["state"] != "running":
+                return False
+            guard = json.loads((folder / f"host-{host}.json").read_text())["pid"]
+            agents = processes.descendants(guard)
+            found[host] = Tree(guard, agents[0].pid, agents[1].pid)
+        return True
+
+    wait_until(all_run, within)
+    return [found[host] for host in range(job.policy.hosts)]
+
+
+def kill(*pids: int, number: int = signal.SIGKILL) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def gone(*pids: int) -> bool:
+    return all((process := processes.find(pid)) is None or process.zombie for pid in pids)
+
+
+def kill_host(tree: Tree) -> None:
+    """As a machine that loses its power: the guard first, or it would speak for its agent."""
+    kill(tree.guard, tree.agent)
+    wait_until(lambda: gone(*tree))
+
+
+def nothing_left(home: Path) -> bool:
+    runs = home / "run"
+    return not runs.exists() or [path.name for path in runs.iterdir()] in ([], [".admission"])
+
+
+def start_broken(job: Job, folder: Path, breaks: str, host: int = 0) -> None:
+    """Start a host in which the lines of `breaks` ran before all else. They know `host`, the agent's module, and
+    `once(mark)`, true for the first process of this test that asks with that mark."""
+    home = settings.load().home
+    site = str(agent.unpacked(home) / "site")
+    script = folder / f"broken-{host}.py"
+    script.write_text(
+        f"import errno, os, signal, sys, time\nsys.path.insert(0, {site!r})\n"
+        "from kinetic_orchestration.agent import host, records, start\n"
+        f"def once(mark):\n    try:\n        os.mkdir({str(folder)!r} + '/' + mark)\n    except FileExistsError:\n"
+        f"        return False\n    return True\n{textwrap.dedent(breaks)}\nstart.main()\n"
+    )
+    start_host(job, sys.executable, script, host)
+
+
+def result(job: Job, timeout: float = 30.0) -> Any:
+    return JobHandle(job).result(timeout=timeout)
+
+
+def events(job: Job, timeout: float = 30.0) -> list[Event]:
+    """Everything a follower hears, to the end of the job."""
+    heard: list[Event] = []
+    assert follow(Follower(job), heard.append, timeout=timeout) is not None, "the job did not end in time"
+    return heard
+
+
+def text(heard: list[Event], host: int, kinds: str = "oe", attempt: int | None = None) -> str:
+    """What one host wrote."""
+    return b"".join(
+        event.text
+        for event in heard
+        if isinstance(event, Output) and event.host == host and event.kind in kinds
+        if attempt in (None, event.attempt)
+    ).decode("utf-8", "replace")
