@@ -11,7 +11,7 @@ from typing import Any
 from kinetic_orchestration import lifecycle
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import JobNotFound, KineticError
+from kinetic_orchestration.errors import BackendError, JobNotFound, KineticError
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Glimpse, Plan
 from kinetic_orchestration.watch import decoded
@@ -43,7 +43,7 @@ class Job:
 
 
 def open_job(job_id: str, store: Store, backend: Backend) -> Job:
-    record = store.read(names.spec(job_id)) if job_id.replace("-", "").isalnum() else None
+    record = store.read(names.spec(job_id)) if isinstance(job_id, str) and job_id.replace("-", "").isalnum() else None
     if record is None:
         raise JobNotFound(missing(job_id, store))
     plan = Plan.from_json(decoded(record.data, names.spec(job_id))["plan"])
@@ -121,6 +121,9 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         return job.backend.submit(
             plan, job.job_id, job.spec_digest, seen.intent, {name: environ[name] for name in plan.secrets}
         )
+    except BackendError as error:
+        close(job, attempt, wire.INFRASTRUCTURE, str(error))
+        return ""
     except KineticError as error:
         close(job, attempt, wire.CONFIGURATION, str(error))
         raise
@@ -146,6 +149,4 @@ def release(job: Job, attempt: int) -> bool:
 
 
 def ring(job: Job) -> None:
-    bell = getattr(job.store, "ring", None)
-    if bell is not None:
-        bell(job.job_id)
+    job.store.ring(job.job_id)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, processes, wire
@@ -264,7 +264,7 @@ class _Driver:
         finally:
             _end(self.batch._store, self.batch.group_id, SUBMITTED)
             self.batch._submitted.set()
-            _ring(self.batch._store, self.batch.group_id)
+            self.batch._store.ring(self.batch.group_id)
 
     def _submit(self) -> None:
         with watcher_of(self.batch._store).following(self.batch.group_id) as rung:
@@ -285,7 +285,7 @@ class _Driver:
                 _place(self.batch, index, job)
                 rung.follow(job.job_id)
                 self._running.append(job)
-                _ring(self.batch._store, self.batch.group_id)
+                self.batch._store.ring(self.batch.group_id)
             while self.cancel_running and self._running and not self._stopped():
                 rung.clear()
                 self._look()
@@ -320,7 +320,7 @@ SUBMITTED, FAILED, CANCELLED = "submitted", "failed", "cancelled"
 def _end(store: Store, group_id: str, why: str) -> None:
     """No more jobs of this batch are to be submitted. The first reason stays."""
     store.create(names.group_end(group_id), wire.encode({"why": why}))
-    _ring(store, group_id)
+    store.ring(group_id)
 
 
 def _why_over(store: Store, group_id: str) -> str:
@@ -430,9 +430,3 @@ def _is_over(batch: BatchHandle[Any], submitter: Mapping[str, Any]) -> bool:
 def _retrying(spec: JobSpec, retries: int) -> JobSpec:
     retry = replace(spec.options.retry, user=max(spec.options.retry.user, retries))
     return replace(spec, options=replace(spec.options, retry=retry))
-
-
-def _ring(store: Store, text: str) -> None:
-    ring = getattr(store, "ring", None)
-    if ring is not None:
-        cast(Any, ring)(text)

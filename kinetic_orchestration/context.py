@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -55,11 +58,8 @@ def current() -> HostContext:
     """This host's context."""
     environ = os.environ
     if not environ.get("KINETIC_EVENTS"):
-        scratch = os.path.join(tempfile.gettempdir(), f"kinetic-{os.getuid()}")
-        return HostContext(
-            output_dir=environ.get("KINETIC_OUTPUT_DIR") or _folder(scratch, "output"),
-            checkpoint_dir=_folder(scratch, "checkpoints"),
-        )
+        output_dir = environ.get("KINETIC_OUTPUT_DIR") or _temporary("output")
+        return HostContext(output_dir=output_dir, checkpoint_dir=_temporary("checkpoints"))
     return HostContext(
         job_id=environ["KINETIC_JOB_ID"],
         attempt=int(environ["KINETIC_ATTEMPT"]),
@@ -72,7 +72,14 @@ def current() -> HostContext:
     )
 
 
-def _folder(*parts: str) -> str:
-    path = os.path.join(*parts)
-    os.makedirs(path, exist_ok=True)
-    return path
+@functools.cache
+def _temporary(what: str) -> str:
+    """A folder of this process alone: a plain run must not find another one's checkpoints."""
+    folder = tempfile.mkdtemp(prefix=f"kinetic-{what}-")
+    atexit.register(_remove_if_empty, folder)
+    return folder
+
+
+def _remove_if_empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

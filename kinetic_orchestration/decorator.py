@@ -72,32 +72,32 @@ def run(
     """Run the decorated function as a job on the named accelerator."""
     options = check_options(
         Options(
-            accelerator,
-            container_image,
-            base_image_repo,
-            zone,
-            project,
-            capture_env_vars,
-            cluster,
-            backend,
-            namespace,
-            volumes,
-            spot,
-            output_dir,
-            debug,
-            cloud,
-            limits,
-            retry,
-            requirements,
-            python,
-            first_party,
-            secrets,
-            key,
-            store,
-            deployment,
-            distributed,
-            partition_key,
-            labels or {},
+            accelerator=accelerator,
+            container_image=container_image,
+            base_image_repo=base_image_repo,
+            zone=zone,
+            project=project,
+            capture_env_vars=capture_env_vars,
+            cluster=cluster,
+            backend=backend,
+            namespace=namespace,
+            volumes=volumes,
+            spot=spot,
+            output_dir=output_dir,
+            debug=debug,
+            cloud=cloud,
+            limits=limits,
+            retry=retry,
+            requirements=requirements,
+            python=python,
+            first_party=first_party,
+            secrets=secrets,
+            key=key,
+            store=store,
+            deployment=deployment,
+            distributed=distributed,
+            partition_key=partition_key,
+            labels=labels or {},
         )
     )
     if debug and spot:
@@ -121,11 +121,15 @@ class RemoteCallable(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
         from kinetic_orchestration.job import check_terminal, run_to_end
-        from kinetic_orchestration.launch import launch
+        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch
 
         if self.options.debug:
             check_terminal()
-        return cast(R, run_to_end(launch(self._spec(args, kwargs))))
+        spec = self._spec(args, kwargs)
+        identity = identity_of(spec)
+        with cancel_if_interrupted(spec, identity):
+            job = launch(spec, identity)
+        return cast(R, run_to_end(job))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit it and return; the job needs this process no more."""

@@ -13,6 +13,7 @@
     │   ├── NewerWire                     written by a newer version of this package
     │   └── Corrupt                       the bytes are not those that were sent
     ├── RequirementsError                 the requirements could not be locked or installed
+    ├── BackendError                      the hosts could not be made; worth another try
     ├── JobNotFound(LookupError)          no such job in this store
     └── JobError                          a job ended without a value
         ├── JobFailed                     its own code failed, and the exception could not come back as itself
@@ -77,6 +78,10 @@ class Corrupt(StoreError):
 
 class RequirementsError(KineticError):
     """The requirements could not be locked or installed."""
+
+
+class BackendError(KineticError):
+    """The hosts could not be made; worth another try."""
 
 
 class JobNotFound(KineticError, LookupError):

@@ -10,6 +10,8 @@ either, the process may die: whoever asks for the same identity again goes on fr
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, replace
 from typing import Any
@@ -32,6 +34,7 @@ from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus, Plan, Staged
 from kinetic_orchestration.watch import decoded
 
+CANCEL_SECONDS = 60.0
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
 # Set while a file is imported only to be looked at: a call at its top level must not become a job.
@@ -46,7 +49,7 @@ def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
     backend.check(plan)
     plan = replace(plan, emulated=backend.emulates(plan.slice))
-    identity = identity or of(plan.deployment, spec.options.key)
+    identity = identity or identity_of(spec)
     job = claim(store, backend, identity)
     if store.read(names.spec(job)) is None:
         with staging_folder(store, here.home) as folder:
@@ -58,6 +61,23 @@ def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
     if plan.abort_without_owner:
         owner.beat(launched)
     return launched
+
+
+def identity_of(spec: JobSpec) -> Identity:
+    """Who the job of a call outside any orchestrator is."""
+    return of(settings_for(spec).deployment, spec.options.key)
+
+
+@contextmanager
+def cancel_if_interrupted(spec: JobSpec, identity: Identity) -> Iterator[None]:
+    """Ctrl-C while a job is being brought on its way: what of it is on the way already is called back."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (job := find(spec, identity)) is not None:
+            act.cancel(job, "interrupted by Ctrl-C", act.ME)
+            follow(Follower(job), timeout=CANCEL_SECONDS)
+        raise
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:

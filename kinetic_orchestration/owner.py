@@ -6,6 +6,7 @@ this beat, which ends with the process that gives it.
 
 from __future__ import annotations
 
+import os
 import threading
 
 from kinetic_orchestration.act import ME, Job
@@ -16,13 +17,17 @@ from kinetic_orchestration.follow import Follower
 
 _lock = threading.Lock()
 _owned: dict[str, Follower] = {}
+_process = 0  # whose thread beats: a fork takes the table along, and not the thread
 
 
 def beat(job: Job) -> None:
     """Now, and again every few seconds until the job has ended or this process has."""
+    global _process
     _beat(job)
     with _lock:
-        first = not _owned
+        if _process != os.getpid():
+            _owned.clear()
+        first, _process = not _owned, os.getpid()
         _owned[job.job_id] = Follower(job)
     if first:
         threading.Thread(target=_beat_on, name="kinetic-owner", daemon=True).start()

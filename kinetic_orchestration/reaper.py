@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import environment, names, tree
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import Store
@@ -34,9 +34,13 @@ class Reaped(NamedTuple):
 
 def reap(store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False) -> list[Reaped]:
     """All that may go, gone; with `dry_run`, only named."""
-    found = [*_placements(store, backend, dry_run), *_records(store, settings, dry_run)]
+    found = [
+        *_placements(store, backend, dry_run),
+        *_records(store, settings, dry_run),
+        *_caches(settings, dry_run),
+    ]
     if not dry_run:
-        _temporary(settings)
+        _left_by_the_killed(settings)
     return found
 
 
@@ -53,7 +57,7 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
 
 
 def _placements(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
-    for placement in getattr(backend, "leftovers", tuple)():
+    for placement in backend.leftovers():
         state = backend.observe([placement])[0].state
         why = _unwanted(store, placement["job"], placement["attempt"], placement["age"], state)
         if not why:
@@ -142,7 +146,6 @@ def _named(store: Store, kept: set[str], before: float) -> set[str]:
 
     A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
     """
-    from kinetic_orchestration.agent import tree
 
     named: set[str] = set()
     for job in kept:
@@ -166,7 +169,21 @@ def _digest(name: str) -> str:
     return name.rsplit("/", 1)[-1].removesuffix(".json")
 
 
-def _temporary(settings: Settings) -> None:
+def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
+    """Environments and data that this machine keeps for the next job, once no job has used them for so long."""
+    days = settings.retention / 86400.0
+    if dry_run:
+        return
+    for built in environment.prune(str(settings.home / "environments"), days):
+        yield Reaped("environment", Path(built).name, f"no job used it for {days:.0f} days")
+    data = settings.home / "cache" / "data"
+    for folder in sorted(data.iterdir()) if data.is_dir() else ():
+        if time.time() - folder.stat().st_mtime > settings.retention:
+            shutil.rmtree(folder, ignore_errors=True)
+            yield Reaped("data", folder.name, f"no job used it for {days:.0f} days")
+
+
+def _left_by_the_killed(settings: Settings) -> None:
     """What a killed submitter left of its staging, a day later."""
     for parent in (settings.home / "staging", Path(settings.store) / settings.deployment / ".staging"):
         if parent.is_dir():

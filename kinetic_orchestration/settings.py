@@ -70,24 +70,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             "locks that the store relies on. Use WSL 2, a Linux machine or macOS."
         )
     environ = os.environ if environ is None else environ
-    profile, profile_source = _profile(environ)
-    values: dict[str, str] = {}
-    sources: dict[str, str] = {}
-    for name, (variables, default, _) in SETTINGS.items():
-        if (argument := arguments.get(name)) is not None:
-            values[name], sources[name] = str(argument), "argument"
-            continue
-        for variable in variables:
-            if environ.get(variable):
-                values[name], sources[name] = environ[variable], variable
-                break
-        else:
-            if name in profile:
-                values[name], sources[name] = str(profile[name]), profile_source
-            else:
-                values[name], sources[name] = default, "default"
-    if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
-        values["project"], sources["project"] = environ["GOOGLE_CLOUD_PROJECT"], "GOOGLE_CLOUD_PROJECT"
+    values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
     home = _writable(home, sources["home"])
     values["store"] = _address(values["store"]) or str(home / "store")
@@ -127,6 +110,31 @@ def _address(store: str) -> str:
 
         store = unquote(store.removeprefix("file://"))
     return str(Path(store).expanduser().absolute()) if store and "://" not in store else store
+
+
+def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Each setting as text, and where it came from."""
+    if environ.get("KINETIC_EVENTS"):  # on a host, this is the running job's own folder and no setting
+        environ = {name: value for name, value in environ.items() if name != "KINETIC_OUTPUT_DIR"}
+    profile, profile_source = _profile(environ)
+    values: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for name, (variables, default, _) in SETTINGS.items():
+        if (argument := arguments.get(name)) is not None:
+            values[name], sources[name] = str(argument), "argument"
+            continue
+        for variable in variables:
+            if environ.get(variable):
+                values[name], sources[name] = environ[variable], variable
+                break
+        else:
+            if name in profile:
+                values[name], sources[name] = str(profile[name]), profile_source
+            else:
+                values[name], sources[name] = default, "default"
+    if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
+        values["project"], sources["project"] = environ["GOOGLE_CLOUD_PROJECT"], "GOOGLE_CLOUD_PROJECT"
+    return values, sources
 
 
 def seconds(name: str, value: float | str | None) -> float | None:

@@ -95,12 +95,41 @@ def check_options(options: Options) -> Options:
     _check_names(options)
     _check_volumes(options.volumes)
     _check_conflicts(options)
+    _check_types(options)
     for entry in fields(Limits):
         settings.seconds(f"limits.{entry.name}", getattr(options.limits, entry.name))
     for entry in fields(Retry):
         if getattr(options.retry, entry.name) < 0:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)}: it cannot be negative")
     return options
+
+
+# What the options of ours may be, where a wrong type would only be found on a host.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "output_dir": (str, os.PathLike, type(None)),
+    "spot": (bool,),
+    "debug": (bool,),
+    "limits": (Limits,),
+    "retry": (Retry,),
+    "cloud": (TpuVm, type(None)),
+    "partition_key": (str, type(None)),
+    "labels": (Mapping,),
+    "distributed": (bool, type(None)),
+}
+
+
+def _check_types(options: Options) -> None:
+    for name, types in _TYPES.items():
+        value = getattr(options, name)
+        if not isinstance(value, types):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
+            raise UsageError(f"{name} is {value!r}, and should be {wanted}")
+    for key, value in options.labels.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise UsageError(f"labels maps text to text, not {key!r} to {value!r}")
+    for entry in fields(Retry):
+        if not isinstance(getattr(options.retry, entry.name), int):
+            raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)!r}: it is a whole number")
 
 
 def _check_volumes(volumes: Any) -> None:

@@ -109,10 +109,6 @@ class Staged:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Staged:
-        return cls(**{**fields, **{key: tuple(fields[key]) for key in ("path", "extra_path", "data")}})
-
 
 class Intent(NamedTuple):
     """The promise of an attempt, written before its create call: exactly one place per attempt."""

@@ -75,7 +75,8 @@ def _call(go: dict[str, Any]) -> int:
         try:
             function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
         except payload.Tampered as error:
-            return _report(outcome, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": str(error)}, 1)
+            told = f"{error}. It was removed from the store: submit the job again"
+            return _report(outcome, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": told}, 1)
         value = function(*args, **kwargs)
         if hasattr(value, "__await__"):
             import asyncio
@@ -97,7 +98,7 @@ def _report(outcome: str, record: dict[str, Any], code: int) -> int:
     """Leave the record beside the outcome's bytes, whole or not at all; the agent waits for its name."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if record["kind"] == "unpicklable":
+    if record["kind"] in ("unpicklable", "unwritable"):
         code = 1
     with open(outcome + ".tmp", "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump({**record, "code": code}, file)

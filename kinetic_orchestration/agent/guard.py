@@ -6,8 +6,6 @@ look at the lock tells whether the host lives.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import stat
@@ -27,13 +25,13 @@ if TYPE_CHECKING:
 def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
     guard = os.getpid()
     me = processes.find(guard)
-    owner = {"pid": guard, "started": me.started if me else "", "machine": processes.machine()}
-    os.pwrite(lock, json.dumps(owner).encode(), 0)
+    started = me.started if me else ""
+    # By hand: to import json would take longer than all the rest here.
+    owner = f'{{"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"}}'
+    os.pwrite(lock, owner.encode(), 0)
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: processes.send(agent, received))
-    import shutil  # noqa: F401 - for `leave`, while there is time
-
     _, status = os.waitpid(agent, 0)
     processes.end_descendants(guard)
     try:
@@ -53,6 +51,10 @@ def be_the_agent(
 
         Host(assignment, private, started).run()
         code = 0
+    except Exception:
+        import traceback
+
+        speak_for(assignment, code, traceback.format_exc())
     finally:
         if os.getppid() != guard:  # it was killed, and what it would have done is left to us
             if code:
@@ -61,7 +63,7 @@ def be_the_agent(
         os._exit(code)
 
 
-def speak_for(assignment: Assignment, code: int) -> None:
+def speak_for(assignment: Assignment, code: int, evidence: str = "") -> None:
     """The agent died: say so in its place, at once, so that nobody waits for it."""
     from kinetic_orchestration.agent import wire
     from kinetic_orchestration.agent.host import Host
@@ -72,7 +74,7 @@ def speak_for(assignment: Assignment, code: int) -> None:
         wire.Verdict(
             wire.ABORTED, assignment.boot + "/guard", time.time(),
             cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
-            reason=f"the agent of host {assignment.host} was ended {how}",
+            reason=f"the agent of host {assignment.host} was ended {how}\n{evidence}".strip(),
         )
     )  # fmt: skip
     host._farewell(cut=True)
@@ -81,13 +83,35 @@ def speak_for(assignment: Assignment, code: int) -> None:
 def leave(assignment: Assignment) -> None:
     """Nothing of this host stays on the machine."""
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
-    with contextlib.suppress(OSError):
+    try:
         os.unlink(lock_of(assignment))
         os.rmdir(assignment.run)
+    except OSError:
+        pass
 
 
 def remove_tree(folder: str) -> None:
     """A folder with all that is in it, folders that may not be written included."""
+    try:
+        _remove(folder)
+    except OSError:
+        _remove_by_force(folder)
+
+
+def _remove(folder: str) -> None:
+    """As shutil does, which takes longer to import than most folders take to go."""
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            _remove(entry.path)
+        else:
+            os.unlink(entry.path)
+    os.rmdir(folder)
+
+
+def _remove_by_force(folder: str) -> None:
+    import contextlib
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-import traceback
+from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinetic_orchestration.agent import distributed, frames, names, processes, program, rules, wire
@@ -102,7 +102,7 @@ class Host:
         except Refused as error:
             self._decide(wire.CONFIGURATION, str(error), self.at.host)
         except Exception:
-            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{traceback.format_exc()}", self.at.host)
+            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{_raised()}", self.at.host)
         finally:
             self._end(0.0)
             self._farewell()
@@ -161,7 +161,7 @@ class Host:
         except prepare.NotReady as error:
             self.unready = rules.Exit(1, error.cause, str(error))
         except Exception:
-            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{traceback.format_exc()}")
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{_raised()}")
         with contextlib.suppress(BlockingIOError):
             os.write(self.wake_out, b"\0")
 
@@ -272,8 +272,8 @@ class Host:
         except BlockingIOError:
             return 0
         whole = lines.feed(data) if data else lines.flush()
-        if EMULATION in whole and self.task.get("emulated"):
-            whole = b"".join(line for line in whole.splitlines(keepends=True) if EMULATION not in line)
+        if EMULATION in whole and stream == frames.OUT and self.task.get("emulated"):
+            whole = without_emulation(whole)
         if whole:
             self._write(stream, whole)
         if not data:
@@ -485,7 +485,9 @@ class Host:
 
     def _failure(self, reason: str) -> wire.Failure:
         report = self._report() or {}
-        if report.get("digest"):
+        if report.get("kind") == "tampered":
+            self._discard_payload()
+        if report.get("digest") and report["kind"] == "exception":
             self.records.upload(self._name("exception"), self.outcome, move=True)
         code = self.exit.code if self.exit is not None else None
         return wire.Failure(
@@ -497,6 +499,12 @@ class Host:
             digest=report.get("digest", "") if report.get("kind") == "exception" else "",
             size=report.get("size", 0),
         )
+
+    def _discard_payload(self) -> None:
+        """Or it would be found there for ever, and never sent again."""
+        from kinetic_orchestration.agent import prepare
+
+        prepare.discard(self.records, names.blob(self.task["payload"]["digest"]))
 
     def _commit(self) -> None:
         report = self._report() or {}
@@ -656,7 +664,12 @@ class Patient(FileRecords):
         self._again(super().append, name, data)
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        return self._again(super().upload, name, path, move=move)
+        try:
+            return self._again(super().upload, name, path, move=move)
+        except FileNotFoundError:
+            if self.local_path(name) is None:
+                raise
+            return True  # moved already, by a try whose answer was lost
 
     def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
         deadline, pause = 0.0, 0.02
@@ -672,6 +685,14 @@ class Patient(FileRecords):
             pause = min(pause * 2, 1.0)
 
 
+def without_emulation(whole: bytes) -> bytes:
+    """Leave out what Gloo says of itself, sixteen times over, where processes stand for the hosts of a slice."""
+    import re
+
+    pattern = rb"(?m)^(?:\[Gloo\] Rank \d+ is connected to )?\d+" + re.escape(EMULATION) + rb" : \d+\n"
+    return re.sub(pattern, b"", whole)
+
+
 class LogWriter:
     """Appends frames to this host's segments and rings the bell."""
 
@@ -681,8 +702,13 @@ class LogWriter:
         self.segment = 0
         self.offset = 0
         self._time = 0.0
+        self._lock = allocate_lock()  # what prepares the host has a thread of its own, and notes to write
 
     def write(self, kind: str, payload: bytes) -> None:
+        with self._lock:
+            self._write(kind, payload)
+
+    def _write(self, kind: str, payload: bytes) -> None:
         self._time = max(self._time, self._records.now())  # the store's, so that hosts agree; never backwards
         if self.offset > frames.SEGMENT_BYTES:
             self._append(frames.encode(frames.NEXT, self._time, b""))
@@ -694,6 +720,13 @@ class LogWriter:
     def _append(self, data: bytes) -> None:
         self._records.append(names.segment(*self._key, self.segment), data)
         self.offset += len(data)
+
+
+def _raised() -> str:
+    """The traceback of the exception that is being handled."""
+    import traceback
+
+    return traceback.format_exc()
 
 
 def _widen(pipe: int) -> None:

@@ -10,6 +10,7 @@ know what is pickled by value, where files are kept, or who may be trusted.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -29,6 +30,8 @@ ALIGNMENT = 64
 IN_BAND = 64 << 10
 # A larger file is mapped; a smaller one is read, because every mapping keeps a file open.
 MAPPED = 16 << 20
+# What a disk answers, and never a value.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
 _TEXT = 64 << 10
 _LENGTH = 8
@@ -302,7 +305,14 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Write a result; its record. A value that cannot travel is recorded as such, with its repr."""
     try:
         digest, size = dump(value, path, _outcome_pickler())
-    except Exception as error:  # a user's __reduce__ may raise anything, and a disk may be full
+    except Exception as error:  # a user's __reduce__ may raise anything
+        if isinstance(error, OSError) and error.errno in DISK:
+            folder = os.path.dirname(os.fspath(path))
+            return {
+                "kind": "unwritable",
+                "cause": "configuration",
+                "message": f"the value could not be written to {folder}: {error.strerror}. Make room and run again",
+            }
         kind, shown, reason = _type_name(type(value)), _repr(value), _reason(error)
         return {
             "kind": "unpicklable",

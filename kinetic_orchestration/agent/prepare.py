@@ -5,14 +5,16 @@ Knows nothing of processes; it may run on a thread beside the agent's loop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import FileRecords
+
+AGAIN = "submit the job again, which sends what is missing"
 
 
 class NotReady(Exception):
@@ -21,6 +23,10 @@ class NotReady(Exception):
     def __init__(self, message: str, cause: str = wire.CONFIGURATION) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class Missing(Exception):
+    """A blob that was sent is not there."""
 
 
 class Ready(NamedTuple):
@@ -61,15 +67,23 @@ def prepare(
     argv = list(task["argv"])
     if argv and argv[0] in ("python", "python3"):
         argv[0] = python
-    payload = records.local_path(names.blob(task["payload"]["digest"])) if task["payload"] else None
-    return Ready(python, cwd, path, argv, payload or "", data, volumes)
+    return Ready(python, cwd, path, argv, _payload(records, task["payload"]), data, volumes)
+
+
+def _payload(records: FileRecords, payload: dict[str, Any]) -> str:
+    if not payload:
+        return ""
+    path = records.local_path(names.blob(payload["digest"]))
+    if path is None:
+        raise NotReady(f"{names.blob(payload['digest'])} is not in the store {records.root}: {AGAIN}")
+    return path
 
 
 def _pack(records: FileRecords) -> Callable[[str], str]:
     def open_pack(blob: str) -> str:
         path = records.local_path(names.blob(blob))
         if path is None:
-            raise NotReady(f"blob {blob} is not in the store {records.root}", wire.INFRASTRUCTURE)
+            raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
         return path
 
     return open_pack
@@ -80,8 +94,31 @@ def _unpack(records: FileRecords, tree_digest: str, target: str) -> None:
 
     record = records.read(names.tree(tree_digest))
     if record is None:
-        raise NotReady(f"tree {tree_digest} is not in the store {records.root}", wire.INFRASTRUCTURE)
-    tree.unpack(json.loads(record.data), _pack(records), target, tree_digest)
+        raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
+    try:
+        tree.unpack(_manifest(record.data), _pack(records), target, tree_digest)
+    except (tree.Damaged, Missing) as error:
+        # Else it would be found there for ever, and nothing sent in its place.
+        if pack := getattr(error, "pack", ""):
+            discard(records, names.blob(pack))
+        discard(records, names.tree(tree_digest))
+        raise NotReady(f"{error}. It was removed from the store: {AGAIN}") from None
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    from kinetic_orchestration.agent import tree
+
+    try:
+        manifest: dict[str, Any] = json.loads(data)
+    except ValueError:
+        raise tree.Damaged("the tree's manifest is no JSON: it was changed after it was sent") from None
+    return manifest
+
+
+def discard(records: FileRecords, name: str) -> None:
+    """An object that is not what its name says."""
+    with contextlib.suppress(OSError):
+        records.delete(name)
 
 
 def _environment(
@@ -94,7 +131,8 @@ def _environment(
 
     record = records.read(names.blob(wanted["lock"]))
     if record is None or digest.of_bytes(record.data) != wanted["lock"]:
-        raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differ")
+        discard(records, names.blob(wanted["lock"]))
+        raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
     try:
         return environment.ensure(
             record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
@@ -114,6 +152,7 @@ def _package(records: FileRecords, item: dict[str, str], folder: str) -> str:
 def _data(records: FileRecords, item: dict[str, str], home: str) -> str:
     """A folder or file of data, unpacked once on this machine and shared by all that read it."""
     import fcntl
+    import shutil
 
     if item["here"]:
         return item["here"]

@@ -35,6 +35,14 @@ class BadTree(ValueError):
     """A manifest that this code must not or cannot follow, or bytes that are not those that were sent."""
 
 
+class Damaged(BadTree):
+    """The bytes are not those that were sent. `pack` is the object to blame; "" is the manifest."""
+
+    def __init__(self, message: str, pack: str = "") -> None:
+        super().__init__(message)
+        self.pack = pack
+
+
 class Entry(namedtuple("Entry", "path kind mode size sha256 target", defaults=(0, 0, "", ""))):
     """One file, link or empty folder. `path` has slashes; bytes that are not UTF-8 are surrogate-escaped.
 
@@ -141,9 +149,9 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
     check_version(manifest)
     found = digest_of(entries_of(manifest))
     if found != manifest["digest"] or (digest and found != digest):
-        raise BadTree(
+        raise Damaged(
             f"the manifest lists a tree {found}, but is that of {digest or manifest['digest']}: "
-            "it was changed after it was sent; submit again into a clean store"
+            "it was changed after it was sent"
         )
     folders = _folders(manifest)
     os.makedirs(target, exist_ok=True)
@@ -205,10 +213,7 @@ def _unpack_one(pack: Pack, source: str, files: list[tuple[int, int, int, bytes,
                 else:
                     _write(path, mode, reader.pieces(offset, size), sha256)
             except BadTree as error:
-                raise BadTree(
-                    f"{error} in pack {pack.id} ({source}): delete that object and the tree's manifest "
-                    "from the store, and submit again"
-                ) from None
+                raise Damaged(f"{error} in pack {pack.id} ({source})", pack.id) from None
             done, before = (offset, size), path
 
 

@@ -37,7 +37,6 @@ CLOSED = "closed"
 # What a host says of itself in its beats.
 STARTING = "starting"
 PREPARING = "preparing"
-WAITING = "waiting"
 RUNNING = "running"
 ENDING = "ending"
 DONE = "done"

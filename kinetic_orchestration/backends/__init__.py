@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kinetic_orchestration.accelerators import Slice
@@ -31,6 +31,9 @@ class Backend(Protocol):
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Wake the hosts, so that they see the cancel record now."""
+
+    def leftovers(self) -> Iterable[dict[str, Any]]:
+        """Every placement that can be found here, with its `job`, `attempt` and `age`: what the reaper looks at."""
 
     def release(self, placement: Mapping[str, Any]) -> bool:
         """Free everything of this placement; True once nothing is left."""

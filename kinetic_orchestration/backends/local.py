@@ -25,7 +25,7 @@ from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
-from kinetic_orchestration.errors import TooBig, UsageError
+from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
 from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, WOUNDED, Intent, Observation, Plan
@@ -75,18 +75,39 @@ class LocalBackend:
                 with contextlib.suppress(OSError):
                     run.rmdir()
                 return wait
-            self._launch(plan, job_id, spec_digest, intent, secrets, run)
+            self._launch(plan, job_id, spec_digest, intent, secrets)
         return ""
 
-    def _launch(
-        self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str], run: Path
-    ) -> None:
+    def _launch(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> None:
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
-        folder = agent.unpacked(self._home)
         private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
         handed = json.dumps({name: values for name, values in private.items() if values}).encode()
-        launchers = []
+        launchers: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start(plan, job_id, spec_digest, intent, handed, launchers)
+        except OSError as error:
+            raise BackendError(
+                f"this machine could not start {plan.slice.hosts} hosts: {error.strerror}. It may have too many "
+                "processes or too little memory just now (see ulimit -u and free)"
+            ) from None
+        finally:
+            problems = [problem for launcher in launchers if (problem := _ending_of(launcher))]
+        if problems:
+            raise BackendError(f"a host's process could not start: {problems[0]}")
+
+    def _start(
+        self,
+        plan: Plan,
+        job_id: str,
+        spec_digest: str,
+        intent: Intent,
+        handed: bytes,
+        launchers: list[subprocess.Popen[bytes]],
+    ) -> None:
+        """One launcher for each host; those that were started are in the list whatever happens."""
+        folder = agent.unpacked(self._home)
+        run = Path(intent.placement["run"])
         for host in range(plan.slice.hosts):
             assignment = self.assignment(plan, job_id, spec_digest, intent, host)
             launcher = subprocess.Popen(
@@ -94,14 +115,12 @@ class LocalBackend:
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
                 env={**os.environ, **dict([marker(run).split("=", 1)])},
             )  # fmt: skip
+            launchers.append(launcher)
             assert launcher.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 launcher.stdin.write(handed)
                 launcher.stdin.close()
             launcher.stdin = None
-            launchers.append(launcher)
-        for launcher in launchers:
-            _wait_for(launcher)
 
     def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> Assignment:
         run = intent.placement["run"]
@@ -327,14 +346,14 @@ def _owner(lock: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else None
 
 
-def _wait_for(launcher: subprocess.Popen[bytes]) -> None:
+def _ending_of(launcher: subprocess.Popen[bytes]) -> str:
     """A launcher ends as soon as its host holds its lock; one that fails says why."""
     try:
         _, errors = launcher.communicate(timeout=LAUNCH_PATIENCE)
     except subprocess.TimeoutExpired:
         launcher.kill()
         launcher.communicate()
-        raise UsageError(f"a host's process did not start within {LAUNCH_PATIENCE:g} s") from None
-    if launcher.returncode:
-        text = errors.decode("utf-8", "replace").strip()
-        raise UsageError(f"a host's process could not start: {text or f'exit code {launcher.returncode}'}")
+        return f"it was not there within {LAUNCH_PATIENCE:g} s"
+    if not launcher.returncode:
+        return ""
+    return errors.decode("utf-8", "replace").strip() or f"exit code {launcher.returncode}"

@@ -50,6 +50,9 @@ class Store(Protocol):
     def local_path(self, name: str) -> str | None:
         """Where the object can be read as a file without a download, if it can."""
 
+    def ring(self, text: str) -> object:
+        """Wake whoever follows `text`, a job or a group, if this store can: a hint, never the truth."""
+
     def now(self) -> float:
         """The store's own time, by which every age is judged."""
 

@@ -70,7 +70,7 @@ import json, subprocess, sys, time
 rows = []
 for _ in range(3):
     began = time.perf_counter()
-    with subprocess.Popen([sys.executable, sys.argv[1], "run"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
+    with subprocess.Popen([sys.executable, sys.argv[1], "run"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=sys.argv[2]) as run:
         for line in run.stdout:
             if b"the line" in line:
                 first = time.perf_counter() - began
@@ -153,7 +153,7 @@ def _launches(python: str, there: set[str], folder: Path) -> Iterator[Figure]:
     if "metaflow" in there:
         flow = folder / "flow.py"
         flow.write_text(METAFLOW)
-        found["metaflow"] = _run(python, METAFLOW_RUN, str(flow), METAFLOW_HOME=str(folder), USER="benchmark")
+        found["metaflow"] = _run(python, METAFLOW_RUN, str(flow), str(folder), METAFLOW_HOME=str(folder), USER="benchmark")
     for name, (line, value) in found.items():
         yield measure.figure(f"peers.first_line.{name}", line * 1e3, "ms", first, None)
         yield measure.figure(f"peers.result.{name}", value * 1e3, "ms", result, None)
@@ -183,11 +183,11 @@ def _packages(python: str, there: set[str], folder: Path) -> Iterator[Figure]:
 
 
 def _run(python: str, program: str, *arguments: str, **more: str) -> Any:
-    """What the program prints as its last line; with a home of its own, for some write there."""
+    """What the program prints as its last line; in a home and a folder of its own, for some write there."""
     with tempfile.TemporaryDirectory(prefix="kinetic-peers-home-") as home:
         env = measure.environment(HOME=home, RAY_AUTH_MODE="disabled", **more)
         done = subprocess.run(
-            [python, "-c", program, *arguments], env=env, capture_output=True, text=True, timeout=300
+            [python, "-c", program, *arguments], cwd=home, env=env, capture_output=True, text=True, timeout=300
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"a peer failed:\n{done.stdout}{done.stderr}")

@@ -1,6 +1,6 @@
 """Every figure of the project, with its floor from the same run: one JSON line each, then a table for people.
 
-    python tests/benchmarks/run.py [SECTION …] [--peers]
+    python tests/benchmarks/run.py [SECTION …]
 
 Figures are ratios because machines differ; a busy machine makes them wrong, so let it do nothing else. Each section
 runs in a process of its own.
@@ -25,18 +25,17 @@ SECTIONS = {
     "environment": "environment",
     "peers": "peers",
 }
-USUAL = tuple(name for name in SECTIONS if name != "peers")
 
 
 def main(arguments: list[str]) -> int:
     from tests.benchmarks import measure
 
-    wanted = [name for name in arguments if name != "--peers"]
+    wanted = arguments
     unknown = [name for name in wanted if name not in SECTIONS]
     if unknown:
         sys.stderr.write(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}\n")
         return 2
-    sections = list(dict.fromkeys([*(wanted or USUAL), *(["peers"] if "--peers" in arguments else [])]))
+    sections = list(dict.fromkeys(wanted or SECTIONS))
     measure.compile_byte_code()
     found: list[measure.Figure] = []
     broken = []

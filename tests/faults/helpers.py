@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -20,7 +22,6 @@ from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.values import Event, Output
 from kinetic_orchestration.watch import look
-
 from tests.agent.by_hand import start_host
 
 
@@ -117,3 +118,18 @@ def text(heard: list[Event], host: int, kinds: str = "oe", attempt: int | None =
         if isinstance(event, Output) and event.host == host and event.kind in kinds
         if attempt in (None, event.attempt)
     ).decode("utf-8", "replace")
+
+
+def load_jobs(folder: Path, name: str) -> Any:
+    """The functions of `jobs.py` as the module `name`, from a project that has nothing else."""
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    copy = folder / f"{name}.py"
+    shutil.copy(Path(__file__).with_name("jobs.py"), copy)
+    spec = importlib.util.spec_from_file_location(name, copy)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

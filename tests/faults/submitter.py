@@ -108,8 +108,8 @@ def lines_of(key: str, folder: str) -> list[tuple[str, str, int]]:
 def lines(step: int, folder: str) -> dict[str, Any]:
     """A submitter is killed at every `step`th line; another asks for the same key."""
     found = lines_of("counted", folder)
-    wrong, tried = [], found[::step]
-    for number, line in enumerate(tried):
+    wrong, killed_at = [], 0
+    for number, line in enumerate(found[::step]):
         key, marks = f"line-{number}", f"{folder}/marks-{number}"
 
         def killed(key: str = key, marks: str = marks, line: tuple[str, str, int] = line) -> Any:
@@ -118,9 +118,10 @@ def lines(step: int, folder: str) -> dict[str, Any]:
 
         ended = wait(fork(killed))
         again = wait(fork(lambda key=key, marks=marks: submit(key, marks)))
-        if (ended, again, runs(marks)) != (-signal.SIGKILL, 0, 1):
+        killed_at += ended == -signal.SIGKILL  # a line of the reaper, say, is not reached each time
+        if ended not in (-signal.SIGKILL, 0) or (again, runs(marks)) != (0, 1):
             wrong.append((line, ended, again, runs(marks)))
-    return {"lines": len(found), "tried": len(tried), "wrong": wrong}
+    return {"lines": len(found), "killed": killed_at, "wrong": wrong}
 
 
 def hosts(folder: str) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def main() -> int:
     for what, count in failures.most_common():
         print(f"FAILED {count:7d}  {what}")
     seconds = time.perf_counter() - began
-    print(f"{arguments.seeds} seeds, {requests} requests, {seconds:.1f} s, {1000 * seconds / arguments.seeds:.2f} ms each")
+    print(
+        f"{arguments.seeds} seeds, {requests} requests, {seconds:.1f} s, {1000 * seconds / arguments.seeds:.2f} ms each"
+    )
     return 1 if failures else 0
 
 

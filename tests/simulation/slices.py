@@ -8,12 +8,14 @@ after their release, no guard, a deadline armed in the hosts themselves.
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import host, names, rules, wire
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.agent import host, names, prepare, rules, wire
+from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.records import RecordsError
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.values import (
@@ -24,11 +26,11 @@ from kinetic_orchestration.values import (
     PRESENT,
     PROVISIONING,
     QUEUED,
+    WOUNDED,
     Intent,
     Observation,
     Plan,
 )
-
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 FAREWELL_PATIENCE = 2.0
@@ -142,7 +144,7 @@ class Ground:
 
     def _fate(self, box: Box, delay: float) -> float:
         """Something will happen to this host. Returns when it boots."""
-        world, place = self.world, box.place
+        world = self.world
         limits = self.plan.limits
         kinds = ["host", "host", "preempt", "preempt at the end", "unready", "slow boot"]
         if self.cloud:
@@ -285,7 +287,7 @@ class SimulatedHost(host.Host):
     def __init__(self, ground: Ground, box: Box) -> None:
         place = box.place
         super().__init__(
-            host.Assignment(
+            Assignment(
                 "/simulated", place.job, place.attempt, box.index, place.hosts, place.spec_digest,
                 f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
             ),
@@ -322,7 +324,7 @@ class SimulatedHost(host.Host):
             cause = self.world.random.choice((wire.INFRASTRUCTURE, wire.CONFIGURATION))
             self.unready = rules.Exit(1, cause, "the environment could not be made")
         else:
-            self.ready = SimpleNamespace(volumes=())
+            self.ready = prepare.Ready("", "", [], [], "", [], [])
             self.prepared = True
 
     def _look(self) -> None:
@@ -335,11 +337,8 @@ class SimulatedHost(host.Host):
         verdict = self.world.records.get(names.verdict(self.at.job, self.at.attempt))
         if verdict is not None and verdict.updated < self.looked:
             raise Violation(f"{self.box.name} starts its program after its attempt's verdict")
-        for other in self.ground.running:
-            if other.at.job == self.at.job and other.at.attempt != self.at.attempt and not self.ground.cloud:
-                if other.child and other.box.place.machine == self.box.place.machine and not other.box.task.dead:
-                    raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
-        self.ground.running.append(self)
+        if not self.ground.cloud:
+            self._check_alone()
         started = self.ground.truth(self.at.job, self.at.attempt).started
         if self.at.host in started:
             raise Violation(f"{self.box.name} runs its program twice in one attempt")
@@ -357,12 +356,21 @@ class SimulatedHost(host.Host):
             reaction=draw.choice((0.1, 3.0, 60.0)),
         )
         self.running = True
-        self.run_began = self.active = host.time.monotonic()
+        self.run_began = self.active = time.monotonic()
         self._set_state(wire.RUNNING)
+
+    def _check_alone(self) -> None:
+        """On one machine, an attempt's program finds its devices free: that of the attempt before has ended."""
+        for other in self.ground.running:
+            lives = other.child and other.box.task is not None and not other.box.task.dead
+            same = other.at.job == self.at.job and other.box.place.machine == self.box.place.machine
+            if lives and same and other.at.attempt != self.at.attempt:
+                raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
+        self.ground.running.append(self)
 
     def _pump(self, within: float) -> None:
         now, program = self.world.now, self.program if self.child else None
-        waited = 1.0 + min(5.0, (host.time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
+        waited = 1.0 + min(5.0, (time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
         wake = now + self.ground.poll * waited * (0.05 + self.world.random.random())
         if within > host.TICK:
             wake = min(wake, now + within)
@@ -372,7 +380,7 @@ class SimulatedHost(host.Host):
         if self.world.now >= program.ends:
             self._on_exit(program.code)
         elif not program.stuck:
-            self.active = host.time.monotonic()
+            self.active = time.monotonic()
 
     def _on_exit(self, code: int) -> None:
         self.child = 0
@@ -430,6 +438,12 @@ class SimulatedBackend:
         self._ground = ground
         self._world = ground.world
         self._machine = machine
+
+    def check(self, plan: Plan) -> None:
+        pass
+
+    def emulates(self, slice_: Slice) -> bool:
+        return True
 
     def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
         return {
@@ -494,7 +508,7 @@ class SimulatedBackend:
         if now < place.active:
             return Observation(PROVISIONING)
         if dead:
-            return Observation(GONE, f"host {dead[0]} was killed")
+            return Observation(GONE if len(dead) == len(place.boxes) else WOUNDED, f"host {dead[0]} was killed")
         return Observation(PRESENT if len(place.boxes) == place.hosts else PARTIAL)
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
@@ -532,9 +546,9 @@ class SimulatedBackend:
             return names.host(place.job, place.attempt, box.index, what) in records
 
         boxes = place.boxes.values()
-        at_work = any(has(box, "started.json") and not has(box, "done.json") for box in boxes)
+        at_work = any(not box.dead and has(box, "started.json") and not has(box, "done.json") for box in boxes)
         rebooted = "reboot" in self._ground.truth(place.job, place.attempt).harm
-        visible = now > place.visible and not rebooted and not any(box.dead for box in boxes)
+        visible = now > place.visible and not rebooted
         if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):
             raise Violation(f"{place.name} is released while its hosts are at work")
 

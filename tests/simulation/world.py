@@ -50,6 +50,9 @@ class Odds(NamedTuple):
         return self.delay + self.stall + self.error + self.crash
 
 
+USUAL = Odds()
+
+
 class Task:
     """A process: a client, or the agent of a host."""
 
@@ -93,7 +96,7 @@ class World:
 
     def spawn(
         self, name: str, main: Callable[[Task], object], *, delay: float = 0.0, machine: str = "here",
-        odds: Odds = Odds(), skew: float = 0.0,
+        odds: Odds = USUAL, skew: float = 0.0,
     ) -> Task:  # fmt: skip
         self._count += 1
         task = Task(name, self._count, machine, odds, skew)

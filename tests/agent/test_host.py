@@ -1,0 +1,323 @@
+"""The agent and its guard: real processes of the local backend, ended in every way there is."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import act
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
+from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.values import Output
+from tests.agent.by_hand import intended
+from tests.faults.helpers import (
+    events,
+    folder_of,
+    gone,
+    kill,
+    kill_host,
+    load_jobs,
+    nothing_left,
+    result,
+    start_broken,
+    text,
+    trees,
+    wait_until,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+NONE = kinetic.Retry(infra=0, preemption=0)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_jobs(tmp_path_factory.mktemp("host") / "project", "host_jobs")
+
+
+def launched(function: Any, *arguments: Any, **options: Any) -> act.Job:
+    """A job that runs, and that nobody follows."""
+    return kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)._job
+
+
+def verdict_of(job: act.Job, attempt: int = 1, within: float = 20.0) -> wire.Verdict:
+    name = names.verdict(job.job_id, attempt)
+    wait_until(lambda: job.store.read(name) is not None, within)
+    record = job.store.read(name)
+    assert record is not None
+    return wire.Verdict.decode(record.data)
+
+
+def said(job: act.Job, what: str, times: int = 1) -> None:
+    """Wait until its programs have printed it."""
+    wait_until(lambda: (kinetic.attach(job.job_id).logs() or "").count(what) >= times)
+
+
+def pid_in(path: Path) -> int:
+    wait_until(path.exists)
+    return int(path.read_text())
+
+
+def test_the_value_is_host_0s(jobs: Any) -> None:
+    assert result(launched(jobs.of_host_0, accelerator="v5e-16")) == "of host 0"
+
+
+# ---- the barrier -------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_path: Path) -> None:
+    function = functools.partial(jobs.until, str(tmp_path / "never"))
+    job = intended(function, accelerator="v5e-16", limits=kinetic.Limits(provision=1.0), retry=NONE)
+    for host in (0, 1, 3):
+        start_broken(job, tmp_path, "", host)
+    verdict = verdict_of(job)
+    assert (verdict.cause, verdict.host) == (wire.INFRASTRUCTURE, 2)
+    assert verdict.reason == "host 2 did not start within 1 s"
+    with pytest.raises(JobLost, match="host 2 did not start"):
+        result(job)
+    assert [event for event in kinetic.attach(job.job_id).events() if isinstance(event, Output)] == []
+
+
+def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
+    job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
+    for host in range(4):
+        start_broken(job, tmp_path, "host.rules.LOST = 2.0; host.LOOK_AT_OTHERS = 0.1", host)
+    found = trees(job)
+    kill_host(found[2])
+    verdict = verdict_of(job)
+    assert (verdict.cause, verdict.host) == (wire.INFRASTRUCTURE, 2)
+    assert "no sign of life" in verdict.reason
+    wait_until(lambda: all(gone(*tree) for tree in found))
+    with pytest.raises(JobLost):
+        result(job)
+
+
+# ---- ends --------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_ignores_the_request_to_end_is_killed_after_its_grace(jobs: Any, tmp_path: Path) -> None:
+    job = intended(jobs.stubborn)
+    start_broken(job, tmp_path, "host.rules.GRACE['cancelled'] = 0.7")
+    tree = trees(job)[0]
+    said(job, "ready")
+    act.cancel(job, "enough", "a test")
+    asked = time.monotonic()
+    with pytest.raises(JobCancelled, match="enough"):
+        result(job)
+    assert 0.6 < time.monotonic() - asked < 5
+    wait_until(lambda: gone(*tree))
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is cancelled", "its agent is killed"])
+def test_sessions_of_their_own_and_daemons_that_forked_twice_end_with_the_job(
+    jobs: Any, tmp_path: Path, shared_home: Path, how: str
+) -> None:
+    job = launched(jobs.daemons, str(tmp_path), retry=NONE)
+    tree = trees(job)[0]
+    left = [pid_in(tmp_path / "session"), pid_in(tmp_path / "daemon")]
+    assert not any(gone(pid) for pid in left)
+    if how == "it ends":
+        (tmp_path / "end").touch()
+    elif how == "it is cancelled":
+        act.cancel(job, "", "a test")
+    else:
+        kill(tree.agent)
+    wait_until(lambda: gone(*left) and nothing_left(shared_home))
+    assert events(job)
+
+
+def test_when_guard_and_agent_are_killed_a_release_finds_what_they_left(
+    jobs: Any, tmp_path: Path, shared_home: Path
+) -> None:
+    job = launched(jobs.daemons, str(tmp_path), "session", retry=NONE)
+    tree = trees(job)[0]
+    session = pid_in(tmp_path / "session")
+    kill_host(tree)
+    assert not gone(session)
+    with pytest.raises(JobLost, match="host 0 and its guard were killed"):
+        result(job)
+    assert gone(session)
+    assert nothing_left(shared_home)
+
+
+def test_a_limit_of_an_attempt_ends_it(jobs: Any, tmp_path: Path) -> None:
+    job = launched(jobs.until, str(tmp_path / "never"), accelerator="v5e-16", limits=kinetic.Limits(run=0.5))
+    with pytest.raises(JobTimedOut, match=r"the attempt ran longer than its limit of 0.5 s"):
+        result(job)
+
+
+def test_a_limit_does_not_lose_a_value_that_is_there(jobs: Any, tmp_path: Path) -> None:
+    """Nor does a preemption that comes when every host has ended well."""
+    job = intended(jobs.attempt)
+    start_broken(job, tmp_path, """
+        def on_exit(self, code, real=host.Host._on_exit):
+            real(self, code)
+            self.preempted = "a notice"
+        host.Host._on_exit = on_exit
+    """)  # fmt: skip
+    assert result(job) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "logged"),
+    [
+        ("os._exit(0)", r"ended without an outcome \(os._exit\?\)", ""),
+        ("os._exit(7)", "ended with exit code 7", ""),
+        ("SIGSEGV", "was ended by SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("real-time signal", "was ended by signal 40", ""),
+        ("sys.exit(5)", "SystemExit: 5", ""),
+        ("sys.exit('a reason')", "SystemExit: a reason", "a reason"),
+        ("late", "ended with exit code 9 after it had returned its value", ""),
+    ],
+)
+def test_every_way_to_end_badly_is_told_as_what_it_is(jobs: Any, how: str, told: str, logged: str) -> None:
+    job = launched(jobs.ends, how)
+    with pytest.raises(JobFailed, match=told):
+        result(job)
+    assert logged in (kinetic.attach(job.job_id).logs() or "")
+
+
+def test_a_value_or_an_exception_that_cannot_be_pickled_is_told_with_its_repr(jobs: Any) -> None:
+    with pytest.raises(ResultNotPicklable, match=r"generator object returns.<locals>.<genexpr>"):
+        result(launched(jobs.returns, "unpicklable"))
+    with pytest.raises(JobFailed, match=r"Odd: \(1, <generator object") as caught:
+        result(launched(jobs.returns, "an odd exception"))
+    assert "raise Odd(1, (" in str(caught.value)  # the remote traceback
+
+
+def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
+    """A shell tells nobody below it, and dies at once."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "work.py").write_text(
+        "import signal, sys, time\n"
+        "def say(*_):\n    time.sleep(0.3)\n    print('saved the model')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, say)\nprint('ready')\ntime.sleep(60)\n"
+    )
+    shell = ["sh", "-c", f"{sys.executable} work.py; true"]
+    job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path)._job
+    said(job, "ready")
+    act.cancel(job, "", "a test")
+    assert text(events(job), 0) == "ready\nsaved the model\n"
+
+
+# ---- agents and guards that are killed ---------------------------------------------------------------------
+
+
+def test_an_agent_that_is_killed_is_spoken_for_by_its_guard(jobs: Any, tmp_path: Path) -> None:
+    job = launched(jobs.until, str(tmp_path / "go"), accelerator="v5e-16")
+    found = trees(job)
+    kill(found[1].agent)
+    verdict = verdict_of(job, within=3.0)  # and nobody needs to follow the job for it
+    assert (verdict.cause, verdict.host) == (wire.INFRASTRUCTURE, 1)
+    assert verdict.reason == "the agent of host 1 was ended by SIGKILL"
+    wait_until(lambda: all(gone(*tree) for tree in found))
+    (tmp_path / "go").touch()
+    heard = events(job)
+    assert result(job) == 2
+    assert "its log may be cut" in text(heard, 1, kinds="n", attempt=1)
+    assert text(heard, 0, kinds="n") == ""
+
+
+def test_a_guard_that_is_killed_is_not_missed_and_leaves_nothing(jobs: Any, tmp_path: Path, shared_home: Path) -> None:
+    job = launched(jobs.until, str(tmp_path / "go"), accelerator="v5e-16")
+    found = trees(job)
+    kill(*(tree.guard for tree in found))
+    wait_until(lambda: gone(*(tree.guard for tree in found)))
+    assert not any(gone(tree.program) for tree in found)
+    (tmp_path / "go").touch()
+    wait_until(lambda: nothing_left(shared_home))  # and nobody has looked at the job
+    assert result(job) == 1
+
+
+def test_guard_and_agent_that_are_killed_are_noticed_and_the_next_attempt_follows(
+    jobs: Any, tmp_path: Path, shared_home: Path
+) -> None:
+    job = launched(jobs.until, str(tmp_path / "go"), accelerator="v5e-16")
+    found = trees(job)
+    kill_host(found[3])
+    follower = Follower(job)
+    wait_until(lambda: follower.step() is not None or follower.cursor.attempt == 2)
+    assert not folder_of(job, 1).exists()
+    assert all(gone(*tree) for tree in found)
+    (tmp_path / "go").touch()
+    assert result(job) == 2
+    assert "host 3 and its guard were killed" in verdict_of(job).reason
+
+
+def test_the_budget_for_lost_hosts_is_kept(jobs: Any, tmp_path: Path) -> None:
+    job = launched(jobs.until, str(tmp_path / "never"), retry=kinetic.Retry(infra=1))
+    for attempt in (1, 2):
+        follower = Follower(job)
+        wait_until(lambda follower=follower, attempt=attempt: follower.step() or follower.cursor.attempt == attempt)
+        kill(trees(job, attempt)[0].agent)
+        verdict_of(job, attempt)
+    with pytest.raises(JobLost, match="in attempt 2"):
+        result(job)
+    assert kinetic.attach(job.job_id).attempts() == 2
+
+
+def test_when_one_host_dies_the_last_lines_of_the_others_arrive(jobs: Any) -> None:
+    job = launched(jobs.has_last_words, accelerator="v5e-16", retry=NONE)
+    found = trees(job)
+    said(job, "ready", times=4)
+    kill_host(found[2])
+    heard = events(job)
+    for host in (0, 1, 3):
+        assert text(heard, host).endswith("last word 99\nand the very last")
+
+
+def test_a_preempted_attempt_is_followed_by_one_that_finds_its_checkpoints(jobs: Any, tmp_path: Path) -> None:
+    job = launched(jobs.checkpoints, str(tmp_path / "never"), accelerator="v5e-16")
+    said(job, "running", times=4)
+    for tree in trees(job):
+        kill(tree.guard, number=signal.SIGTERM)
+    assert result(job) == [1, 2]
+    assert verdict_of(job).cause == wire.PREEMPTION
+
+
+def test_a_machine_that_ends_all_its_processes_is_a_preemption_and_no_failure_of_the_program(
+    jobs: Any, tmp_path: Path
+) -> None:
+    """The program may die of it before its agent hears."""
+    job = launched(jobs.checkpoints, str(tmp_path / "never"))
+    said(job, "running")
+    tree = trees(job)[0]
+    kill(tree.program, number=signal.SIGTERM)
+    time.sleep(0.2)
+    kill(tree.agent, tree.guard, number=signal.SIGTERM)
+    assert result(job) == [1, 2]
+
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, b'{"wire": 99, "kind": "?"}'], ids=["torn", "zeros", "newer"])
+def test_hosts_end_at_a_verdict_that_they_cannot_read(
+    jobs: Any, tmp_path: Path, shared_home: Path, data: bytes
+) -> None:
+    job = launched(jobs.until, str(tmp_path / "never"))
+    tree = trees(job)[0]
+    job.store.create(names.verdict(job.job_id, 1), data)
+    wait_until(lambda: gone(*tree) and nothing_left(shared_home))
+    with pytest.raises(StoreError, match="verdict"):
+        result(job)
+
+
+def test_a_beat_that_a_power_cut_tore_is_no_reason_to_fail(jobs: Any, tmp_path: Path) -> None:
+    job = launched(jobs.until, str(tmp_path / "go"), accelerator="v5e-16", limits=kinetic.Limits(stall=1.0))
+    trees(job)
+    follower = Follower(job)
+    for _ in range(5):
+        job.store.put(names.beat(job.job_id, 1, 1), b"\0" * 40)
+        assert follower.step() is None
+        time.sleep(0.15)
+    (tmp_path / "go").touch()
+    assert result(job) == 1

@@ -1,0 +1,128 @@
+"""Following jobs from an event loop, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.follow import Follower, Hands, afollow
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.values import Event, JobStatus, Output
+from kinetic_orchestration.watch import watcher_of
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@kinetic.run(accelerator="cpu")
+def speak(word: str) -> str:
+    print(word)
+    return word
+
+
+@kinetic.run(accelerator="cpu")
+def wait_for(gate: str) -> str:
+    import time
+    from pathlib import Path
+
+    print("waiting")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    return "gone through"
+
+
+def test_jobs_are_followed_side_by_side_on_one_event_loop() -> None:
+    jobs = [speak.run_async(word) for word in ("one", "two", "three")]
+    lines: list[bytes] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Output):
+            lines.append(event.text)
+
+    async def all_of_them() -> list[JobStatus]:
+        outcomes = await asyncio.gather(*(afollow(Follower(job._job), emit) for job in jobs))
+        return [outcome.status for outcome in outcomes]
+
+    assert asyncio.run(all_of_them()) == [JobStatus.SUCCEEDED] * 3
+    assert sorted(lines) == [b"one\n", b"three\n", b"two\n"]
+    assert [job.result() for job in jobs] == ["one", "two", "three"]
+
+
+def test_cancelling_a_follower_only_detaches(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job: JobHandle[str] = wait_for.run_async(str(gate))
+
+    async def detach() -> None:
+        spoke = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Output):
+                loop.call_soon_threadsafe(spoke.set)
+
+        task = asyncio.ensure_future(afollow(Follower(job._job), emit))
+        await asyncio.wait_for(spoke.wait(), 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(detach())
+    assert watcher_of(job._job.store)._followers == 0
+    assert job.status() is JobStatus.RUNNING
+    gate.touch()
+    assert job.result() == "gone through"
+
+
+def test_what_a_sink_raises_reaches_the_one_who_follows() -> None:
+    job = speak.run_async("one")
+
+    def emit(event: Event) -> None:
+        raise OSError("the sink is full")
+
+    async def follow() -> None:
+        with pytest.raises(OSError, match="the sink is full"):
+            await afollow(Follower(job._job), emit)
+
+    asyncio.run(follow())
+    assert job.result() == "one"
+
+
+def test_many_followers_share_few_threads() -> None:
+    class Slow(Follower):
+        running = most = 0
+        lock = threading.Lock()
+
+        def step(self, emit: object = None) -> None:
+            with Slow.lock:
+                Slow.running += 1
+                Slow.most = max(Slow.most, Slow.running)
+            threading.Event().wait(0.005)
+            with Slow.lock:
+                Slow.running -= 1
+
+    job = speak.run_async("one")
+    hands = Hands(most=2)
+
+    async def twenty() -> None:
+        await asyncio.gather(*(hands.take(Slow(job._job), None) for _ in range(20)))
+
+    asyncio.run(twenty())
+    assert Slow.most == 2
+    assert job.result() == "one"
+
+
+def test_a_ring_between_a_look_and_the_sleep_is_not_missed() -> None:
+    job = speak.run_async("one")
+
+    async def sleep() -> None:
+        with watcher_of(job._job.store).following_async(job.job_id) as doze:
+            doze.clear()
+            doze()  # from the watcher's thread, while the follower looks
+            await asyncio.sleep(0)
+            await asyncio.wait_for(doze.sleep(3600), 60)
+
+    asyncio.run(sleep())
+    assert job.result() == "one"

@@ -1,0 +1,168 @@
+"""The log: every host's stdout and stderr, lines intact, in order per host, and live."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.follow import Follower, Printer, follow
+from kinetic_orchestration.values import Event, Metrics, Output, Progress
+from tests.faults.helpers import load_jobs, wait_until
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_jobs(tmp_path_factory.mktemp("logs") / "project", "log_jobs")
+
+
+def started(function: Any, *arguments: Any, accelerator: str = "cpu") -> kinetic.JobHandle[Any]:
+    return kinetic.run(accelerator=accelerator)(function).run_async(*arguments)
+
+
+def heard(job: kinetic.JobHandle[Any]) -> list[Event]:
+    """What a follower is told from the first line to the end."""
+    told: list[Event] = []
+    assert job.follow(told.append, timeout=60) is not None
+    return told
+
+
+def raw(told: list[Event], host: int = 0, kind: str = "o") -> bytes:
+    return b"".join(
+        event.text for event in told if isinstance(event, Output) and (event.host, event.kind) == (host, kind)
+    )
+
+
+BAR = b"".join(b"\r%3d%% done" % percent for percent in range(0, 101, 10)) + b"\nfinished\n"
+
+
+@pytest.mark.parametrize(
+    ("what", "written"),
+    [
+        ("no final newline", b"first\nwithout an end"),
+        ("progress bar", BAR),
+        ("carriage return and newline, apart", b"".join(b"line %d\r\n" % number for number in range(5))),
+        ("a megabyte", b"a" * (1 << 20) + b"\n" + b"b" * (1 << 20) + b"\n"),
+        ("invalid UTF-8", b"caf\xe9 \xff\xfe\x00 ok\n" + "größer, 大きい\n".encode()),
+        ("a frame's own mark", b"\x1eo 12 4\nabcd\n\x1e\n"),
+    ],
+)
+def test_what_a_program_writes_is_kept_byte_for_byte(jobs: Any, what: str, written: bytes) -> None:
+    job = started(jobs.writes_what, what)
+    told = heard(job)
+    assert raw(told) == written
+    assert raw(list(job.events())) == written
+    shown = job.logs()
+    assert shown is not None
+    assert shown.rstrip("\n") == written.decode("utf-8", "backslashreplace").rstrip("\n")
+    for event in told:  # a line is never cut into two events
+        if isinstance(event, Output) and what != "no final newline":
+            assert event.text[-1:] in b"\n\r"
+
+
+def test_a_carriage_return_and_its_newline_are_one_end_of_line(jobs: Any) -> None:
+    told = heard(started(jobs.writes_what, "carriage return and newline, apart"))
+    assert all(event.text.endswith(b"\r\n") for event in told if isinstance(event, Output))
+
+
+def test_the_lines_of_a_child_that_forks_are_whole_too(jobs: Any) -> None:
+    lines = raw(heard(started(jobs.writes_what, "a child that forks"))).decode().splitlines()
+    for who in ("child", "parent"):
+        assert [line for line in lines if line.startswith(who)] == [f"{who} {number}" for number in range(20)]
+    assert len(lines) == 40
+
+
+def test_a_child_that_prints_for_ever_does_not_keep_the_job_from_ending(jobs: Any) -> None:
+    job = started(jobs.writes_what, "a child that never stops")
+    began = time.monotonic()
+    lines = raw(heard(job)).decode().splitlines()
+    assert time.monotonic() - began < 10
+    assert set(lines) == {"still here"}
+
+
+def test_a_program_that_closes_its_output_goes_on(jobs: Any, tmp_path: Path) -> None:
+    job = started(jobs.writes_what, "closes its output", str(tmp_path / "go"))
+    time.sleep(0.3)
+    assert job.status() is kinetic.JobStatus.RUNNING
+    (tmp_path / "go").touch()
+    assert raw(heard(job)) == b"before\n"
+
+
+def test_a_line_is_seen_while_the_job_still_runs_within_a_second(jobs: Any, tmp_path: Path) -> None:
+    job = started(jobs.one_by_one, str(tmp_path))
+    told: list[Event] = []
+    follower = threading.Thread(target=job.follow, args=(told.append,), kwargs={"timeout": 30})
+    follower.start()
+    for number in range(3):
+        (tmp_path / str(number)).touch()
+        asked = time.monotonic()
+        wait_until(lambda number=number: f"line {number} ".encode() in raw(told))
+        assert time.monotonic() - asked < 1.0
+        assert number == 2 or job.status() is kinetic.JobStatus.RUNNING
+    follower.join(20)
+    assert not follower.is_alive()
+    for line in raw(told).splitlines():
+        printed = float(line.split()[-1])
+        stamped = next(event.time for event in told if isinstance(event, Output) and line in event.text)
+        assert -0.05 < stamped - printed < 1.0
+
+
+def test_a_commands_lines_are_live_too(tmp_path: Path) -> None:
+    """Python below it would keep them until it ends, for its output is no terminal."""
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "work.py").write_text(
+        "import os, time\nprint('live')\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\n    "
+        f"if os.path.exists({str(tmp_path / 'go')!r}):\n        break\n"
+    )
+    job = kinetic.command([sys.executable, "work.py"], accelerator="cpu", cwd=tmp_path)
+    wait_until(lambda: "live" in (job.logs() or ""), within=10)
+    assert job.status() is kinetic.JobStatus.RUNNING
+    (tmp_path / "go").touch()
+    assert raw(heard(job)) == b"live\n"
+
+
+def test_200_000_lines_arrive_in_order_and_nothing_is_lost(jobs: Any) -> None:
+    job = started(jobs.writes_lines, 200_000)
+    assert raw(heard(job)) == b"".join(b"line %d of host 0\n" % number for number in range(200_000))
+    assert job.result(timeout=10) == 200_000
+
+
+def test_every_host_keeps_its_own_order(jobs: Any) -> None:
+    told = heard(started(jobs.writes_lines, 3000, accelerator="v5e-16"))
+    for host in range(4):
+        assert raw(told, host) == b"".join(b"line %d of host %d\n" % (number, host) for number in range(3000))
+        times = [event.time for event in told if isinstance(event, Output) and event.host == host]
+        assert times == sorted(times)
+
+
+def test_stdout_and_stderr_are_told_apart_and_each_keeps_its_order(jobs: Any) -> None:
+    told = heard(started(jobs.both_streams, 500))
+    assert raw(told, kind="o") == b"".join(b"out %d\n" % number for number in range(500))
+    assert raw(told, kind="e") == b"".join(b"err %d\n" % number for number in range(500))
+
+
+def test_metrics_and_progress_are_records_beside_the_lines(jobs: Any) -> None:
+    told = heard(started(jobs.metrics, 20))
+    assert raw(told) == b"".join(b"step %d\n" % number for number in range(20))
+    metrics = [event for event in told if isinstance(event, Metrics)]
+    assert [(event.step, event.values) for event in metrics] == [
+        (number, {"loss": 1.0 / (number + 1)}) for number in range(20)
+    ]
+    assert [event.done for event in told if isinstance(event, Progress)] == [float(number + 1) for number in range(20)]
+
+
+def test_lines_of_several_hosts_never_mix_on_the_terminal(jobs: Any) -> None:
+    shown: list[str] = []
+    job = started(jobs.writes_lines, 200, accelerator="v5e-16")
+    assert follow(Follower(job._job), Printer(4, shown.append, changes=lambda _: None), timeout=60) is not None
+    lines = "".join(shown).splitlines()
+    assert sorted(lines) == sorted(
+        f"[host {host}] line {number} of host {host}" for host in range(4) for number in range(200)
+    )
