@@ -43,7 +43,7 @@ def main() -> None:
     if go["argv"]:
         _become(go["argv"])
     # Apart from stderr, so that a stack dump is neither mixed into the program's lines nor taken for its progress.
-    stacks = os.open(go["stacks"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    stacks = os.open(f"{go['stacks']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
     sys.argv = [go["name"]]

@@ -76,7 +76,7 @@ class Host:
         self.beaten = (0.0, "")
         self.progress: dict[str, Any] = {}
         self.events_read = 0
-        self.stacks_read = 0
+        self.stacks_read: dict[str, int] = {}
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self.beats_read = 0.0
         self.state = wire.STARTING
@@ -185,6 +185,7 @@ class Host:
                 self._spawn(sys.executable, program.COMMAND)
             else:
                 self._spawn(self.ready.python, program.FUNCTION)
+        os.makedirs(self.stacks, exist_ok=True)
         addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
         env = {
             **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
@@ -209,6 +210,7 @@ class Host:
         agent = sys.path[0]
         if task["argv"]:
             env["KINETIC_SITE"] = agent
+            env["KINETIC_STACKS"] = self.stacks
             path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *self.ready.path]
             inherited = [] if task["environment"] else [os.environ.get("PYTHONPATH", "")]
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, *inherited]))
@@ -608,26 +610,28 @@ class Host:
         self.preempted = f"this host received {processes.signal_name(number)}"
 
     def _dump_stacks(self) -> None:
-        """Into the log, as our own words: the program's silence goes on."""
-        if not self.child or self.task["argv"] or not os.path.exists(self.stacks):
-            return
-        processes.send(self.child, signal.SIGUSR2)
+        """Into the log, as our own words: the program's silence goes on. A process that can, has a file for it."""
+        able = set(map(int, os.listdir(self.stacks))) if self.running else set()
+        waited = {process.pid for process in processes.descendants(os.getpid())} & able
+        for pid in waited:
+            processes.send(pid, signal.SIGUSR2)
         deadline = time.monotonic() + 1.0
-        while not self._read_stacks() and self.child and time.monotonic() < deadline:
+        while waited and self.child and time.monotonic() < deadline:
             self._pump(0.02)
+            waited -= self._read_stacks()
 
-    def _read_stacks(self) -> bool:
-        try:
-            with open(self.stacks, "rb") as file:
-                file.seek(self.stacks_read)
+    def _read_stacks(self) -> set[int]:
+        """Move what was dumped to the log; whose it was."""
+        moved = set()
+        for name in os.listdir(self.stacks) if self.running else ():
+            with open(os.path.join(self.stacks, name), "rb") as file:
+                file.seek(self.stacks_read.get(name, 0))
                 data = file.read()
-        except OSError:
-            return False
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole:
-            self.stacks_read += len(whole)
-            self.log.write(frames.NOTE, whole)
-        return bool(whole)
+            if whole := data[: data.rfind(b"\n") + 1]:
+                self.stacks_read[name] = self.stacks_read.get(name, 0) + len(whole)
+                self.log.write(frames.NOTE, whole)
+                moved.add(int(name))
+        return moved
 
     def _note(self, text: str) -> None:
         self.log.write(frames.NOTE, text.encode() + b"\n")

@@ -134,12 +134,14 @@ def _environment(
         discard(records, names.blob(wanted["lock"]))
         raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
     try:
-        return environment.ensure(
+        python = environment.ensure(
             record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
             uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
         )  # fmt: skip
+        environment.hold(python)  # for as long as this agent lives
     except environment.BuildFailed as error:
         raise NotReady(str(error)) from None
+    return python
 
 
 def _package(records: FileRecords, item: dict[str, str], folder: str) -> str:

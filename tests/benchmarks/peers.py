@@ -153,7 +153,9 @@ def _launches(python: str, there: set[str], folder: Path) -> Iterator[Figure]:
     if "metaflow" in there:
         flow = folder / "flow.py"
         flow.write_text(METAFLOW)
-        found["metaflow"] = _run(python, METAFLOW_RUN, str(flow), str(folder), METAFLOW_HOME=str(folder), USER="benchmark")
+        found["metaflow"] = _run(
+            python, METAFLOW_RUN, str(flow), str(folder), METAFLOW_HOME=str(folder), USER="benchmark"
+        )
     for name, (line, value) in found.items():
         yield measure.figure(f"peers.first_line.{name}", line * 1e3, "ms", first, None)
         yield measure.figure(f"peers.result.{name}", value * 1e3, "ms", result, None)
