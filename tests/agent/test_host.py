@@ -208,6 +208,24 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
     assert text(events(job), 0) == "ready\nsaved the model\n"
 
 
+def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "work.py").write_text(
+        "import subprocess, sys, time\n"
+        "def hangs_here():\n    time.sleep(60)\n"
+        "def waits_for_it():\n    subprocess.run([sys.executable, 'work.py', 'child'])\n"
+        "hangs_here() if sys.argv[1:] else waits_for_it()\n"
+    )
+    shell = ["sh", "-c", f"{sys.executable} work.py; true"]
+    limits = kinetic.Limits(stall=1.5)
+    job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path, limits=limits, retry=NONE)._job
+    notes = text(events(job), 0, kinds="n")
+    assert "in hangs_here" in notes
+    assert "in waits_for_it" in notes
+    with pytest.raises(JobLost, match="no host printed"):
+        result(job)
+
+
 # ---- agents and guards that are killed ---------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
-"""Lets a command's own Python join its slice: first on its PYTHONPATH, and followed by the one it hides."""
+"""Lets a command's own Python join its slice and show its stacks: first on its PYTHONPATH, and followed by the one it
+hides.
+"""
 
 import importlib.machinery
 import os
@@ -15,6 +17,21 @@ def _join():
         distributed.install()
 
 
+def _show_stacks():
+    # type: () -> None
+    """Whoever has a file there can be asked for its stacks."""
+    if sys.version_info >= (3, 10) and "KINETIC_STACKS" in os.environ:
+        import faulthandler
+        import signal
+
+        try:
+            path = os.path.join(os.environ["KINETIC_STACKS"], str(os.getpid()))
+            stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:  # the job is over, or this is another user
+            return
+        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+
+
 def _go_on():
     # type: () -> None
     """Become the environment's own sitecustomize, as if this one had never been there."""
@@ -28,4 +45,5 @@ def _go_on():
 
 
 _join()
+_show_stacks()
 _go_on()
