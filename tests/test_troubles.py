@@ -71,7 +71,7 @@ def too_much_for_the_disk() -> bytes:
 
 
 def test_a_disk_that_fills_while_the_value_is_written_is_not_blamed_on_the_value(home: Path) -> None:
-    with pytest.raises(errors.JobError, match="the value could not be written to .*: File too large") as raised:
+    with pytest.raises(errors.JobError, match=r"the value could not be written to .*: File too large") as raised:
         too_much_for_the_disk.run_async().result(timeout=60)
     assert not isinstance(raised.value, errors.ResultNotPicklable)
 
