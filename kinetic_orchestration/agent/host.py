@@ -7,24 +7,19 @@ nothing else; whoever submitted the job may be gone.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import select
 import signal
 import sys
 import time
-from _thread import allocate_lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from kinetic_orchestration.agent import distributed, frames, names, processes, program, rules, wire
 from kinetic_orchestration.agent.assignment import Assignment
+from kinetic_orchestration.agent.output import EMULATION, LogWriter, widen, without_emulation
+from kinetic_orchestration.agent.patience import Patient
 from kinetic_orchestration.agent.records import FileRecords, Record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_T = TypeVar("_T")
 
 TICK = 0.05
 BEAT = 1.0
@@ -32,13 +27,6 @@ TAIL = 8 << 10
 LAST_WORDS = 2.0  # for what the program left running and still prints
 LOOK_AT_OTHERS = 5.0
 REPORT_SILENCE = 600.0
-STORE_PATIENCE = 60.0
-PASSING = (
-    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT,
-    errno.EAGAIN,
-)  # fmt: skip
-# What the transport that stands in for the chips' links says, once for each device.
-EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
 class Host:
@@ -175,7 +163,7 @@ class Host:
         self.child, self.go = started.pid, started.go
         for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
             os.set_blocking(end, False)
-            _widen(end)
+            widen(end)
             self.pipes[end] = (stream, frames.Lines())
 
     def _start(self) -> None:
@@ -652,93 +640,11 @@ def _exit_of_report(report: dict[str, Any]) -> rules.Exit:
     return rules.Exit(report["code"], report.get("cause", wire.USER), report.get("message", ""))
 
 
-class Patient(FileRecords):
-    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute."""
-
-    def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
-        return self._again(super().create, name, data)
-
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
-        return self._again(super().put, name, data)
-
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        return self._again(super().read, name, start, end)
-
-    def append(self, name: str, data: bytes | bytearray | memoryview) -> None:
-        self._again(super().append, name, data)
-
-    def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        try:
-            return self._again(super().upload, name, path, move=move)
-        except FileNotFoundError:
-            if self.local_path(name) is None:
-                raise
-            return True  # moved already, by a try whose answer was lost
-
-    def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-        deadline, pause = 0.0, 0.02
-        while True:
-            try:
-                return verb(*arguments, **options)
-            except OSError as error:
-                now = time.monotonic()
-                deadline = deadline or now + STORE_PATIENCE
-                if error.errno not in PASSING or now > deadline:
-                    raise
-            time.sleep(pause)
-            pause = min(pause * 2, 1.0)
-
-
-def without_emulation(whole: bytes) -> bytes:
-    """Leave out what Gloo says of itself, sixteen times over, where processes stand for the hosts of a slice."""
-    import re
-
-    pattern = rb"(?m)^(?:\[Gloo\] Rank \d+ is connected to )?\d+" + re.escape(EMULATION) + rb" : \d+\n"
-    return re.sub(pattern, b"", whole)
-
-
-class LogWriter:
-    """Appends frames to this host's segments and rings the bell."""
-
-    def __init__(self, records: FileRecords, job: str, attempt: int, host: int) -> None:
-        self._records = records
-        self._key = (job, attempt, host)
-        self.segment = 0
-        self.offset = 0
-        self._time = 0.0
-        self._lock = allocate_lock()  # what prepares the host has a thread of its own, and notes to write
-
-    def write(self, kind: str, payload: bytes) -> None:
-        with self._lock:
-            self._write(kind, payload)
-
-    def _write(self, kind: str, payload: bytes) -> None:
-        self._time = max(self._time, self._records.now())  # the store's, so that hosts agree; never backwards
-        if self.offset > frames.SEGMENT_BYTES:
-            self._append(frames.encode(frames.NEXT, self._time, b""))
-            self.segment += 1
-            self.offset = 0
-        self._append(frames.encode(kind, self._time, payload))
-        self._records.ring(self._key[0])
-
-    def _append(self, data: bytes) -> None:
-        self._records.append(names.segment(*self._key, self.segment), data)
-        self.offset += len(data)
-
-
 def _raised() -> str:
     """The traceback of the exception that is being handled."""
     import traceback
 
     return traceback.format_exc()
-
-
-def _widen(pipe: int) -> None:
-    """A wider pipe lets the program run on while the agent is busy. Linux only, and only a wish."""
-    import fcntl
-
-    with contextlib.suppress(OSError, AttributeError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
 def _free_ports(hosts: int) -> dict[str, int]:

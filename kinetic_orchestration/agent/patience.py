@@ -1,0 +1,57 @@
+"""The record store for those who must not give up at once: asked again while a file system refuses for a moment."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kinetic_orchestration.agent.records import FileRecords, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+STORE_PATIENCE = 60.0
+PASSING = (
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT,
+    errno.EAGAIN,
+)  # fmt: skip
+
+
+class Patient(FileRecords):
+    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute."""
+
+    def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
+        return self._again(super().create, name, data)
+
+    def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
+        return self._again(super().put, name, data)
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
+        return self._again(super().read, name, start, end)
+
+    def append(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        self._again(super().append, name, data)
+
+    def upload(self, name: str, path: str, *, move: bool = False) -> bool:
+        try:
+            return self._again(super().upload, name, path, move=move)
+        except FileNotFoundError:
+            if self.local_path(name) is None:
+                raise
+            return True  # moved already, by a try whose answer was lost
+
+    def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+        deadline, pause = 0.0, 0.02
+        while True:
+            try:
+                return verb(*arguments, **options)
+            except OSError as error:
+                now = time.monotonic()
+                deadline = deadline or now + STORE_PATIENCE
+                if error.errno not in PASSING or now > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
