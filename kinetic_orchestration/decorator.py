@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.notices import warn
+from kinetic_orchestration.notices import warn, warn_once
 from kinetic_orchestration.spec import (
     JobSpec,
     Options,
@@ -155,7 +155,8 @@ class RemoteCallable(Generic[P, R]):
         """One job for each input: a dict is passed as keyword arguments, a list or tuple as positional ones."""
         from kinetic_orchestration.batch import submit_all
 
-        del project, cluster
+        if project or cluster:
+            warn_once("project= and cluster= of run_async_map have no meaning here: the jobs go where run() says")
         return submit_all(
             self._spec, inputs, input_mode=input_mode, max_concurrent=max_concurrent, retries=retries,
             fail_fast=fail_fast, cancel_running_on_fail=cancel_running_on_fail, name=name, tags=tags,

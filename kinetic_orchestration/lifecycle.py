@@ -220,8 +220,9 @@ def _tell(cursor: Cursor, phase: str, message: str) -> tuple[Change, ...]:
 
 def _why(verdict: wire.Verdict) -> str:
     where = f" on host {verdict.host}" if verdict.host is not None else ""
+    cause = "error" if verdict.cause == wire.USER else verdict.cause
     reason = verdict.reason.strip().splitlines()[-1] if verdict.reason.strip() else ""
-    return f"{verdict.cause}{where}: {reason}" if reason else f"{verdict.cause}{where}"
+    return f"{cause}{where}: {reason}" if reason else f"{cause}{where}"
 
 
 def _over_total(seen: Glimpse, policy: Policy) -> str:

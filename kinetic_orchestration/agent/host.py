@@ -637,7 +637,9 @@ class Refused(Exception):
 
 
 def _exit_of_report(report: dict[str, Any]) -> rules.Exit:
-    return rules.Exit(report["code"], report.get("cause", wire.USER), report.get("message", ""))
+    kind, message = report.get("type", "").rpartition(".")[2], report.get("message", "")
+    reason = f"{kind}: {message}" if kind and report["kind"] == "exception" else message
+    return rules.Exit(report["code"], report.get("cause", wire.USER), reason)
 
 
 def _raised() -> str:
