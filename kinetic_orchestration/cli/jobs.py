@@ -280,8 +280,7 @@ def _attempt_row(attempt: Attempt) -> tuple[str, str, str, str]:
     if attempt.ended is None or attempt.began is None or verdict is None:
         return str(attempt.number), "", "", ""
     where = f" on host {verdict.host}" if verdict.host is not None else ""
-    kind = f"{verdict.failure.type}: " if verdict.failure is not None and verdict.failure.type else ""
-    why = f"{verdict.cause}{where}: {kind}{verdict.reason.strip()}" if verdict.cause else ""
+    why = f"{verdict.cause}{where}: {verdict.reason.strip()}" if verdict.cause else ""
     return str(attempt.number), age(attempt.ended - attempt.began), verdict.kind, (why.splitlines() or [""])[0]
 
 
