@@ -195,23 +195,26 @@ class _Uv:
         self.text = ""
 
     def fails(self, arguments: Sequence[str]) -> bool:
+        """Its exit code is the last line of what is read: the agent's loop collects whatever child ends, and may well
+        be first to see it. Without that line it was killed.
+        """
         import subprocess
 
-        try:
-            done = subprocess.run(
-                [self.path, *arguments, "--no-progress", "--color", "never"],
-                env=self.environ,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(self.descriptor,),
-                check=False,
-            )
-        except FileNotFoundError as error:
-            raise BuildFailed(_no_uv(self.path)) from error
-        self.text = redact(done.stdout.decode(errors="replace")).strip()
-        return done.returncode != 0
+        done = subprocess.run(
+            ["sh", "-c", '"$@"; code=$?; echo; echo $code', "sh", self.path, *arguments, "--no-progress", "--color", "never"],
+            env=self.environ,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(self.descriptor,),
+            check=False,
+        )
+        text, _, code = done.stdout.decode(errors="replace").rstrip("\n").rpartition("\n")
+        if code == "127":
+            raise BuildFailed(_no_uv(self.path))
+        self.text = redact(text).strip()
+        return code != "0"
 
     def __call__(self, arguments: Sequence[str]) -> None:
         if self.fails(arguments):

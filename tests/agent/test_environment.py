@@ -18,6 +18,7 @@ import pytest
 from kinetic_orchestration.agent import environment
 from kinetic_orchestration.agent.environment import BuildFailed, ensure, hold, prune
 from kinetic_orchestration.packaging.requirements import Lock, lock, uv_settings
+from kinetic_orchestration.packaging.resolution import find_uv
 from tests.packaging.wheels import offline, wheel
 
 
@@ -279,3 +280,34 @@ def test_the_builder_needs_only_the_standard_library_of_an_old_python(host: Host
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert "subprocess" not in done.stdout
     assert "hashlib" not in done.stdout
+
+
+REAPED = """
+import os, sys, threading
+from kinetic_orchestration.agent import environment
+
+def collect():
+    while True:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            pass
+
+threading.Thread(target=collect, daemon=True).start()
+lock = "nowhere-to-be-found==1.0 --hash=sha256:" + "0" * 64
+for attempt in range(5):
+    try:
+        environment.ensure(lock + "\\n" * attempt, str(attempt), sys.argv[1], uv=sys.argv[2])
+    except environment.BuildFailed:
+        print("failed")
+"""
+
+
+def test_a_failed_build_is_known_though_somebody_else_collects_its_process(tmp_path: Path) -> None:
+    """The agent's loop waits for every child of the process while an environment is built on a thread beside it."""
+    env = {**offline(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "UV_NO_INDEX": "1", "UV_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", REAPED, str(tmp_path / "environments"), find_uv(os.environ)],
+        env=env, capture_output=True, text=True, timeout=90, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["failed"] * 5, done.stderr
