@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -370,7 +371,7 @@ def test_following_only_the_tail_of_a_log(ko: Ko, home: Path) -> None:
 
 def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
     job = ended(speak.run_async())
-    pipe = f"{' '.join(KO)} logs {job.job_id} | head -1"
+    pipe = f"{shlex.join(KO)} logs {job.job_id} | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", pipe], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 

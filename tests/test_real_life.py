@@ -42,7 +42,7 @@ PROGRAM = """
     def work(x):
         import late
         folder = os.path.dirname(os.path.abspath(sibling.__file__))
-        return sibling.double(x) + late.ONE, os.getcwd(), sorted(os.listdir(folder))
+        return sibling.double(x) + late.ONE, os.getcwd(), sorted(name for name in os.listdir(folder) if name != '__pycache__')
 
     if __name__ == "__main__":
         value, cwd, files = work(20)

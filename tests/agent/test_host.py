@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import signal
 import sys
 import time
@@ -201,7 +202,7 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
         "def say(*_):\n    time.sleep(0.3)\n    print('saved the model')\n    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, say)\nprint('ready')\ntime.sleep(60)\n"
     )
-    shell = ["sh", "-c", f"{sys.executable} work.py; true"]
+    shell = ["sh", "-c", f"{shlex.quote(sys.executable)} work.py; true"]
     job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path)._job
     said(job, "ready")
     act.cancel(job, "", "a test")
@@ -216,7 +217,7 @@ def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_p
         "def waits_for_it():\n    subprocess.run([sys.executable, 'work.py', 'child'])\n"
         "hangs_here() if sys.argv[1:] else waits_for_it()\n"
     )
-    shell = ["sh", "-c", f"{sys.executable} work.py; true"]
+    shell = ["sh", "-c", f"{shlex.quote(sys.executable)} work.py; true"]
     limits = kinetic.Limits(stall=1.5)
     job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path, limits=limits, retry=NONE)._job
     notes = text(events(job), 0, kinds="n")
