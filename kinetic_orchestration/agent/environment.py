@@ -187,6 +187,9 @@ def _build(folder: str, lock_text: str, python: str, run: _Uv, note: Callable[[s
     note(f"the environment is ready after {time.monotonic() - started:.1f} s")
 
 
+TELLING = '"$@"; code=$?; echo; echo $code'
+
+
 class _Uv:
     """Runs uv without a terminal, with the builder's lock in its hands."""
 
@@ -201,7 +204,7 @@ class _Uv:
         import subprocess
 
         done = subprocess.run(
-            ["sh", "-c", '"$@"; code=$?; echo; echo $code', "sh", self.path, *arguments, "--no-progress", "--color", "never"],
+            ["sh", "-c", TELLING, "sh", self.path, *arguments, "--no-progress", "--color", "never"],
             env=self.environ,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
