@@ -25,11 +25,11 @@ from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import ABSENT, Cancel, Glimpse, Intent, Observation
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
-SLOWEST_TICK = 0.02
+SLOWEST_TICK = 0.04
 SLOWING = 1.05
 PACE = 1.0  # between two looks at a job that does not ring, while few are followed
-SLOWEST = 20.0
-FOLLOWERS_PER_SECOND = 50  # looks that one process takes a second, however many jobs it follows
+SLOWEST = 40.0
+FOLLOWERS_PER_SECOND = 25  # looks that one process takes a second, however many jobs it follows
 
 
 def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, *, once_more: bool = True) -> Glimpse:
