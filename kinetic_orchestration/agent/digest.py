@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
@@ -25,20 +25,6 @@ _PENDING = 4
 def of_bytes(data: bytes | bytearray | memoryview) -> str:
     with Hasher() as hasher:
         hasher.update(data)
-        return hasher.digest()
-
-
-def of_file(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return of_stream(file, os.fstat(file.fileno()).st_size)
-
-
-def of_stream(file: BinaryIO, size: int) -> str:
-    if size <= CHUNK:
-        return hashlib.sha256(file.read()).hexdigest()
-    with Hasher() as hasher:
-        while data := file.read(CHUNK):
-            hasher.update(data)
         return hasher.digest()
 
 
