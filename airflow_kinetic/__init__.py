@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_kinetic.decorators.kinetic import kinetic_task
+    from airflow_kinetic.hooks.kinetic import KineticHook
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
+    from airflow_kinetic.operators.reap import KineticReapOperator
+    from airflow_kinetic.sensors.kinetic import KineticJobSensor
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
 _HOMES = {
+    "KineticHook": "hooks.kinetic",
+    "KineticJobSensor": "sensors.kinetic",
     "KineticJobTrigger": "triggers.kinetic",
+    "KineticReapOperator": "operators.reap",
     "KineticTPUOperator": "operators.kinetic",
     "kinetic_task": "decorators.kinetic",
 }
 
-__all__ = ["KineticJobTrigger", "KineticTPUOperator", "kinetic_task"]
+__all__ = [
+    "KineticHook", "KineticJobSensor", "KineticJobTrigger", "KineticReapOperator", "KineticTPUOperator", "kinetic_task",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SECTION = "kinetic"
+DEFAULTS = {"xcom_limit": "49152", "log_lines_per_second": "200"}
 _NAME = "Kinetic Orchestration"
 
 
@@ -13,7 +15,44 @@ def get_provider_info() -> dict[str, Any]:
         "name": _NAME,
         "description": "Python training steps on TPUs, without a server, a cluster or an image build.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
-        "operators": [{"integration-name": _NAME, "python-modules": ["airflow_kinetic.operators.kinetic"]}],
-        "triggers": [{"integration-name": _NAME, "python-modules": ["airflow_kinetic.triggers.kinetic"]}],
+        "hooks": _modules("hooks"),
+        "operators": [*_modules("operators"), *_modules("operators", "reap")],
+        "sensors": _modules("sensors"),
+        "triggers": _modules("triggers"),
+        "extra-links": [f"airflow_kinetic.links.kinetic.{name}" for name in _LINKS],
         "task-decorators": [{"name": "kinetic", "class-name": "airflow_kinetic.decorators.kinetic.kinetic_task"}],
+        "config": {
+            SECTION: {
+                "description": "Kinetic jobs as Airflow tasks.",
+                "options": {
+                    "xcom_limit": {
+                        "description": (
+                            "The most bytes of JSON that a job's value may have to go to XCom itself. A larger one, or "
+                            "one that is no JSON, stays in the job's store, and XCom has its URI."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": None,
+                        "default": DEFAULTS["xcom_limit"],
+                    },
+                    "log_lines_per_second": {
+                        "description": (
+                            "How many lines of its jobs one triggerer writes to the logs of all its tasks together. "
+                            "What is beyond is counted, and stays in the job's own log."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": None,
+                        "default": DEFAULTS["log_lines_per_second"],
+                    },
+                },
+            }
+        },
     }
+
+
+_LINKS = ("KineticJobLink", "KineticLogLink", "KineticConsoleLink", "KineticCurvesLink", "KineticProfileLink")
+
+
+def _modules(kind: str, name: str = "kinetic") -> list[dict[str, Any]]:
+    return [{"integration-name": _NAME, "python-modules": [f"airflow_kinetic.{kind}.{name}"]}]

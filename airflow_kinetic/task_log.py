@@ -2,50 +2,218 @@
 
 Airflow sorts a task's records by time and drops a record that is equal to the one before it. So each line
 carries the time of its host, made strictly later than that host's line before: order and repeated lines are
-kept, and a trigger that reads again after a restart writes equal records, which are dropped.
+kept, and a trigger that reads again after a restart writes equal records, which are dropped. It sorts by whole
+milliseconds, though, and what it finds in one of them by the line of the file, of which each trigger writes its own:
+lines that share one would come in another order then, and twice. So each has one for itself, and hosts take turns.
+
+A triggerer writes the logs of all its tasks on one event loop, which stands still for all of them when a single one
+pours. So they share a budget of lines, and what is beyond it stays in the store, counted. What a trigger finds when it
+begins is held back until it has all of that: of many lines the newest are written, for those may be shown nowhere yet.
 """
 
 from __future__ import annotations
 
 import contextvars
 import datetime
+import heapq
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
 
 from kinetic_orchestration.follow import Printer
-from kinetic_orchestration.values import Change, Event, Output
+from kinetic_orchestration.values import Change, Event, Metrics, Output, Progress
+
+LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
+BURST_SECONDS = 10.0
+PAUSE_SECONDS = 1.0  # of who was refused, else every line would come with one that tells what was left out before it
+PROGRESS_SECONDS = 1.0
+TURNS = 64  # hosts that are kept apart: a host has every 64th millisecond
+MOST_MOVED = 1_000_000  # microseconds: of a host that says more than there are milliseconds, lines share some
+MOST_CHARACTERS = 16_384  # of a line; the store has lines of megabytes
+MOST_AGAIN = 2_000  # lines of what was there before, and may have been written before
+LEAST_AGAIN = 20  # of them, though the budget be spent
+MOST_METRICS = 32  # names; they travel in an event and lie in Airflow's database
+
+
+class Budget:
+    """So many lines a second for all who share it, and a burst of ten seconds' worth."""
+
+    def __init__(self, per_second: float = LINES_PER_SECOND, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_second
+        self._most = per_second * BURST_SECONDS
+        self._left = self._most
+        self._now = now
+        self._since = now()
+        self._lock = threading.Lock()
+
+    def take(self, *, again: bool = False) -> bool:
+        """Whether there is room for one line more; `again`: for whom there was none last time."""
+        enough = max(1.0, self._rate * PAUSE_SECONDS) if again else 1.0
+        with self._lock:
+            now = self._now()
+            self._left = min(self._most, self._left + (now - self._since) * self._rate)
+            self._since = now
+            if self._left < enough:
+                return False
+            self._left -= 1.0
+            return True
+
+    def spent(self) -> float:
+        """Lines that were written of late."""
+        with self._lock:
+            return max(0.0, self._most - self._left - (self._now() - self._since) * self._rate)
+
+    def take_up_to(self, lines: int) -> int:
+        """For how many lines there is room at once, so that there is some for the next second's, too."""
+        with self._lock:
+            now = self._now()
+            self._left = min(self._most, self._left + (now - self._since) * self._rate)
+            self._since = now
+            taken = max(0, min(lines, int(self._left - self._rate)))
+            self._left -= taken
+            return taken
 
 
 class TaskLog:
-    """An `emit` of the core. Good in any thread: a triggerer finds the task by the context of its caller."""
+    """An `emit` of the core. Good in any thread: a triggerer finds the task by the context of its caller.
 
-    def __init__(self, hosts: int) -> None:
+    Without `lines` only what becomes of the job is told. `metrics`: what was told before, by a process before this one.
+    """
+
+    __slots__ = (
+        "_budget", "_changes", "_context", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines", "_lock",
+        "_log", "_passed", "_progressed", "_resumed", "_whole_log", "metrics",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hosts: int,
+        *,
+        budget: Budget | None = None,
+        whole_log: str = "",
+        lines: bool = True,
+        metrics: dict[str, float | str] | None = None,
+    ) -> None:
+        self.metrics = dict(metrics or {})
         self._hosts = hosts
+        self._budget = budget
+        self._whole_log = whole_log
+        self._lines = lines
+        self._left_out = 0
+        self._held: list[tuple[str, int, str, dict[str, Any]]] | None = None  # a heap, by time
+        self._passed = 0  # older ones than are held
         self._latest: dict[int, int] = {}
+        self._resumed: tuple[int, ...] = ()  # attempts that followed one which had hosts
+        self._progressed = -math.inf
+        self._ended = False
+        self._lock = threading.Lock()  # who waits may give up while a step on another thread still tells
         self._context = contextvars.copy_context()
         self._log = structlog.get_logger("kinetic.host")
         self._changes = structlog.get_logger("kinetic.job")
 
     def __call__(self, event: Event) -> None:
-        self._context.run(self._write, event)
+        with self._lock:
+            if not self._ended:
+                self._context.run(self._write, event)
+
+    def hold(self) -> None:
+        """What comes now was there before, and may have been written before."""
+        self._held = []
+
+    def let_go(self) -> None:
+        """That was all of it."""
+        with self._lock:
+            self._context.run(self._write_held)
+
+    def end(self) -> None:
+        """Nothing follows: tell of what was left out last."""
+        self._ended = True
+        with self._lock:
+            self._context.run(self._write_held)
+            self._context.run(self._tell_left_out)
 
     def _write(self, event: Event) -> None:
+        if isinstance(event, Metrics) and event.host == 0:
+            self._note(event)
         if isinstance(event, Change):
+            if event.phase == "resuming" and event.attempt not in self._resumed:  # it may be told twice
+                self._resumed = (*self._resumed, event.attempt)
             for text in _texts(event):
                 self._changes.info(text)
             return
+        if not self._lines or (isinstance(event, Progress) and not self._is_due(event)):
+            return
         where: dict[str, Any] = {"host": event.host} if self._hosts > 1 else {}
-        if event.attempt > 1:
-            where["attempt"] = event.attempt
+        if again := sum(attempt <= event.attempt for attempt in self._resumed):
+            where["attempt"] = again + 1  # as the job counts them for people: a zone without capacity is none
         for text in _texts(event):
-            self._log.info(text, timestamp=self._time(event.host, event.time), **where)
+            moment = self._time(event.host, event.time)
+            if self._held is not None:
+                entry = (moment, len(self._held) + self._passed, text, where)
+                if len(self._held) < MOST_AGAIN:
+                    heapq.heappush(self._held, entry)
+                else:
+                    heapq.heappushpop(self._held, entry)
+                    self._passed += 1
+                continue
+            if self._budget is not None and not self._budget.take(again=self._left_out > 0):
+                self._left_out += 1
+                continue
+            if self._left_out:
+                self._tell_left_out()
+            self._write_line(text, moment, where)
+
+    def _write_line(self, text: str, moment: str, where: dict[str, Any]) -> None:
+        """From this one place, which is in the record: only equal records are shown once."""
+        self._log.info(text, timestamp=moment, **where)
+
+    def _write_held(self) -> None:
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        room = len(held) if self._budget is None else max(LEAST_AGAIN, self._budget.take_up_to(len(held)))
+        passed = self._passed + max(0, len(held) - room)
+        if passed:
+            lines = f"{passed} earlier line{'s are' if passed > 1 else ' is'} not written"
+            self._changes.info(f"{lines} again. All of them, also any that was not shown before: {self._whole_log}")
+        for moment, _, text, where in sorted(held)[-room:]:
+            self._write_line(text, moment, where)
+
+    def _note(self, event: Metrics) -> None:
+        """The newest value of each, as JSON has it."""
+        told: dict[str, float | str] = {} if event.step is None else {"step": event.step}
+        told |= {name: value if math.isfinite(value) else str(value) for name, value in event.values.items()}
+        for name, value in told.items():
+            if name in self.metrics or len(self.metrics) < MOST_METRICS:
+                self.metrics[name] = value
+
+    def _is_due(self, event: Progress) -> bool:
+        """A loop may report each of its steps. By the host's own time, so that a second reading tells the same."""
+        if event.host or (event.done < event.total and event.time - self._progressed < PROGRESS_SECONDS):
+            return False
+        self._progressed = event.time
+        return True
+
+    def _tell_left_out(self) -> None:
+        if self._left_out:
+            lines = f"{self._left_out} line{'s were' if self._left_out > 1 else ' was'} left out here, because this "
+            self._changes.warning(f"{lines}triggerer writes no more at once. All of them: {self._whole_log}")
+            self._left_out = 0
 
     def _time(self, host: int, seconds: float) -> str:
-        moment = max(round(seconds * 1e6), self._latest.get(host, 0) + 1)
+        said = round(seconds * 1e6)
+        at_least = max(said, self._latest.get(host, 0) + 1)
+        millisecond = -(-at_least // 1000)
+        moment = 1000 * (millisecond + (host - millisecond) % min(self._hosts, TURNS))
+        if moment - said > MOST_MOVED:
+            moment = at_least
         self._latest[host] = moment
-        return (_EPOCH + datetime.timedelta(microseconds=moment)).isoformat().replace("+00:00", "Z")
+        shown = _EPOCH + datetime.timedelta(microseconds=moment)
+        return shown.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -61,4 +229,6 @@ def _texts(event: Event) -> Iterator[str]:
         Printer(1, write)(event)
         text = "".join(written)
     for line in text.removesuffix("\n").split("\n") if text else ():
-        yield line.rstrip("\r").rpartition("\r")[2]
+        shown = line.rstrip("\r").rpartition("\r")[2]
+        longer = len(shown) > MOST_CHARACTERS
+        yield f"{shown[:MOST_CHARACTERS]}… ({len(shown)} characters)" if longer else shown

@@ -8,35 +8,40 @@ from typing import Any
 
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.errors import ResultNotPicklable
+from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.values import JobStatus, Outcome
 
-LARGEST = 48 * 1024  # bytes of JSON in Airflow's database
-WORTH_LOADING = 16 * LARGEST  # no file above this can hold so little
+WORTH_LOADING = 16  # no file of so many times the limit can hold so little
 
 
-def value_for_xcom(job: Job, outcome: Outcome) -> tuple[Any, bool]:
-    """The value and True, or the URI of the value and False. A job that failed raises what it raised."""
-    if outcome.status is JobStatus.SUCCEEDED and outcome.verdict.size > WORTH_LOADING:
+def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
+    """The value and True, or the URI of the value and False. A job that failed raises what it raised.
+
+    `limit`: of bytes of JSON in Airflow's database.
+    """
+    if outcome.status is JobStatus.SUCCEEDED and outcome.verdict.size > WORTH_LOADING * limit:
         return uri_of_result(job, outcome), False
     try:
         value = collect(job, outcome)
-    except ResultNotPicklable:
+    except (ResultNotPicklable, ResultNotTrusted):
         if outcome.status is not JobStatus.SUCCEEDED:
             raise
-        return uri_of_result(job, outcome), False  # its classes are on the hosts alone
+        return uri_of_result(job, outcome), False  # its classes are on the hosts alone, or nothing vouches for it here
     try:
-        plain = plain_json(value)
+        plain = plain_json(value, limit)
     except ValueError:
         return uri_of_result(job, outcome), False
     return plain, True
 
 
-def plain_json(value: Any) -> Any:
+def plain_json(value: Any, limit: int) -> Any:
     """The same value as JSON knows it, or ValueError if JSON would change it or it is large."""
-    plain = _plain(value)
-    if len(json.dumps(plain, allow_nan=False)) > LARGEST:
+    try:
+        plain = _plain(value)
+    except RecursionError:
+        raise ValueError("too deep for JSON, or without an end") from None
+    if len(json.dumps(plain, allow_nan=False)) > limit:
         raise ValueError("too large for XCom")
     return plain
 
@@ -50,11 +55,21 @@ def uri_of_result(job: Job, outcome: Outcome) -> str:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str):
+    if isinstance(value, str):
+        return _text(value)
+    for kind in (int, float):
         if isinstance(value, kind):  # a NumPy float is one too
             return kind(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_text(key): _plain(item) for key, item in value.items()}
     raise ValueError(f"{type(value).__name__} is not JSON")
+
+
+def _text(value: str) -> str:
+    """As a database takes it: not what has a NUL in it, or half a character."""
+    if "\0" in value:
+        raise ValueError("a NUL is nothing for a database")
+    value.encode()  # its error is a ValueError
+    return str(value)

@@ -5,13 +5,56 @@ from dagster_kinetic import HostContext, KineticResource, kinetic_asset
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_kinetic.decorators import kinetic_asset, kinetic_op
+from dagster_kinetic.config import KineticRunConfig
+from dagster_kinetic.decorators import kinetic_asset, kinetic_multi_asset, kinetic_op
+from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource import KineticResource
+from dagster_kinetic.sensors import (
+    build_kinetic_completion_sensor,
+    build_kinetic_reaper_sensor,
+    dagster_plus_branches,
+)
 from kinetic_orchestration import __version__
 from kinetic_orchestration.context import HostContext
 
-__all__ = ["HostContext", "KineticResource", "kinetic_asset", "kinetic_op"]
+if TYPE_CHECKING:
+    from dagster_kinetic.component import KineticJobComponent
+    from dagster_kinetic.fleet import MapResult
+
+__all__ = [
+    "HostContext",
+    "KineticJobComponent",
+    "KineticResource",
+    "KineticRunConfig",
+    "MapResult",
+    "PipesKineticClient",
+    "build_kinetic_completion_sensor",
+    "build_kinetic_reaper_sensor",
+    "dagster_plus_branches",
+    "kinetic_asset",
+    "kinetic_multi_asset",
+    "kinetic_op",
+]
 
 DagsterLibraryRegistry.register("dagster-kinetic", __version__, is_dagster_package=False)
+
+# Loaded when they are first used: the one is for YAML projects, the other for steps that run.
+_HOMES = {"KineticJobComponent": "component", "MapResult": "fleet"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+import dagster as dg
 
 Context = Any  # AssetExecutionContext, OpExecutionContext, or what build_asset_context() makes of them
 
@@ -14,8 +18,24 @@ try:
 except ImportError:
     uninterrupted = contextlib.nullcontext
 
-RESUME_TAG = "dagster/is_resume_retry"
+current: Callable[[], Context]  # of the step whose code this thread runs; None where there is no step
+try:
+    from dagster._core.execution.context.compute import current_execution_context
+
+    current = current_execution_context.get
+except ImportError:
+
+    def current() -> Context:
+        return None
+
+
+RESUME_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry")  # of a job's run, of a run of assets
 OUTPUT = "result"  # the name that Dagster gives an only output
+
+
+def is_resumed(tags: Mapping[str, str]) -> bool:
+    """Whether a run goes on where its parent failed, as "Re-execute from failure" does."""
+    return any(tags.get(tag) == "true" for tag in RESUME_TAGS)
 
 
 def op_context(context: Context) -> Any:
@@ -23,13 +43,56 @@ def op_context(context: Context) -> Any:
     return getattr(context, "op_execution_context", context)
 
 
+def deployment_name() -> str:
+    """What Dagster+ calls the deployment, or the branch deployment, that this process is part of."""
+    return os.environ.get("DAGSTER_CLOUD_DEPLOYMENT_NAME", "")
+
+
+def is_contained(context: Context) -> bool:
+    """Whether what the run leaves on its machine ends with it: its launcher, or its executor, makes containers."""
+    kinds = {type(getattr(context.instance, "run_launcher", None)).__name__, _executor_of(context)}
+    return any(word in kind for kind in kinds for word in ("K8s", "k8s", "Docker", "docker", "Ecs", "ecs", "CloudUser"))
+
+
+def _executor_of(context: Context) -> str:
+    try:
+        return str(context.get_step_execution_context().job_def.executor_def.name)
+    except AttributeError:
+        return ""
+
+
+def code_references(file: str, line: int) -> Mapping[str, Any]:
+    """The metadata by which Dagster shows where the code of an asset is; nothing where it has no such metadata."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they are "beta", as is said of all that is shown of code
+            reference = dg.LocalFileCodeReference(file_path=file, line_number=line)
+            return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
+    except AttributeError:
+        return {}
+
+
+def hidden_keywords(decorator: Callable[..., Any]) -> set[str]:
+    """Those that a decorator of Dagster takes and does not show: the names that it had before."""
+    try:
+        from dagster._annotations import get_deprecated_params, has_deprecated_params
+
+        return set(get_deprecated_params(decorator)) if has_deprecated_params(decorator) else set()
+    except ImportError:
+        return set()
+
+
+def op_config(context: Context) -> Any:
+    """What a run says for a config_schema; None where there is none, as in a test without a context."""
+    return getattr(op_context(context), "op_config", None)
+
+
 def run_id(context: Context) -> str:
     return str(op_context(context).run_id)
 
 
 def is_direct(context: Context) -> bool:
-    """Whether the step is called as a function, in a test, and belongs to no run."""
-    return run_id(context) == "EPHEMERAL"
+    """Whether the step is called as a function, in a test, or there is none: it belongs to no run."""
+    return context is None or run_id(context) == "EPHEMERAL"
 
 
 def step_key(context: Context) -> str:
@@ -39,10 +102,166 @@ def step_key(context: Context) -> str:
         return str(context.op_handle)
 
 
+def execution_info(context: Context) -> Mapping[str, str]:
+    """What Dagster itself writes on what its runs start elsewhere, as on the pods of Kubernetes."""
+    run = context.run
+    found = getattr(run, "dagster_execution_info", None)
+    return found if found is not None else {"dagster/run-id": run.run_id, "dagster/job": run.job_name}
+
+
+def specs_of(context: Context) -> list[dg.AssetSpec]:
+    """Of the assets that the step is to make; of an op there are none."""
+    step = op_context(context)  # that of an asset check knows of no assets by itself
+    if not step.has_assets_def:
+        return []
+    wanted = selected_assets(context)
+    return sorted((spec for spec in step.assets_def.specs if spec.key in wanted), key=lambda spec: spec.key)
+
+
 def partition_of(context: Context) -> str:
     """The partition's key, or the first and the last of a range in one run; "" where there are none."""
     if context.has_partition_key:
         return str(context.partition_key)
     if context.has_partition_key_range:
-        return f"{context.partition_key_range.start}...{context.partition_key_range.end}"
+        first, last = context.partition_key_range
+        return str(first) if first == last else f"{first}...{last}"
     return ""
+
+
+try:
+    from dagster._core.definitions.resource_annotation import TreatAsResourceParam as TreatAsResourceParam  # noqa: PLC0414 - its users are elsewhere
+except ImportError:
+
+    class TreatAsResourceParam:  # type: ignore[no-redef]
+        """Then its users annotate a parameter as `dg.ResourceParam[PipesKineticClient]`."""
+
+
+try:
+    from dagster._core.errors import DagsterPipesExecutionError
+
+    PipesExecutionError: type[Exception] = DagsterPipesExecutionError
+except ImportError:
+    PipesExecutionError = Exception
+
+
+def selected_assets(context: Context) -> Collection[dg.AssetKey]:
+    """The assets that this run of the step is to make; in a test, all of them."""
+    if is_direct(context):
+        return set(context.assets_def.keys)
+    return set(op_context(context).selected_asset_keys)
+
+
+@contextlib.contextmanager
+def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[bytes], object] | None]:
+    """A captured log of its own, by this name in the menu of the run's page: what writes to it, whole lines at once.
+
+    None where there is no such thing. One stream alone: log managers in a cloud store both when either is closed.
+    """
+    try:
+        from dagster._core.events import DagsterEvent
+        from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+
+        step = context.get_step_execution_context()
+        manager = step.instance.compute_log_manager
+        log_key = manager.build_log_key_for_run(step.run_id, key)
+        stream = manager.open_log_stream(log_key, ComputeIOType.STDOUT)
+    except (ImportError, AttributeError):
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        uploading = getattr(manager, "_poll_for_local_upload", None)  # those in a cloud, where they are told to
+        if uploading is not None:
+            stack.enter_context(uploading(log_key))
+        opened = stack.enter_context(stream)
+        if opened is None:  # nothing is captured in this deployment
+            yield None
+            return
+        DagsterEvent.capture_logs(step, [name], log_key, CapturedLogContext(log_key))
+        raw = getattr(opened, "buffer", opened)
+
+        def write(text: bytes) -> None:
+            raw.write(text)
+            raw.flush()
+
+        yield write
+    completed = getattr(manager, "complete_artifact_path", None)  # by which a local one knows that no more comes
+    if completed is not None:
+        with contextlib.suppress(OSError), open(completed(log_key), "ab"):  # noqa: PTH123
+            pass
+
+
+def module_of_component(context: Any) -> str:
+    """The module that a component's folder is, for names that begin with a dot."""
+    from dagster.components.core.context import ComponentLoadContext
+
+    loading = ComponentLoadContext.from_resolution_context(context)
+    inside = loading.path.relative_to(loading.defs_module_path)
+    return ".".join([str(loading.defs_module_name), *inside.parts])
+
+
+def has_value(result: dg.MaterializeResult[Any]) -> bool:
+    return getattr(result.value, "__name__", "") != "NoValueSentinel"
+
+
+def make_optional(assets: dg.AssetsDefinition) -> set[str]:
+    """A step may then end without its assets and checks, as it may without one that has output_required=False.
+
+    Returns the outputs of assets that it could not end without before.
+    """
+    needed = {output.name for output in assets.op.output_defs if output.is_required}
+    for output in assets.op.output_defs:
+        if hasattr(output, "_is_required"):
+            output._is_required = False
+    return needed & set(assets.keys_by_output_name)
+
+
+def location_of_run(run: dg.DagsterRun) -> str:
+    """The code location that a run is of; "" where nobody has noted it, as in a test."""
+    origin = getattr(run, "remote_job_origin", None) or getattr(run, "external_job_origin", None)
+    repository = getattr(origin, "repository_origin", None) or getattr(origin, "external_repository_origin", None)
+    return str(getattr(getattr(repository, "code_location_origin", None), "location_name", "") or "")
+
+
+def location_of_sensor(context: dg.SensorEvaluationContext) -> str:
+    return str(getattr(getattr(context, "code_location_origin", None), "location_name", "") or "")
+
+
+def outputs_of(context: Context) -> dict[str, dg.AssetKey]:
+    """The outputs that are the assets which this run of the step is to make, in their order."""
+    wanted = selected_assets(context)
+    keys = context.assets_def.keys_by_output_name
+    names = [output.name for output in op_context(context).op_def.output_defs]
+    return {name: keys[name] for name in names if name in keys and keys[name] in wanted}
+
+
+def is_nothing(context: Context, output: str) -> bool:
+    """Whether an asset has no value that an I/O manager would store."""
+    return bool(op_context(context).op_def.output_def_named(output).dagster_type.is_nothing)
+
+
+def asset_names(context: Context) -> tuple[str, ...]:
+    return tuple(sorted(key.to_user_string() for key in selected_assets(context)))
+
+
+def selected_checks(context: Context) -> list[Any]:
+    """The keys of the asset checks that this step is to give."""
+    return list(getattr(op_context(context), "selected_asset_check_keys", ()))
+
+
+def assets_of(run: dg.DagsterRun, repository: Any) -> set[dg.AssetKey]:
+    """What a run was to make."""
+    if run.asset_selection:
+        return set(run.asset_selection)
+    try:
+        return set(repository.get_job(run.job_name).asset_layer.selected_asset_keys)
+    except (AttributeError, dg.DagsterInvariantViolationError):
+        return set()
+
+
+def check_config(repository: Any, selection: Collection[dg.AssetKey], config: Mapping[str, Any]) -> None:
+    """What Dagster does as it creates a run of these assets: an error if they do not take the config."""
+    try:
+        job = repository.get_implicit_job_def_for_assets(selection).get_subset(asset_selection=set(selection))
+    except AttributeError:
+        return
+    dg.validate_run_config(job, config)

@@ -1,114 +1,237 @@
-"""What a job tells, in Dagster's words: lines to the step's captured output, changes to its log, metrics as
-observations of its asset, and after its end the metadata of what it made.
+"""What a job tells, in Dagster's words: lines to the step's captured output and to a log of each host, changes to its
+event log, metrics as observations of its assets, and after its end the metadata of what it made.
 
 Knows nothing of how the job is launched or ended.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import sys
 import time
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 import dagster as dg
 
 from dagster_kinetic import _compat
+from dagster_kinetic.host_logs import HostLogs
+from dagster_kinetic.pace import Paced
+from dagster_kinetic.summary import failure_of, metadata_of, number
+from kinetic_orchestration import portrait
+from kinetic_orchestration.cost import times
+from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.values import Change, Event, Metrics, Plan, Progress
+from kinetic_orchestration.picture import Curves
+from kinetic_orchestration.values import Change, Devices, Event, Metrics, Outcome, Output, Plan, Progress
 
-OBSERVATION_SECONDS = 1.0  # between two observations: each is a row in Dagster's database
+__all__ = ["Narrator", "metadata_of"]
+
 PROGRESS_SECONDS = 1.0
+CHANGE_SECONDS = 1.0
+CHANGES_AT_ONCE = 6  # a short life is told whole; one of many troubles, a line a second
+OBSERVATION_SECONDS = 1.0  # between two observations: each is a row in Dagster's database,
+OBSERVATION_SHARE = 1 / 50  # so a job of ten hours makes some four hundred
+MOST_OBSERVED = 10  # assets of one step
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
+WITH_HOSTS = frozenset({"provisioning", "preparing", "running"})
+WITHOUT_HOSTS = frozenset({"submitted", "queued", "resuming"})
 
 
 class Narrator:
-    """Receives every event of one job, as the `emit` of a follower."""
+    """Receives every event of one job, as the `emit` of a follower. Leaving it closes the hosts' logs."""
 
-    def __init__(self, context: _compat.Context, handle: JobHandle[Any], call: str) -> None:
+    def __init__(self, context: _compat.Context, handle: JobHandle[Any], call: str = "") -> None:
         self._context = context
         self._handle = handle
         self._call = call
-        self._print = Printer(handle.hosts, _write)
-        self._asset = _asset_of(context)
-        self._metrics: Metrics | None = None
-        self._observed = self._progressed = -math.inf
+        self._print = Printer(handle.hosts, write)
+        step = step_name(context, call)
+        self._logs = HostLogs(context, lambda host: f"{step} [host {host}]") if handle.hosts > 1 else None
+        self._changes = Paced(self._log, lambda: CHANGE_SECONDS, CHANGES_AT_ONCE)
+        self._observations = Observations(context)
+        self._curves = Curves()
+        self._devices: dict[int, dict[str, Any]] = {}  # the newest sample of each host
+        self._progress: Paced[Progress] = Paced(lambda event, _: self._print(event), lambda: PROGRESS_SECONDS)
+        self._ran = False
+        self._held = False  # whether the attempt has hosts
+
+    def __enter__(self) -> Narrator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(Exception):  # `end` has said all of it; without, the reason is another one
+            self._flush()
+        if self._logs is not None:
+            self._logs.close()
 
     def begin(self, plan: Plan) -> None:
-        self._context.log.info(f"job {self._handle.job_id} runs {plan.name} on {plan.slice}")
+        self._context.log.info(f"job {self._handle.job_id} runs {plan.name} on {plan.hardware}")
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Change):
-            self._context.log.info(f"{event.phase}: {event.message}" if event.message else event.phase)
-            return
-        if not isinstance(event, Progress) or self._is_due(event):
+        if isinstance(event, Output):
             self._print(event)
-        if isinstance(event, Metrics) and event.host == 0:
-            self._metrics = event
-            if time.monotonic() - self._observed >= OBSERVATION_SECONDS:
-                self._observe()
+            if self._logs is not None:
+                self._logs.write(event.host, event.text if event.text.endswith(b"\n") else event.text + b"\n")
+        elif isinstance(event, Change):
+            self._held = event.phase in WITH_HOSTS or (self._held and event.phase not in WITHOUT_HOSTS)
+            if event.phase != "submitted" or event.message:  # else `begin` has said it
+                self._changes(event)
+        elif isinstance(event, Metrics):
+            self._print(event)
+            if event.host == 0:
+                self._curves.add(event.step, event.values, event.attempt)
+                self._observations(event)
+        elif isinstance(event, Devices):
+            self._devices[event.host] = event.values
+            self._observations.devices(portrait.together(self._devices))
+        elif event.host == 0:  # a loop may report each of its steps
+            self._progress(event)
 
     def end(self) -> None:
-        """The job is over, well or not."""
-        self._observe()
-        self._context.log.info(str(self._handle.cost()))
-        if not _compat.is_direct(self._context) and _has_output(self._context):
-            self._context.add_output_metadata(metadata_of(self._handle, self._call), output_name=_compat.OUTPUT)
-
-    def _is_due(self, event: Progress) -> bool:
-        """A loop may report each of its steps; a log wants a line a second, and the last one."""
-        if event.host or (event.done < event.total and time.monotonic() - self._progressed < PROGRESS_SECONDS):
-            return False
-        self._progressed = time.monotonic()
-        return True
-
-    def _observe(self) -> None:
-        """The newest metrics of host 0. All of them are in the job's own records."""
-        if self._metrics is None or self._asset is None:
+        """The job ended well, and its hosts are gone."""
+        self._flush()
+        try:
+            cost = self._handle.cost()
+            found = metadata_of(self._handle, self._call, self._curves)
+        except KineticError as error:  # no reason to keep its value back
+            self._context.log.warning(f"what job {self._handle.job_id} cost is not known: {error}")
             return
-        metrics, self._metrics, self._observed = self._metrics, None, time.monotonic()
-        values: dict[str, Any] = {name: _plain(value) for name, value in metrics.values.items()}
-        if metrics.step is not None:
-            values["step"] = metrics.step
+        self._context.log.info(f"{cost}; {times(cost)}")
+        add_metadata(self._context, found)
+
+    def failed(self, error: Exception, outcome: Outcome | None = None) -> Exception:
+        """What to raise for it: in a run, what its page can show best; in a test, the exception itself."""
+        if _compat.is_direct(self._context):
+            return error
+        outcome = outcome or self._handle.peek().outcome
+        failure = failure_of(self._handle, outcome, error, self._call, self._curves)
+        if isinstance(error, dg.RetryRequested):  # which Dagster takes as itself only, and shows with its cause
+            failure.__cause__, error.__cause__ = error.__cause__, failure
+            return error
+        failure.__cause__ = error
+        return failure
+
+    def _flush(self) -> None:
+        for paced in (self._progress, self._changes, self._observations):
+            paced.flush()
+
+    def _log(self, change: Change, missed: int) -> None:
+        level, text = said(change, self._ran)
+        self._ran = self._ran or change.phase == "running"
+        if missed:
+            text += f" (after {missed} more {'change' if missed == 1 else 'changes'})"
+        if change.phase in FINAL and self._held:
+            hosts = "1 host" if self._handle.hosts == 1 else f"{self._handle.hosts} hosts"
+            text += f"; tearing down: {hosts} of {self._handle.accelerator}"
+        getattr(self._context.log, level)(text)
+
+
+class Observations:
+    """The newest metrics of a job, as observations of the assets that its step makes; of an op there are none."""
+
+    def __init__(self, context: _compat.Context) -> None:
+        self._context = context
+        self._assets = assets_of(context)
+        self._began = time.monotonic()
+        self._paced = Paced(self._observe, self._seconds)
+        self._sampled: dict[str, float] = {}
+        self._is_alone = True  # what the devices do: no metrics have come, with which it would be told
+
+    def __call__(self, event: Metrics) -> None:
+        values: dict[str, Any] = {name: number(value) for name, value in event.values.items()}
+        if event.step is not None:
+            values["step"] = event.step
+        self._is_alone = False
+        self.tell(values)
+
+    def devices(self, values: Mapping[str, float]) -> None:
+        """What they do, by names of their own: with the next metrics, if there are any."""
+        self._sampled = {f"device/{name}": value for name, value in values.items()}
+        if self._is_alone:
+            self.tell({})
+
+    def tell(self, values: Mapping[str, Any]) -> None:
+        if self._assets:
+            self._paced(values)
+
+    def flush(self) -> None:
+        self._paced.flush()
+
+    def _seconds(self) -> float:
+        """The longer it goes on, the more rarely."""
+        return max(OBSERVATION_SECONDS, (time.monotonic() - self._began) * OBSERVATION_SHARE) * len(self._assets)
+
+    def _observe(self, values: Mapping[str, Any], _: int) -> None:
         partition = self._context.partition_key if self._context.has_partition_key else None
-        self._context.log_event(dg.AssetObservation(self._asset, metadata=values, partition=partition))
+        for key in self._assets:
+            metadata = {**values, **self._sampled}
+            self._context.log_event(dg.AssetObservation(key, metadata=metadata, partition=partition))
 
 
-def metadata_of(handle: JobHandle[Any], call: str = "") -> dict[str, Any]:
-    """What is kept beside the asset: where it ran, how long, and what that cost."""
-    cost = handle.cost()
-    prefix = f"kinetic/{call}/" if call else "kinetic/"
-    values: dict[str, Any] = {
-        "job_id": handle.job_id,
-        "accelerator": handle.accelerator,
-        "attempts": handle.attempts(),
-        "seconds": round(handle.seconds(), 3),
-        "chip_hours": cost.chip_hours,
-        "cost": str(cost).removeprefix("cost: "),
-        "output_dir": handle.output_dir,
-    }
-    if cost.emulated or cost.usd is not None:
-        values["cost_usd_estimate"] = 0.0 if cost.emulated else cost.usd
-    return {prefix + name: value for name, value in values.items()}
+def said(change: Change, ran: bool) -> tuple[str, str]:
+    """A change as a person reads it, and how much it matters. `ran`: whether the job has been running before."""
+    phase, level = change.phase, "info"
+    if phase == "resuming":
+        # the rules' own words: "attempt 1 ended (preemption on host 2: …); attempt 2 follows"
+        phase, level = "preempted" if "(preemption" in change.message else "interrupted", "warning"
+    elif phase == "running" and ran:
+        phase = "resumed"
+    elif phase == "unreachable":
+        level = "warning"
+    elif phase == "failed":
+        level = "error"
+    return level, f"{phase}: {change.message}" if change.message else phase
 
 
-def _asset_of(context: _compat.Context) -> dg.AssetKey | None:
-    """The one asset that the step makes; none in an op, a step of many assets, or a call in a test."""
-    if _compat.is_direct(context) or not context.has_assets_def or len(context.assets_def.keys) != 1:
-        return None
-    key = context.asset_key
-    assert isinstance(key, dg.AssetKey)
-    return key
+def step_name(context: _compat.Context, call: str) -> str:
+    """What leads the names of a step's further logs in the menu, which are below its own."""
+    step = "" if _compat.is_direct(context) else _compat.step_key(context)
+    return f"{step} {call}" if call else step
 
 
-def _has_output(context: _compat.Context) -> bool:
-    return any(output.name == _compat.OUTPUT and not output.is_dynamic for output in context.op_def.output_defs)
+def assets_of(context: _compat.Context) -> list[dg.AssetKey]:
+    """The assets that the step makes; none in an op, or a call in a test."""
+    if _compat.is_direct(context) or not _compat.op_context(context).has_assets_def:
+        return []
+    return sorted(_compat.selected_assets(context))[:MOST_OBSERVED]
 
 
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)  # a plot takes no NaN
+def add_metadata(context: _compat.Context, values: Mapping[str, Any]) -> None:
+    """To all that the step makes. What its own code has yielded already takes none, and no asset check does: then the
+    log says it.
+    """
+    if _compat.is_direct(context):
+        return
+    if isinstance(context, dg.AssetCheckExecutionContext) or not _added(_compat.op_context(context), values):
+        context.log.info("\n".join(f"{name}: {value}" for name, value in values.items() if _is_short(value)))
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
+def _added(step: Any, values: Mapping[str, Any]) -> bool:
+    for output in step.op_def.output_defs:
+        if output.is_dynamic or output.name not in step.selected_output_names:
+            continue
+        try:
+            step.add_output_metadata(values, output_name=output.name)
+        except dg.DagsterInvariantViolationError:
+            return False
+    return True
+
+
+def _is_short(value: Any) -> bool:
+    return not isinstance(value, dg.MarkdownMetadataValue)
+
+
+def write(text: str) -> None:
+    """To the step's captured output, as UTF-8 wherever this process runs."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # a notebook
+        sys.stdout.write(text)
+    else:
+        sys.stdout.flush()
+        buffer.write(text.encode("utf-8", "backslashreplace"))
     sys.stdout.flush()

@@ -1,41 +1,100 @@
-"""`KineticResource`: what all jobs of a deployment share, and the way to run one from any asset or op.
+"""`KineticResource`: what all jobs of a deployment share, and the way to run one, or hundreds, from any asset or op.
 
 Knows how Dagster's settings become the options of a job. Without any, jobs run on this machine.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from dagster_kinetic import _compat
+from dagster_kinetic.config import (
+    TAG,
+    KineticRunConfig,
+    LimitsConfig,
+    ProfileConfig,
+    RetryConfig,
+    TpuVmConfig,
+    from_tag,
+    is_open,
+    refuse_unknown,
+)
+from dagster_kinetic.labels import labels_of
+from kinetic_orchestration import settings
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, JobSpec, Options, TpuVm, check_function, check_options, name_of
 
 if TYPE_CHECKING:
+    from dagster_kinetic.fleet import MapResult
     from kinetic_orchestration.job import JobHandle
 
 # What runs jobs is imported where one is run: code servers only read definitions, and many.
+
+DEPLOYMENT = "dagster"  # of a shared store, where neither Dagster nor anybody else names the installation
+_GROUPS = ("limits", "retry", "cloud")
+_SILENT = Options()
+_CONTEXTS = (dg.AssetExecutionContext, dg.OpExecutionContext, dg.AssetCheckExecutionContext)
 
 
 class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """Runs functions on accelerators. What is set here holds for every job that does not say otherwise."""
 
-    project: str | None = Field(None, description="The Google Cloud project. Without one, jobs run on this machine.")
-    zones: list[str] = Field([], description="Where to look for capacity, the first choice first.")
-    store: str | None = Field(None, description="Where what is shipped lies: a folder, or gs://bucket/prefix.")
-    deployment: str | None = Field(None, description="This installation of Dagster: the prefix of all in the store.")
-    backend: str | None = Field(None, description="Where jobs run; 'local' by default.")
-    spot: bool = Field(False, description="Ask for spot capacity: cheaper, and it may be taken back.")
+    project: str | None = Field(
+        default=None, description="The Google Cloud project. Without one, jobs run on this machine."
+    )
+    zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
+    store: str | None = Field(default=None, description="Where what is shipped lies: a folder, or gs://bucket/prefix.")
+    deployment: str | None = Field(
+        default=None,
+        description="This installation of Dagster: the prefix of all in the store. By default Dagster+'s own name of "
+        f"the deployment or branch deployment; elsewhere {DEPLOYMENT!r} in a bucket.",
+    )
+    backend: str | None = Field(
+        default=None, description="Where jobs run: tpu-vm with a project and a gs:// store, else local."
+    )
+    spot: bool = Field(default=False, description="Ask for spot capacity: cheaper, and it may be taken back.")
+    cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
+    limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds in time and money.")
+    retry: RetryConfig = Field(default=RetryConfig(), description="How many failures of each kind a job survives.")
+    requirements: list[str] | None = Field(
+        default=None,
+        description="What hosts install; by default what the code imports, at the versions installed here.",
+    )
+    container_image: str | None = Field(default=None, description="A container that holds the jobs' environment.")
+    first_party: list[str] = Field(default=[], description="Packages that are not in the project and travel with it.")
+    capture_env_vars: list[str] = Field(default=[], description="Variables that hosts get; a final * makes a prefix.")
+    secrets: dict[str, str] = Field(default={}, description="Variable to the name of its secret in Secret Manager.")
+    labels: dict[str, str] = Field(
+        default={}, description="Labels of the cloud's resources, by which a bill is grouped."
+    )
+    output_dir: str | None = Field(default=None, description="Where jobs write their outputs.")
+    profile: ProfileConfig = Field(default=ProfileConfig(), description="A trace of every job, for XProf.")
+    max_concurrent: int = Field(default=64, description="How many jobs of one map() run at once.")
 
     _calls: dict[tuple[str, str, int], Iterator[int]] = PrivateAttr(default_factory=dict)
+    _launch: KineticRunConfig | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, make: Callable[[Any], KineticResource]) -> KineticResource:
+        """What can be said of settings that are here already; an EnvVar has its value when a run begins."""
+        refuse_unknown(cls.__name__, cls.model_fields, given)
+        made = make(given)
+        if made.max_concurrent < 1:
+            raise UsageError(f"max_concurrent is {made.max_concurrent}: at least one job must be able to run")
+        if not is_open(given):
+            check_options(made._own())
+        return made
 
     def run(
         self,
@@ -50,6 +109,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> Any:
         """Run `function(*args, **kwargs)` as a job and return its value; its lines appear in the step's log.
 
+        `context`: of the asset, the op or the asset check; in the step's own thread it may be left out.
         Called again in the same step after a crash, it finds its job again by the order of the calls, or by `key`
         where that order is not fixed. `options` are those of `kinetic_orchestration.run`.
         """
@@ -57,6 +117,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         from kinetic_orchestration.job import run_to_end
         from kinetic_orchestration.launch import launch
 
+        context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None:
             return run_to_end(launch(spec if key is None else _keyed(spec, key)))
@@ -74,20 +135,74 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         **options: Any,
     ) -> JobHandle[Any]:
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
-        from dagster_kinetic.step import identity_of, place_of
+        from dagster_kinetic.containers import refuse_if_it_would_end_with_its_run
+        from dagster_kinetic.step import identity_of, launch_in_step, place_of
         from kinetic_orchestration.job import JobHandle
         from kinetic_orchestration.launch import launch
 
+        context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None or _compat.is_direct(context):
             return JobHandle(launch(spec if key is None else _keyed(spec, key)))
-        return JobHandle(launch(spec, identity_of(spec, place_of(context, self._call(context, key)))))
+        refuse_if_it_would_end_with_its_run(spec, context)
+        call = self._call(context, key)
+        return JobHandle(launch_in_step(spec, context, lambda: identity_of(spec, place_of(context, call))))
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        inputs: Iterable[Any],
+        *,
+        accelerator: str | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        keys: Sequence[str] | None = None,
+        input_mode: str = "auto",
+        max_concurrent: int | None = None,
+        **options: Any,
+    ) -> list[MapResult]:
+        """One job for each input, so many at once, all from this step; the results in the order of the inputs.
+
+        A job that fails is a result with its `error`: the others go on. An input is the arguments of its call: a dict
+        by name, a list or tuple by position, anything else alone (`input_mode` says otherwise). After a crash a retry
+        finds the jobs again by their places among the inputs, or by `keys` where the order is not fixed.
+        """
+        from dagster_kinetic.fleet import map_in_step
+        from kinetic_orchestration.batch import arguments
+
+        context = of_step(context)
+        inputs = list(inputs)
+        names = list(map(str, range(len(inputs)))) if keys is None else [str(name) for name in keys]
+        if len(names) != len(inputs) or len(set(names)) != len(names):
+            raise UsageError(
+                f"keys names each of the {len(inputs)} inputs once, and has {len(names)} names of which "
+                f"{len(set(names))} differ"
+            )
+        width = self.max_concurrent if max_concurrent is None else max_concurrent
+        if width < 1:
+            raise UsageError(f"max_concurrent is {width}: at least one job must be able to run")
+        specs = [self._spec(function, arguments(item, input_mode), accelerator, context, options) for item in inputs]
+        call = self._call(context, key) if context is not None else key or ""
+        return map_in_step(specs, inputs, names, context, call, width)
 
     def attach(self, job_id: str) -> JobHandle[Any]:
         """The handle of a job that any process submitted."""
         from kinetic_orchestration.job import attach
 
-        return attach(job_id, project=self.project, store=self.store, deployment=self.deployment)
+        return attach(job_id, **self.place())
+
+    def overridden_by(self, config: KineticRunConfig | None) -> KineticResource:
+        """The same resource, whose jobs run as a launch wants them to."""
+        if config is None:
+            return self
+        made = copy.copy(self)
+        made._launch = config
+        return made
+
+    def place(self) -> dict[str, str | None]:
+        """Where this deployment's jobs are, as `attach` and its like take it."""
+        options = self._named(self._own())
+        return {"project": options.project, "store": options.store, "deployment": options.deployment}
 
     def _spec(
         self,
@@ -97,25 +212,45 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         context: _compat.Context,
         given: Mapping[str, Any],
     ) -> JobSpec:
+        """The call as a job: what is given holds, else what the function's decorator says, else this resource."""
+        decorated = function.options if isinstance(function, RemoteCallable) else None
+        options_of(accelerator, given, decorated)
+        if accelerator is not None:
+            given = {**given, "accelerator": accelerator}
         if context is not None:
             given = {"partition_key": _compat.partition_of(context), **given}
-        decorated = function.options if isinstance(function, RemoteCallable) else None
-        options = self._options(options_of(accelerator, given, decorated))
-        function = check_function(function)
+        function = plain_function(function)
+        options = self._options({**(written(decorated) if decorated is not None else {}), **given}, context)
         return JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {}))
 
-    def _options(self, options: Options) -> Options:
-        """The resource's own settings where the job says nothing."""
-        silent = Options()
-        own = {name: getattr(self, name) for name in ("project", "store", "deployment", "backend", "spot")}
-        options = replace(
-            options,
-            **{name: value for name, value in own.items() if value and getattr(options, name) == getattr(silent, name)},
-        )
-        cloud = options.cloud or TpuVm()
-        if self.zones and not cloud.zones and not options.zone:
-            options = replace(options, cloud=replace(cloud, zones=tuple(self.zones)))
-        return check_options(options)
+    def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
+        """Whole options: this resource's where nothing is given, and over all of them what the launch says."""
+        options = _laid_over(self._own(), given)
+        for launch in (*_tagged(context), self._launch):
+            options = _overridden(options, launch)
+        if context is not None and not _compat.is_direct(context):
+            options = replace(options, labels={**labels_of(context), **options.labels})
+        return check_options(self._named(options))
+
+    def _own(self) -> Options:
+        """The options that this resource sets."""
+        plain = ("project", "store", "deployment", "backend", "spot", "requirements", "container_image", "output_dir")
+        several = ("first_party", "capture_env_vars", "secrets", "labels")
+        own = {name: value for name in (*plain, *several) if (value := getattr(self, name))}
+        groups: dict[str, Any] = {name: getattr(self, name).to_core() for name in _GROUPS}
+        if (asked := self.profile.to_core()) is not None:
+            own["profile"] = asked
+        if self.zones:
+            groups["cloud"] = replace(groups["cloud"], zones=tuple(self.zones))
+        return replace(_SILENT, **own, **{name: group for name, group in groups.items() if group != type(group)()})
+
+    def _named(self, options: Options) -> Options:
+        """With a deployment: in this order the options', that of the settings here, Dagster's own name."""
+        if options.deployment or settings.stated("deployment"):
+            return options
+        shared = "://" in (options.store or settings.stated("store"))
+        name = _compat.deployment_name() or (DEPLOYMENT if shared else None)
+        return replace(options, deployment=name)
 
     def _call(self, context: _compat.Context, key: str | None) -> str:
         """What tells this call from the others of its step; a retry of the step counts anew."""
@@ -123,6 +258,27 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             return key or ""
         step = (_compat.run_id(context), _compat.step_key(context), context.retry_number)
         return str(next(self._calls.setdefault(step, itertools.count())) or "")
+
+
+def of_step(context: _compat.Context) -> _compat.Context:
+    """The context that is given, or that of the step here: nobody would end a job whose step forgot to name itself."""
+    found = _compat.current() if context is None else context
+    if found is not None and not isinstance(found, _CONTEXTS):
+        raise UsageError(
+            f"context is a {type(found).__name__}: give that of an asset, an op or an asset check, or none where no "
+            "step runs"
+        )
+    return found
+
+
+def plain_function(function: Any) -> Callable[..., Any]:
+    """The plain function to run, or an error that shows the fix."""
+    if isinstance(function, dg.AssetsDefinition | dg.OpDefinition):
+        raise UsageError(
+            f"{type(function).__name__} is what another decorator of Dagster has made of a function: leave that one "
+            "out, and give the function itself"
+        )
+    return check_function(function)
 
 
 def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Options | None = None) -> Options:
@@ -141,7 +297,52 @@ def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Opt
             "say which accelerator the function runs on, such as accelerator='v5e-8'; 'cpu' is one host without any. "
             "`kinetic-orchestration accelerators` lists them all"
         )
-    return check_options(replace(decorated or Options(), **given))
+    return check_options(replace(decorated or _SILENT, **given))
+
+
+def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
+    """With what was given in the place of what was there; of groups and of labels, part by part."""
+    merged: dict[str, Any] = {}
+    for name, value in given.items():
+        below = getattr(options, name)
+        if name in _GROUPS and below is not None and value is not None:
+            merged[name] = replace(below, **written(value))
+        elif name in ("labels", "secrets") and below and value:
+            merged[name] = {**below, **value}
+        else:
+            merged[name] = value
+    if given.get("zone"):  # it says where, so other zones have no say
+        merged["cloud"] = replace(merged.get("cloud") or options.cloud or TpuVm(), zones=())
+    cloud = given.get("cloud")
+    if cloud is not None and cloud.zones:
+        merged.setdefault("zone", None)
+    return replace(options, **merged)
+
+
+def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:
+    """What the tags of a step's op and of its run say, which has the last word of the two."""
+    if context is None or _compat.is_direct(context):
+        return
+    step = _compat.op_context(context)
+    for tags, whose in ((step.op.tags, f"the op {step.op.name}"), (context.run.tags, "the run")):
+        if TAG in tags:
+            yield from_tag(tags[TAG], whose)
+
+
+def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
+    if launch is None:
+        return options
+    asked = launch.to_options()
+    if "accelerator" in asked and options.cloud is not None:  # which may have named it in Cloud TPU's own way
+        options = replace(options, cloud=replace(options.cloud, accelerator_type=""))
+    return _laid_over(options, asked)
+
+
+def written(group: Any) -> dict[str, Any]:
+    """What of a group of options is not as it is by default."""
+    silent = type(group)()
+    fields = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}
+    return {name: value for name, value in fields.items() if value != getattr(silent, name)}
 
 
 def _keyed(spec: JobSpec, key: str) -> JobSpec:

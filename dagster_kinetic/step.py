@@ -5,17 +5,25 @@ Knows runs, steps, tags and interrupts. What a job tells while it runs is the ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.events import Narrator
-from kinetic_orchestration.errors import JobCancelled
+from kinetic_orchestration import act
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.errors import JobCancelled, KineticError, StoreError
+from kinetic_orchestration.follow import Emit
 from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.launch import find, launch, settings_for
+from kinetic_orchestration.launch import find, launch, other_than_asked, settings_for
+from kinetic_orchestration.launch import identity_of as identity_by_itself
+from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.spec import JobSpec
 
@@ -52,44 +60,188 @@ def identity_of(spec: JobSpec, place: Place) -> Identity:
     return place.identity(deployment)
 
 
-def run_in_step(spec: JobSpec, context: _compat.Context, call: str = "") -> Any:
-    """Run the job as this step: its lines in the step's log, its value returned, its failure raised."""
-    identity = None if _compat.is_direct(context) else identity_of(spec, place_of(context, call))
+@dataclass
+class Launching:
+    """A job that a step brings on its way, as far as it has come."""
+
+    spec: JobSpec
+    context: _compat.Context
+    identity: Identity | None = None
     handle: JobHandle[Any] | None = None
+    troubles: list[KineticError] = field(default_factory=list)
+
+    def launch(self, identity: Callable[[], Identity], claimed: Callable[[str], object] | None = None) -> Job:
+        """`identity` may have to look into the store, which takes as long as it takes."""
+        self.identity = identity()
+        job = launch(self.spec, self.identity, claimed=claimed)
+        self.handle = JobHandle(job)
+        _warn_of_another_slice(self.spec, job, self.context)
+        return job
+
+    def left(self) -> list[JobHandle[Any]]:
+        """What there is of it when the step is interrupted: before its spec is stored, nothing."""
+        if self.handle is None and self.identity is not None:
+            try:
+                job = find(self.spec, self.identity)
+            except KineticError as error:
+                self.troubles.append(error)
+            else:
+                self.handle = None if job is None else JobHandle(job)
+        return [] if self.handle is None else [self.handle]
+
+
+@contextlib.contextmanager
+def left_if_interrupted(
+    spec: JobSpec, context: _compat.Context, forward_termination: bool = True
+) -> Iterator[Launching]:
+    """Whatever a step does with one job: wherever it is interrupted, its job and its run become what they should."""
+    launching = Launching(spec, context)
     try:
-        job = launch(spec, identity)
-        handle = JobHandle(job)
-        narrator = Narrator(context, handle, call)
-        narrator.begin(job.plan())
-        outcome = handle.follow(narrator)
-        narrator.end()
-        assert outcome is not None
-        return collect(job, outcome)
-    except JobCancelled as error:
-        raise dg.Failure(str(error), metadata={"kinetic/job_id": error.job_id}, allow_retries=False) from None
+        yield launching
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
         with _compat.uninterrupted():
-            if handle is None and identity is not None and (left := find(spec, identity)) is not None:
-                handle = JobHandle(left)
-            if handle is not None:
-                _leave(handle, context)
+            leave(launching.left(), context, forward_termination, launching.troubles)
         raise
 
 
-def _leave(handle: JobHandle[Any], context: _compat.Context) -> None:
-    """The step must end now. Its job ends too if somebody wants that, or if nobody can come back for it."""
-    terminated = _is_terminated(context)
-    if not terminated and not context.instance.is_ephemeral:
-        context.log.info(
-            f"detached: job {handle.job_id} goes on, and a retry of this step finds it again. "
-            f"To watch it: kinetic-orchestration logs -f {handle.job_id}. "
-            f"To end it: kinetic-orchestration cancel {handle.job_id}"
+def launch_in_step(spec: JobSpec, context: _compat.Context, identity: Callable[[], Identity]) -> Job:
+    """A job that the step does not wait for."""
+    with left_if_interrupted(spec, context) as launching:
+        return launching.launch(identity)
+
+
+def run_in_step(
+    spec: JobSpec,
+    context: _compat.Context,
+    call: str = "",
+    *,
+    job: Job | None = None,
+    through: Callable[[Emit], Emit] | None = None,
+    made: Callable[[JobHandle[Any]], object] | None = None,
+    forward_termination: bool = True,
+) -> Any:
+    """Run the job as this step: its lines in the step's log, its value returned, its failure raised.
+
+    `job`: one that was submitted before, by another run. `through` stands between the job and what tells of it; `made`
+    hears of the job as soon as it is there. Without `forward_termination` the job goes on when its run is terminated.
+    """
+
+    def identity() -> Identity:
+        if _compat.is_direct(context):
+            return identity_by_itself(spec)
+        return identity_of(spec, place_of(context, call))
+
+    told = contextlib.ExitStack()  # closed when an interrupted job is left already: to store its logs may take long
+    try:
+        with left_if_interrupted(spec, context, forward_termination) as begun:
+            handle = begun.handle = JobHandle(job or begun.launch(identity))
+            if made is not None:
+                made(handle)
+            narrator = told.enter_context(Narrator(context, handle, call))
+            narrator.begin(handle._job.plan())
+            try:
+                outcome = handle.follow(narrator if through is None else through(narrator))
+            except StoreError:
+                context.log.error(
+                    f"job {handle.job_id} cannot be seen from here, and may go on: a retry of the step finds it again; "
+                    f"to end it: kinetic-orchestration cancel {handle.job_id}"
+                )
+                raise
+            assert outcome is not None
+            try:
+                value = collect(handle._job, outcome)
+            except JobCancelled:
+                raise
+            except Exception as error:
+                failure = narrator.failed(error, outcome)
+                raise failure from failure.__cause__
+            narrator.end()
+            return value
+    except JobCancelled as error:
+        raise dg.Failure(str(error), metadata={"kinetic/job_id": error.job_id}, allow_retries=False) from None
+    finally:
+        told.close()
+
+
+def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) -> None:
+    """A job that was found again stays what it was, whatever its launch says now."""
+    differs = other_than_asked(spec, job)
+    if differs and not JobHandle(job).peek().status.final:
+        context.log.warning(
+            f"this step goes on with job {job.job_id}, which was submitted before with {differs}. To have "
+            f"what is asked for now: kinetic-orchestration cancel {job.job_id}, and materialize it anew"
+        )
+
+
+def leave(
+    handles: Sequence[JobHandle[Any]],
+    context: _compat.Context,
+    forward_termination: bool = True,
+    unseen: Sequence[KineticError] = (),
+) -> None:
+    """The step must end now. Its jobs end too if somebody wants that, or if nobody can come back for them.
+
+    `unseen`: why it cannot be told of some of them whether they are there.
+    """
+    log = dg.get_dagster_logger() if context is None else context.log  # none of a map outside of any step
+    terminated = forward_termination and _is_terminated(context)
+    if unseen:
+        log.error(
+            f"whether {len(unseen)} jobs of this step were submitted cannot be told: {unseen[0]}. To see what runs: "
+            "kinetic-orchestration jobs; to end one: kinetic-orchestration cancel ID"
+        )
+    ids = [handle.job_id for handle in handles]
+    some = f"{len(ids)} jobs ({', '.join(ids[:3])}, …)" if len(ids) > 3 else " and ".join(f"job {name}" for name in ids)
+    if not ids:
+        log.info("interrupted before there was a job")
+    elif not terminated and not _is_forgotten(context):
+        log.info(
+            f"detached: {some} {'go' if len(ids) > 1 else 'goes'} on, and a retry of this step finds "
+            f"{'them' if len(ids) > 1 else 'it'} again. To watch: kinetic-orchestration logs -f {ids[0]}. "
+            f"To end: kinetic-orchestration cancel {' '.join(ids[:10])}{' …' if len(ids) > 10 else ''}"
         )
         return
-    context.log.info(f"cancelling job {handle.job_id}")
-    handle.cancel("its Dagster run was terminated" if terminated else "interrupted", cleanup_timeout=CANCEL_SECONDS)
+    else:
+        log.info(f"cancelling {some}")
+    troubles = _cancelled(handles, "its Dagster run was terminated" if terminated else "interrupted")
+    if troubles:
+        log.error(
+            f"{len(troubles)} of them could not be: {troubles[0]}. To end what is left: kinetic-orchestration cancel "
+            f"{' '.join(ids[:10])}{' …' if len(ids) > 10 else ''}"
+        )
     if terminated:  # a retry policy would run the step again, so it must hear that this is the end
-        raise dg.Failure(f"job {handle.job_id} was cancelled with its run", allow_retries=False) from None
+        raise dg.Failure(f"{some or 'the step'} was cancelled with its run", allow_retries=False) from None
+
+
+def _cancelled(handles: Sequence[JobHandle[Any]], reason: str) -> list[KineticError]:
+    """All are asked before the first is waited for, and what goes wrong with one keeps none of the others.
+
+    A run that is executed again from its failure, later, means the next generation of each.
+    """
+    troubles: dict[str, KineticError] = {}
+
+    def each(do: Callable[[JobHandle[Any]], object]) -> Callable[[JobHandle[Any]], None]:
+        def safely(handle: JobHandle[Any]) -> None:
+            try:
+                do(handle)
+            except KineticError as error:
+                troubles[handle.job_id] = error
+
+        return safely
+
+    def ask(handle: JobHandle[Any]) -> None:
+        if not handle.peek().status.final:
+            act.cancel(handle._job, reason, act.ME, anew=True)
+
+    side_by_side(each(ask), handles, REQUESTS)
+    deadline = time.monotonic() + CANCEL_SECONDS
+    side_by_side(each(lambda handle: handle.follow(timeout=max(0.1, deadline - time.monotonic()))), handles, REQUESTS)
+    return list(troubles.values())
+
+
+def _is_forgotten(context: _compat.Context) -> bool:
+    """Whether nobody will come back for the step: it is a test, or its instance ends with this process."""
+    return _compat.is_direct(context) or context.instance.is_ephemeral
 
 
 def _is_terminated(context: _compat.Context) -> bool:
@@ -97,13 +249,17 @@ def _is_terminated(context: _compat.Context) -> bool:
     if _compat.is_direct(context):
         return False
     run = context.instance.get_run_by_id(_compat.run_id(context))
-    return run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    if run is None or run.status is not dg.DagsterRunStatus.FAILURE:
+        return run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    # One that passed Dagster's max_runtime is cancelled, and said to have failed before its worker hears of it.
+    seen = context.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING, limit=1)
+    return bool(seen.records)
 
 
 def _resumed(context: _compat.Context) -> Iterator[str]:
     run = context.run
     for _ in range(LONGEST_ANCESTRY):
-        if run is None or run.tags.get(_compat.RESUME_TAG) != "true" or not run.parent_run_id:
+        if run is None or not _compat.is_resumed(run.tags) or not run.parent_run_id:
             return
         yield run.parent_run_id
         run = context.instance.get_run_by_id(run.parent_run_id)

@@ -1,7 +1,8 @@
 """Shows a weekly retraining in Airflow: data → training on a TPU slice → evaluation.
 
-The slice is emulated on this machine. For a real one: set KINETIC_BACKEND, KINETIC_PROJECT and KINETIC_STORE for
-Airflow's workers and triggerers, and give `zones=[…]` to the decorator. Nothing else changes.
+The slice is emulated on this machine. For a real one: name the project in the connection `google_cloud_default`, set
+KINETIC_STORE and KINETIC_DEPLOYMENT for Airflow's workers and triggerers, and give `zones=[…]` to the decorator.
+Nothing else changes.
 
 To run it once, with this folder as Airflow's DAGs folder and a migrated database: python airflow_retrain.py
 """

@@ -1,14 +1,15 @@
-"""A Dagster pipeline whose middle step runs on a TPU slice: points → model → accuracy.
+"""A Dagster pipeline whose middle step runs on a TPU slice: points → model → accuracy → released.
 
     python example_pipelines/dagster_train_evaluate.py             here and now, on the terminal
     dagster dev -f example_pipelines/dagster_train_evaluate.py     the same in Dagster's own pages
 
 `model` trains on every host of a v5e-16 at once: 4 hosts with 4 chips each, data-parallel over all 16. No TPU is
-needed here: 4 processes of this machine stand for the hosts, and the code cannot tell the difference.
+needed here: 4 processes of this machine stand for the hosts, and the code cannot tell the difference. `released` is
+made only if the blocking check `good_enough` of `accuracy` passes.
 
 To change for a real slice: the one line at the end of this file,
     KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic", deployment="production")
-which needs the Cloud TPU backend. The pipeline itself stays as it is.
+The pipeline itself stays as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from importlib.util import find_spec
 
 import dagster as dg
 import numpy as np
@@ -26,6 +28,7 @@ Arrays = dict[str, np.ndarray]
 HIDDEN = 32
 WEIGHTS = 4 * HIDDEN + 1
 EPOCHS, STEPS, LEARNING_RATE = 5, 10, 0.2
+REQUIRED = 0.9
 
 
 @dg.asset
@@ -78,16 +81,24 @@ def model(host: HostContext, points: Arrays) -> np.ndarray:
     return np.asarray(state[0])
 
 
-@dg.asset
-def accuracy(context, points: Arrays, model: np.ndarray) -> dg.MaterializeResult[float]:
+@dg.asset(check_specs=[dg.AssetCheckSpec("good_enough", asset="accuracy", blocking=True)])
+def accuracy(context, points: Arrays, model: np.ndarray):
     """How many points the model puts on the right side, and a picture of where it draws the line."""
     value = float(np.mean((predict(model, points["xy"], np) > 0) == (points["kind"] > 0.5)))
     drawing = picture(points, model)
     context.log.info(f"{value:.1%} of the points are on the right side of the line it draws:")
     print(drawing)
     return dg.MaterializeResult(
-        value=value, metadata={"accuracy": value, "picture": dg.MetadataValue.md(f"```\n{drawing}\n```")}
+        value=value,
+        metadata={"accuracy": value, "picture": dg.MetadataValue.md(f"```\n{drawing}\n```")},
+        check_results=[dg.AssetCheckResult(check_name="good_enough", passed=value >= REQUIRED, metadata={"is": value})],
     )
+
+
+@dg.asset(deps=[accuracy])
+def released(model: np.ndarray) -> np.ndarray:
+    """The weights that others take."""
+    return model
 
 
 def predict(weights, xy, numpy):
@@ -108,7 +119,7 @@ def picture(points: Arrays, weights: np.ndarray, width: int = 64, height: int = 
 
 
 defs = dg.Definitions(
-    assets=[points, model, accuracy],
+    assets=[points, model, accuracy, released],
     jobs=[dg.define_asset_job("train_and_evaluate")],
     resources={"kinetic": KineticResource()},
 )
@@ -133,11 +144,12 @@ def main() -> None:
     began = time.monotonic()
     pipeline = dg.Definitions.merge(defs, dg.Definitions(loggers={"brief": brief}))
     result = pipeline.resolve_job_def("train_and_evaluate").execute_in_process(run_config={"loggers": {"brief": {}}})
+    server = "" if find_spec("dagster_webserver") else "pip install -c constraints.txt dagster-webserver && "
     made = result.asset_materializations_for_node("model")[0].metadata
     print(
         f"\nresult   accuracy {result.output_for_node('accuracy'):.1%} after {time.monotonic() - began:.0f} s"
         f"\nits log  kinetic-orchestration logs {made['kinetic/job_id'].value}"
-        f"\nthe UI   dagster dev -f {sys.argv[0]}"
+        f"\nthe UI   {server}dagster dev -f {sys.argv[0]}"
     )
 
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from kinetic_orchestration.data import Data
     from kinetic_orchestration.decorator import RemoteCallable, command, run
     from kinetic_orchestration.job import JobHandle, attach, list_jobs
+    from kinetic_orchestration.profile import Profile
     from kinetic_orchestration.spec import TpuVm
+    from kinetic_orchestration.training.keras_callback import KineticCallback
+    from kinetic_orchestration.training.loop import Training, TrainingEnded
+    from kinetic_orchestration.training.reading import read_checkpoint
     from kinetic_orchestration.values import JobStatus, Limits, Retry
 
 __version__ = "0.1.0"
@@ -26,15 +30,20 @@ _HOMES = {
     "HostContext": "context",
     "JobHandle": "job",
     "JobStatus": "values",
+    "KineticCallback": "training.keras_callback",
     "Limits": "values",
+    "Profile": "profile",
     "RemoteCallable": "decorator",
     "Retry": "values",
     "TpuVm": "spec",
+    "Training": "training.loop",
+    "TrainingEnded": "training.loop",
     "attach": "job",
     "attach_batch": "batch",
     "command": "decorator",
     "current": "context",
     "list_jobs": "job",
+    "read_checkpoint": "training.reading",
     "run": "decorator",
 }
 
@@ -45,15 +54,20 @@ __all__ = [
     "HostContext",
     "JobHandle",
     "JobStatus",
+    "KineticCallback",
     "Limits",
+    "Profile",
     "RemoteCallable",
     "Retry",
     "TpuVm",
+    "Training",
+    "TrainingEnded",
     "attach",
     "attach_batch",
     "command",
     "current",
     "list_jobs",
+    "read_checkpoint",
     "run",
 ]
 

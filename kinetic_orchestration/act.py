@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic_orchestration import lifecycle
+from kinetic_orchestration import bill, lifecycle
 from kinetic_orchestration.agent import digest, names, wire
+from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import BackendError, JobNotFound, KineticError
+from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
+from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.values import Glimpse, Plan
-from kinetic_orchestration.watch import decoded
+from kinetic_orchestration.trust import ALONE, Trust
+from kinetic_orchestration.values import Before, Freed, Glimpse, Intent, Outcome, Past, Plan, Staged
+from kinetic_orchestration.watch import decoded, intent_of, reading, verdict_of
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
 DEADLINE_ALLOWANCE = 15 * 60.0
 SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
+TRUST_PATIENCE = 1800.0  # so does one that may not start it
+MOST_HOSTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +38,118 @@ class Job:
     backend: Backend
     policy: lifecycle.Policy
     spec_digest: str
+    trust: Trust = ALONE
+    doubt: str = ""  # why nothing of it is started or unpickled here
+    kept: tuple[str, ...] = ()  # what Secret Manager keeps for it until it has ended
+    runs_on: str = ""  # the name of the backend that its plan names
+    written: bytes = field(default=b"", repr=False)  # its spec, while the process that wrote it submits it
 
     def spec(self) -> dict[str, Any]:
+        if self.written:
+            return decoded(self.written, names.spec(self.job_id))
         record = self.store.read(names.spec(self.job_id))
         if record is None:
             raise JobNotFound(missing(self.job_id, self.store))
+        if self.store.remote and digest.of_bytes(record.data) != self.spec_digest:
+            raise Corrupt(f"{names.spec(self.job_id)} in {self.store.url} was changed while the job was followed")
         return decoded(record.data, names.spec(self.job_id))
 
     def plan(self) -> Plan:
         return Plan.from_json(self.spec()["plan"])
 
 
-def open_job(job_id: str, store: Store, backend: Backend) -> Job:
-    record = store.read(names.spec(job_id)) if isinstance(job_id, str) and job_id.replace("-", "").isalnum() else None
+def open_job(
+    job_id: str, store: Store, backend: Backend, trust: Trust = ALONE, spec_digest: str = "",
+    written: Record | None = None,
+) -> Job:  # fmt: skip
+    """`spec_digest`: that of the job's spec, if it is known by another way than the store; `written`: the spec, if it
+    was written here just now.
+    """
+    record = written
+    if record is None and isinstance(job_id, str) and job_id.replace("-", "").isalnum():
+        record = store.read(names.spec(job_id))
     if record is None:
         raise JobNotFound(missing(job_id, store))
-    plan = Plan.from_json(decoded(record.data, names.spec(job_id))["plan"])
-    return Job(job_id, store, backend, policy_of(plan, record.updated), digest.of_bytes(record.data))
+    found = digest.of_bytes(record.data)
+    doubt = "" if written is not None else trust.doubt_of_spec(store, job_id, found, spec_digest)
+    fields = decoded(record.data, names.spec(job_id))
+    with reading(names.spec(job_id)):
+        plan = Plan.from_json(fields["plan"])
+        policy = policy_of(plan, record.updated)
+        if not 0 < policy.hosts <= MOST_HOSTS:
+            raise TypeError(f"it has {policy.hosts} hosts")
+    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
+    runs_on = sys.intern(plan.backend)
+    return Job(
+        sys.intern(job_id),
+        store,
+        backend,
+        policy,
+        found,
+        trust,
+        doubt,
+        kept,
+        runs_on,
+        b"" if written is None else written.data,
+    )
+
+
+def at_rest(job: Job) -> Job:
+    """The same job, without what only its submission needed: of a thousand handles, each would keep its own."""
+    return replace(job, written=b"") if job.written else job
+
+
+def vouched(job: Job, spec_digest: str) -> Job:
+    """The same job, by what came with a handle or a cursor. Raises Corrupt if its spec is another one."""
+    if not spec_digest or not job.doubt:
+        return job
+    return replace(job, doubt=job.trust.doubt_of_spec(job.store, job.job_id, job.spec_digest, spec_digest))
+
+
+def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str) -> str:
+    """Why what came of an attempt is not unpickled here, or ""."""
+    if job.doubt or not job.store.remote:
+        return job.doubt
+    plan = job.plan()
+    return job.trust.doubt_of_value(
+        job.store, job.job_id, attempt, value_digest, proof,
+        account=str(plan.cloud.get("service_account") or ""), project=plan.project,
+    )  # fmt: skip
+
+
+def how_it_ended(job: Job, outcome: Outcome | None) -> str:
+    """Of one that was cancelled: it may have been quicker."""
+    if outcome is None:
+        return f"not ended yet; to look again: kinetic-orchestration status {job.job_id}"
+    return outcome.status.value.lower()
 
 
 def missing(job_id: str, store: Store) -> str:
     return (
         f"there is no job {job_id!r} in {store.url}: look at `kinetic-orchestration jobs`, and check that "
-        "KINETIC_STORE and KINETIC_DEPLOYMENT are those of the submitter"
+        "KINETIC_STORE and KINETIC_DEPLOYMENT are those of the submitter; records go when they are older than "
+        "KINETIC_RETENTION"
     )
 
 
 def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
     limits = plan.limits
     return lifecycle.Policy(
-        hosts=plan.slice.hosts,
+        hosts=plan.hosts,
         user=plan.retry.user,
         preemption=plan.retry.preemption,
         infra=plan.retry.infra,
         provision=float(limits.provision or 0.0),
         total=float(limits.total or 0.0),
         created=created,
+        silence=lifecycle.SILENT_BEATS if plan.remote else 0.0,
     )
 
 
 def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
-    """Do it; returns a sentence when the job has to wait for something."""
+    """Do it; returns a sentence when the job has to wait for something. A release is asked for by `release`."""
+    if job.doubt and isinstance(action, lifecycle.Intend | lifecycle.Submit):
+        return leave_to_others(job, attempt, seen)
     if isinstance(action, lifecycle.Intend):
         intend(job, attempt)
     elif isinstance(action, lifecycle.Submit):
@@ -81,32 +159,90 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         job.backend.cancel(seen.intent.placement)
     elif isinstance(action, lifecycle.Close):
         close(job, attempt, action.cause, action.reason)
-    else:
-        release(job, action.attempt)
     return ""
 
 
-def intend(job: Job, attempt: int) -> None:
+def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
+    """An attempt that this process must not start. It is closed when nobody has started it for long, so that whoever
+    waits hears of it; asked for again, the job then begins anew, with the same checkpoints, by who asks.
+    """
+    since = job.policy.created
+    if seen.intent is not None:
+        since = seen.intent.created + seen.intent.wait
+    elif (before := job.store.read(names.verdict(job.job_id, attempt - 1))) is not None:
+        since = before.updated
+    if seen.now - since < TRUST_PATIENCE:
+        return f"attempt {attempt} waits for a process that may start it: {job.doubt}"
+    reason = f"nobody who may start attempt {attempt} did so for {seen.now - since:.0f} s, and this process may not: "
+    close(job, attempt, wire.CONFIGURATION, reason + job.doubt)
+    return ""
+
+
+def intend(job: Job, attempt: int) -> Intent | None:
+    """The intent, if it is the one that was written here."""
     plan = job.plan()
-    run = float(plan.limits.run or 0.0)
-    allowed = run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
-    job.store.create(
-        names.intent(job.job_id, attempt),
-        wire.encode(
-            {
-                "attempt": attempt,
-                "boot": secrets.token_hex(8),
-                "placement": job.backend.place(plan, job.job_id, attempt),
-                "allowed": allowed,  # seconds from this record's own time to the attempt's deadline; 0: none
-                "writer": ME,
-            }
-        ),
+    past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
+    left = plan.affordable
+    if left and attempt > 1:
+        used = bill.ready_seconds(bill.stays(job.store, job.job_id, attempt - 1))
+        left -= used
+        if left <= 0:
+            usd = plan.limits.cost or 0.0
+            close(job, attempt, wire.DEADLINE, f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}")
+            return None
+    allowed = _longest(plan, left)
+    try:
+        placement = job.backend.place(plan, job.job_id, attempt, past)
+    except NoPlace as error:
+        close(job, attempt, wire.CONFIGURATION, str(error))
+        return None
+    data = wire.encode(
+        {
+            "attempt": attempt,
+            "boot": secrets.token_hex(8),
+            "placement": placement,
+            "allowed": allowed,  # seconds from this record's own time to the attempt's deadline; 0: none
+            "affordable": left,  # seconds for which the hosts may be held, for the money that is left; 0: no limit
+            "before": before._asdict() if before is not None else None,  # so that nobody need read it all again
+            "writer": ME,
+        }
     )
+    generation = job.store.create(names.intent(job.job_id, attempt), data)
+    if generation is None:
+        return None
+    return intent_of(Record(data, generation, job.store.written_at(generation)), job.store, job.job_id, attempt)
+
+
+def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
+    """How an attempt was placed and ended, and what all came to with it."""
+    promised = job.store.read(names.intent(job.job_id, attempt))
+    ended = job.store.read(names.verdict(job.job_id, attempt))
+    if promised is None or ended is None:
+        return None, None
+    verdict = verdict_of(ended.data)
+    intent, cause = intent_of(promised, job.store, job.job_id, attempt), lifecycle.classify(verdict)
+    past = Past(intent.placement, cause, verdict.reason, promised.updated)
+    if intent.before is None:
+        return past, None
+    budget, _ = lifecycle.rule_of(cause)
+    if budget is None:  # what ends a job has no successor that could count on it
+        return past, None
+    ran = intent.before.ran
+    if budget != lifecycle.FREE or job.store.read(names.host(job.job_id, attempt, 0, "started.json")) is not None:
+        ran = (*ran, attempt)
+    return past, Before(lifecycle.spend(intent.before.spent, budget), ran)
 
 
 def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     assert seen.intent is not None
-    plan = job.plan()
+    spec = job.spec()
+    plan = Plan.from_json(spec["plan"])
+    if plan.remote and not (may_be_there(job, plan, attempt, seen.intent.placement) and _may_last(plan, seen.intent)):
+        place = f"{names.intent(job.job_id, attempt)} names a place, or a deadline, that the job's plan does not have"
+        close(job, attempt, wire.CONFIGURATION, f"{place}: somebody has changed it, and nothing was made there")
+        return ""
+    if plan.remote and plan.secrets:
+        environ = {**environ, **package_sources.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
         if seen.now - seen.intent.created < SECRETS_PATIENCE:  # whoever has them may be about to submit
@@ -118,15 +254,34 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         close(job, attempt, wire.CONFIGURATION, reason)
         return ""
     try:
-        return job.backend.submit(
-            plan, job.job_id, job.spec_digest, seen.intent, {name: environ[name] for name in plan.secrets}
-        )
+        staged = Staged.from_json(spec["staged"])
+        secrets = {name: environ[name] for name in plan.secrets}
+        return job.backend.submit(plan, staged, job.job_id, job.spec_digest, seen.intent, secrets)
     except BackendError as error:
-        close(job, attempt, wire.INFRASTRUCTURE, str(error))
+        close(job, attempt, error.cause, str(error))
         return ""
     except KineticError as error:
         close(job, attempt, wire.CONFIGURATION, str(error))
         raise
+
+
+def may_be_there(job: Job, plan: Plan, attempt: int, placement: Mapping[str, Any]) -> bool:
+    """Whether the plan leads to such a place: an intent lies where others may write, and our rights are not theirs."""
+    own = job.backend.place(plan, job.job_id, attempt)
+    return placement.get("zone") in (own.get("zone"), *plan.zones) and all(
+        placement.get(part) == own.get(part) for part in ("backend", "project", "name", "run", "hosts", "slices")
+    )
+
+
+def _may_last(plan: Plan, intent: Intent) -> bool:
+    """Whether the deadline is one that the plan leads to, for the same reason."""
+    return 0 < intent.deadline <= intent.created + _longest(plan) + 1.0
+
+
+def _longest(plan: Plan, affordable: float = 0.0) -> float:
+    """How long an attempt's hosts may at most be there; 0: for ever."""
+    run = min(filter(None, (float(plan.limits.run or 0.0), affordable)), default=0.0)
+    return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
 
 
 def close(job: Job, attempt: int, cause: str, reason: str) -> None:
@@ -137,15 +292,51 @@ def close(job: Job, attempt: int, cause: str, reason: str) -> None:
     ring(job)
 
 
-def cancel(job: Job, reason: str, by: str) -> None:
-    """Ask for the end. Whoever runs the job sees the record; it stays, so a later attempt sees it too."""
-    job.store.create(names.cancel(job.job_id), wire.encode({"reason": reason, "by": by, "writer": ME}))
+def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
+    """Ask for the end. Whoever runs the job sees the record; it stays, so a later attempt sees it too.
+
+    `anew`: only this run of it is unwanted. Whoever asks for the same identity again gets a new one.
+    """
+    fields = {"reason": reason, "by": by, "writer": ME, **({"anew": True} if anew else {})}
+    job.store.create(names.cancel(job.job_id), wire.encode(fields))
     ring(job)
 
 
-def release(job: Job, attempt: int) -> bool:
+def may_begin_anew(job: Job) -> bool:
+    """Whether the job was called back by somebody who may want it again."""
+    record = job.store.read(names.cancel(job.job_id))
+    return record is not None and decoded(record.data, names.cancel(job.job_id)).get("anew") is True
+
+
+def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
+    """`known`: an intent that was read already, of this attempt or of another one."""
+    if known is not None and known.attempt == attempt:
+        return job.backend.release(known.placement)
     record = job.store.read(names.intent(job.job_id, attempt))
-    return record is None or job.backend.release(decoded(record.data, "an intent")["placement"])
+    if record is None:
+        return Freed.DONE
+    return job.backend.release(intent_of(record, job.store, job.job_id, attempt).placement)
+
+
+def release_all(job: Job, last: int) -> None:
+    """Whatever is left of a job that has ended: by name of its last attempts, and of others what a listing shows."""
+    for attempt in range(max(1, last - 1), last + 1):
+        release(job, attempt)
+    if last > 2:
+        with suppress(KineticError):  # whoever may not list everything leaves that to the reaper
+            for placement in job.backend.leftovers():
+                if placement.get("job") == job.job_id and placement["attempt"] < last - 1:
+                    job.backend.release(placement)
+
+
+def forget_secrets(job: Job) -> None:
+    """The job has ended, and nobody needs them any more. What cannot be removed now, the reaper or its expiry will."""
+    if not job.kept:
+        return
+    with suppress(KineticError, OSError):
+        project = job.plan().project
+        for name in job.kept:
+            job.backend.forget(f"projects/{project}/secrets/{name}")
 
 
 def ring(job: Job) -> None:

@@ -7,29 +7,33 @@ whatever became of the process that was submitting it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, processes, wire
-from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
+from kinetic_orchestration.backends import Backend, open_backend
+from kinetic_orchestration.errors import JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
-from kinetic_orchestration.job import JobHandle, open_place, say
+from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say
 from kinetic_orchestration.launch import launch, settings_for
-from kinetic_orchestration.notices import warn
+from kinetic_orchestration.notices import warn, warn_once
+from kinetic_orchestration.plan import backend_of
+from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, slice_of
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus
-from kinetic_orchestration.watch import decoded, watcher_of
+from kinetic_orchestration.watch import Rung, decoded, reading, watcher_of
 
 R = TypeVar("R")
 
+MOST_JOBS = 1 << 20
 INPUT_MODES = ("auto", "single", "args", "kwargs")
 
 
@@ -54,19 +58,35 @@ class BatchError(KineticError):
             "Their exceptions: results(return_exceptions=True); their logs: kinetic-orchestration logs ID"
         )
 
+    def __reduce__(self) -> Any:
+        """By its arguments: one that cannot be read elsewhere breaks the pool of processes that it came from."""
+        given = (self.group_id, self.failures, self.partial_results, self.submission_failures)
+        return type(self), given, self.__dict__
+
 
 class BatchHandle(Generic[R]):
     """The jobs of one group, in the order of their inputs. A place is None until its job is submitted."""
 
-    def __init__(self, group_id: str, name: str | None, tags: Mapping[str, str], size: int, store: Store) -> None:
+    def __init__(
+        self,
+        group_id: str,
+        name: str | None,
+        tags: Mapping[str, str],
+        size: int,
+        store: Store,
+        backend: Backend,
+    ) -> None:
         self.group_id = group_id
         self.name = name
         self.tags = dict(tags)
         self.jobs: list[JobHandle[R] | None] = [None] * size
         self.submission_failures: dict[int, Exception] = {}
         self._store = store
+        self._watcher = watcher_of(store, backend)
         self._failures: list[JobHandle[R]] | None = None
         self._submitted = threading.Event()
+        self._submits = False  # whether it is this process that does
+        self._unseen = ""  # why this process does not know whether all are submitted
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id} {self.name or ''} {self.status_counts()}>"
@@ -88,7 +108,7 @@ class BatchHandle(Generic[R]):
         del poll_interval  # Keras Kinetic's: here the end of a job is an event
         deadline = None if timeout is None else time.monotonic() + timeout
         seen: set[int] = set()
-        with watcher_of(self._store).following(self.group_id) as rung:
+        with self._watcher.following(self.group_id) as rung:
             look_at_all = 0.0
             while True:
                 heard = rung.clear()
@@ -99,11 +119,13 @@ class BatchHandle(Generic[R]):
                 for index, job in enumerate(self.jobs):
                     if job is None or index in seen:
                         continue
-                    rung.follow(job.job_id)
-                    if (everything or job.job_id in heard) and job.status().final:
+                    self._follow(rung, job)
+                    if (everything or job.job_id in heard) and _has_ended(job):
                         seen.add(index)
                         rung.unfollow(job.job_id)
                         yield job
+                    if job._follower.unreachable:  # nor can the others be asked
+                        break
                 if complete and len(seen) == sum(job is not None for job in self.jobs):
                     self._tell_what_is_missing()
                     return
@@ -128,8 +150,10 @@ class BatchHandle(Generic[R]):
         try:
             order = [self.jobs.index(job) for job in self.as_completed(timeout=timeout)]
         except KeyboardInterrupt:
+            others = self._submits and not self._submitted.is_set()
             say(
-                f"detached; the jobs of batch {self.group_id} go on. "
+                f"detached; the jobs of batch {self.group_id} go on"
+                f"{', and this process submits the others before it ends' if others else ''}. "
                 f"To end them: kinetic.attach_batch({self.group_id!r}).cancel()"
             )
             raise
@@ -164,11 +188,20 @@ class BatchHandle(Generic[R]):
         _end(self._store, self.group_id, CANCELLED)
         self._submitted.wait(60.0)
         reason = f"batch {self.group_id} was cancelled"
-        live = [job for job in self.jobs if job is not None and not job.status().final]
-        for job in live:  # all are asked before the first is waited for
+        live: list[JobHandle[R]] = []
+        unreadable = [error for error in list(self.submission_failures.values()) if isinstance(error, UNREADABLE)]
+        for job in filter(None, self.jobs):  # all are asked before the first is waited for
+            try:
+                if job.peek().status.final:
+                    continue
+                live.append(job)
+            except UNREADABLE as error:  # its hosts heed a cancel all the same, and so do the others
+                unreadable.append(error)
             act.cancel(job._job, reason, act.ME)
         for job in live:
             job.cancel(reason)
+        if unreadable:
+            raise unreadable[0]
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
         """Release what the jobs hold of compute; their records live on by retention."""
@@ -183,13 +216,19 @@ class BatchHandle(Generic[R]):
                 f"batch {self.group_id}: {len(self.submission_failures)} of its inputs could not be submitted; "
                 "submission_failures says why"
             )
+        elif missing and self._unseen:
+            warn(f"batch {self.group_id}: whether {missing} of its inputs were submitted is not known: {self._unseen}")
         elif missing and _why_over(self._store, self.group_id) == "":
             warn(
                 f"batch {self.group_id}: {missing} of its inputs have not been submitted, and nobody may do it any more"
             )
 
+    def _follow(self, rung: Rung, job: JobHandle[Any]) -> None:
+        rung.follow(job.job_id)
+        self._watcher.note(job.job_id, job._follower, reads=False)
+
     def _pace(self) -> float:
-        return max(watcher_of(self._store).pace(), len(self.jobs) / 50)
+        return max(self._watcher.pace(), len(self.jobs) / 50)
 
 
 def submit_all(
@@ -217,8 +256,13 @@ def submit_all(
     specs = [_retrying(_checked(spec_of, index, *call), retries) for index, call in enumerate(calls)]
     if cancel_running_on_fail and not fail_fast:
         warn("cancel_running_on_fail has no effect without fail_fast=True")
+    if specs[0].options.key is not None:
+        warn_once(
+            "key= names one job and has no meaning for a batch: whoever submits it again has new jobs. To find these "
+            "again: kinetic.attach_batch(batch.group_id)"
+        )
     here = settings_for(specs[0])
-    store = open_store(here.store, here.deployment)
+    store, backend = open_store(here.store, here.deployment), backend_of(specs[0].options, here)
     group_id = f"grp-{secrets.token_hex(6)}"
     me = processes.find(os.getpid())
     record = {
@@ -226,16 +270,22 @@ def submit_all(
         "tags": dict(tags or {}),
         "size": len(specs),
         "deployment": here.deployment,
+        "backend": backend,
         "submitter": {"machine": processes.machine(), "pid": os.getpid(), "started": me.started if me else ""},
     }
-    store.create(names.group(group_id), wire.encode(record))
-    batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), store)
+    try:
+        encoded = wire.encode(record)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"name= and tags= are kept as JSON, which these cannot be: {error}") from None
+    store.create(names.group(group_id), encoded)
+    batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), store, open_backend(backend, here))
     first = specs[0]
     say(f"batch {group_id} runs {first.name} {len(specs)} times on {slice_of(first.options)}")
     driver = _Driver(
         batch, specs, here.deployment, max_concurrent or len(specs),
         fail_fast=fail_fast, cancel_running=fail_fast and cancel_running_on_fail,
     )  # fmt: skip
+    batch._submits = True
     if len(specs) <= driver.width and not driver.cancel_running:
         driver.run()
     else:
@@ -259,15 +309,32 @@ class _Driver:
         self._running: list[JobHandle[Any]] = []
 
     def run(self) -> None:
+        batch = self.batch
         try:
             self._submit()
+        except KeyboardInterrupt:
+            there = sum(job is not None for job in batch.jobs)
+            say(
+                f"{there} of {len(batch.jobs)} jobs of batch {batch.group_id} are submitted, and go on. "
+                f"To end them: kinetic.attach_batch({batch.group_id!r}).cancel()"
+            )
+            raise
+        except Exception as error:  # whoever waits for the batch hears of it, by the inputs that are left
+            failed = batch.submission_failures
+            left = [index for index, job in enumerate(batch.jobs) if job is None and index not in failed]
+            failed.update(dict.fromkeys(left, error))
+            if not left:
+                warn(f"batch {batch.group_id} is watched no more, so this process cancels nothing of it: {error}")
         finally:
-            _end(self.batch._store, self.batch.group_id, SUBMITTED)
-            self.batch._submitted.set()
-            self.batch._store.ring(self.batch.group_id)
+            try:
+                with contextlib.suppress(KineticError):  # others see that this process is gone
+                    _end(batch._store, batch.group_id, SUBMITTED)
+            finally:
+                batch._submitted.set()
+            batch._store.ring(batch.group_id)
 
     def _submit(self) -> None:
-        with watcher_of(self.batch._store).following(self.batch.group_id) as rung:
+        with self.batch._watcher.following(self.batch.group_id) as rung:
             for index, spec in enumerate(self.specs):
                 while len(self._running) >= self.width and not self._stopped():
                     rung.clear()
@@ -278,12 +345,14 @@ class _Driver:
                     return
                 try:
                     job: JobHandle[Any] = JobHandle(launch(spec, child(self._deployment, self.batch.group_id, index)))
+                except Unreachable:  # nor would the others come through
+                    raise
                 except Exception as error:
                     self.batch.submission_failures[index] = error
                     self._one_failed()
                     continue
                 _place(self.batch, index, job)
-                rung.follow(job.job_id)
+                self.batch._follow(rung, job)
                 self._running.append(job)
                 self.batch._store.ring(self.batch.group_id)
             while self.cancel_running and self._running and not self._stopped():
@@ -294,12 +363,20 @@ class _Driver:
             self._cancel_running(f"batch {self.batch.group_id} was cancelled")  # what was launched meanwhile
 
     def _stopped(self) -> bool:
-        return _why_over(self.batch._store, self.batch.group_id) != ""
+        try:
+            return _why_over(self.batch._store, self.batch.group_id) != ""
+        except Unreachable:  # the jobs are looked at as well, and how long a store may be away is known there
+            return False
 
     def _look(self) -> None:
-        ended = {job.job_id: status for job in self._running if (status := job.status()).final}
-        self._running = [job for job in self._running if job.job_id not in ended]
-        if JobStatus.FAILED in ended.values():
+        ended: list[JobHandle[Any]] = []
+        for job in self._running:
+            if _has_ended(job):
+                ended.append(job)
+            if job._follower.unreachable:  # nor can the others be asked
+                break
+        self._running = [job for job in self._running if job not in ended]
+        if any(job._follower.status is JobStatus.FAILED for job in ended):
             self._one_failed()
 
     def _one_failed(self) -> None:
@@ -312,6 +389,14 @@ class _Driver:
     def _cancel_running(self, reason: str) -> None:
         for job in self._running:
             act.cancel(job._job, reason, act.ME)
+
+
+def _has_ended(job: JobHandle[Any]) -> bool:
+    """As somebody sees it who waits. Of one whose records cannot be read nothing else is to come."""
+    try:
+        return job._awaited().final
+    except UNREADABLE:
+        return True
 
 
 SUBMITTED, FAILED, CANCELLED = "submitted", "failed", "cancelled"
@@ -374,47 +459,74 @@ def attach_batch(
 ) -> BatchHandle[Any]:
     """The handle of a batch, from any process. If its submitter still submits, the places fill as it does."""
     del poll_interval
-    opened, backend = open_place(project=project, cluster=cluster, store=store, deployment=deployment)
-    record = opened.read(names.group(group_id))
+    opened, backend, here = place_of(project=project, cluster=cluster, store=store, deployment=deployment)
+    is_one = isinstance(group_id, str) and group_id.replace("-", "").isalnum()
+    record = opened.read(names.group(group_id)) if is_one else None
     if record is None:
-        raise JobNotFound(f"there is no batch {group_id!r} in {opened.url}")
+        raise JobNotFound(
+            f"there is no batch {group_id!r} in {opened.url}: check that KINETIC_STORE and KINETIC_DEPLOYMENT are "
+            "those of the submitter"
+        )
     fields = decoded(record.data, names.group(group_id))
-    batch: BatchHandle[Any] = BatchHandle(group_id, fields["name"], fields["tags"], fields["size"], opened)
-    submitter = fields.get("submitter", {})
+    with reading(names.group(group_id)):
+        name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
+        submitter = dict(fields.get("submitter", {}))
+        runs_on = str(fields.get("backend") or here.backend)
+        if not 0 < size <= MOST_JOBS:
+            raise TypeError(f"it has {size} jobs")
+    backends = {here.backend: backend}  # whichever new jobs would run on here
+    if runs_on not in backends:
+        backends[runs_on] = open_backend(runs_on, here)
+    batch: BatchHandle[Any] = BatchHandle(group_id, name, tags, size, opened, backends[runs_on])
+    place = _Place(backends, group_deployment, here)
     over = _is_over(batch, submitter)  # before the look at the jobs, or the last one could be missed
-    if _fill(batch, backend, fields["deployment"]) or over:
+    if _fill(batch, place) or over:
         batch._submitted.set()
     else:
         threading.Thread(
-            target=_fill_on, args=(batch, backend, fields["deployment"], submitter, poll_timeout), daemon=True,
+            target=_fill_on, args=(batch, place, submitter, poll_timeout), daemon=True,
             name=f"kinetic-{group_id}",
         ).start()  # fmt: skip
     return batch
 
 
-def _fill(batch: BatchHandle[Any], backend: Backend, deployment: str) -> bool:
+class _Place(NamedTuple):
+    """What it takes to open the jobs of a batch."""
+
+    backends: dict[str, Backend]
+    deployment: str
+    here: Settings
+
+
+def _fill(batch: BatchHandle[Any], place: _Place) -> bool:
     for index, job in enumerate(batch.jobs):
-        if job is None:
-            name = job_id(child(deployment, batch.group_id, index), 1)
+        if job is None and index not in batch.submission_failures:
+            name = job_id(child(place.deployment, batch.group_id, index), 1)
             if batch._store.read(names.spec(name), 0, 1) is not None:
-                _place(batch, index, JobHandle(act.open_job(name, batch._store, backend)))
-    return None not in batch.jobs
+                try:
+                    _place(batch, index, JobHandle(reopened(name, batch._store, place.backends, place.here)))
+                except UNREADABLE as error:
+                    batch.submission_failures[index] = error
+    return sum(job is None for job in batch.jobs) == len(batch.submission_failures)
 
 
-def _fill_on(
-    batch: BatchHandle[Any], backend: Backend, deployment: str, submitter: Mapping[str, Any], patience: float | None
-) -> None:
+def _fill_on(batch: BatchHandle[Any], place: _Place, submitter: Mapping[str, Any], patience: float | None) -> None:
     began = time.monotonic()
     try:
-        with watcher_of(batch._store).following(batch.group_id) as rung:
+        with batch._watcher.following(batch.group_id) as rung:
             over = False
             while not over:
                 rung.clear()
-                over = _is_over(batch, submitter) or (patience is not None and time.monotonic() - began > patience)
-                if _fill(batch, backend, deployment):
-                    break
+                if patience is not None and time.monotonic() - began > patience:
+                    over, batch._unseen = True, f"poll_timeout={patience:g} s passed, and its submitter may go on"
+                with contextlib.suppress(Unreachable):  # asked again, as long as there is patience
+                    over = _is_over(batch, submitter) or over
+                    if _fill(batch, place):
+                        break
                 if not over:
                     rung.wait(0.5)
+    except Exception as error:
+        batch._unseen = str(error)
     finally:
         batch._submitted.set()
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import json
 import os
 import tempfile
 from dataclasses import dataclass
 from typing import Any
+
+from kinetic_orchestration.agent.distributed import TRACE
+
+# Of a disk: for want of a line nothing shall fail.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +30,35 @@ class HostContext:
     checkpoint_dir: str = ""
     partition_key: str = ""
     _events: str = ""
+    _notice: str = ""
 
     def log_metrics(self, step: int | None = None, **values: float) -> None:
         """Numbers as they come: live in the orchestrator, kept beside the log."""
         self._record("m", {"step": step, "values": {name: float(value) for name, value in values.items()}})
 
-    def progress(self, done: float, total: float = 0, unit: str = "") -> None:
-        """How far the work is. It also tells that the job is not stuck."""
-        self._record("p", {"done": float(done), "total": float(total), "unit": unit})
+    def progress(self, done: float, total: float = 0, unit: str = "", *, rate: float = 0) -> None:
+        """How far the work is, and how much of it is done in a second. It also tells that the job is not stuck."""
+        told = {"done": float(done), "total": float(total), "unit": unit}
+        self._record("p", {**told, "rate": float(rate)} if rate else told)
+        if TRACE in os.environ and self._events:
+            from kinetic_orchestration.agent import profiler
+
+            if (asked := profiler.here()) is not None:
+                asked.progressed(done)
 
     def _record(self, kind: str, fields: dict[str, Any]) -> None:
         if not self._events:
             return
         line = kind + json.dumps(fields, separators=(",", ":")) + "\n"
-        events = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(events, line.encode())
-        finally:
-            os.close(events)
+            events = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(events, line.encode())
+            finally:
+                os.close(events)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
 
 
 class _Here:
@@ -69,6 +86,7 @@ def current() -> HostContext:
         checkpoint_dir=environ["KINETIC_CHECKPOINT_DIR"],
         partition_key=environ["KINETIC_PARTITION_KEY"],
         _events=environ["KINETIC_EVENTS"],
+        _notice=environ.get("KINETIC_NOTICE", ""),  # an older agent has none
     )
 
 

@@ -6,12 +6,13 @@ Where none is known the answer is None, never a guess. This module does not know
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.errors import UsageError
 
 PRICES_DATE = "2024-12-23"
 # generation → region ("" = any) → on demand, spot. The first region stands in where no zone is named.
@@ -39,7 +40,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one attempt cost; for an emulated one, what it would have cost on the hardware it stood for."""
+    """What a job's attempts cost; for an emulated one, what it would have cost on the hardware it stood for.
+
+    The seconds are those of `bill`, which tells what they mean.
+    """
 
     accelerator: str
     hardware: str
@@ -50,6 +54,16 @@ class Estimate:
     note: str
     date: str
     emulated: bool
+    spot: bool = False
+    attempts: int = 0  # that had hosts
+    queued_seconds: float = 0.0
+    ready_seconds: float = 0.0
+    productive_seconds: float = 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        """The part of the time that is charged for in which the program ran."""
+        return self.productive_seconds / self.ready_seconds if self.ready_seconds else None
 
     def __str__(self) -> str:
         return line(self)
@@ -65,6 +79,13 @@ class Total:
     unpriced: int
     chip_hours: float
     usd: float
+    queued_seconds: float = 0.0
+    ready_seconds: float = 0.0
+    productive_seconds: float = 0.0
+
+    @property
+    def goodput(self) -> float | None:
+        return self.productive_seconds / self.ready_seconds if self.ready_seconds else None
 
 
 def price(
@@ -119,7 +140,61 @@ def estimate(
         note=per_hour.source if per_hour else "no price known",
         date=per_hour.date if per_hour else "",
         emulated=emulated,
+        spot=spot or slice.spot,
+        ready_seconds=max(seconds, 0.0),
     )
+
+
+def together(parts: Sequence[Estimate], *, attempts: int, queued: float, ready: float, productive: float) -> Estimate:
+    """Attempts of one job, which may have been in several zones, as one."""
+    chip_hours = sum(part.chip_hours for part in parts)
+    prices = [part.usd for part in parts if part.usd is not None]
+    usd = sum(prices) if len(prices) == len(parts) else None
+    rates = {part.usd_per_chip_hour for part in parts}
+    rate = rates.pop() if len(rates) == 1 else usd / chip_hours if usd is not None and chip_hours else None
+    return replace(
+        parts[-1],
+        region=", ".join(dict.fromkeys(part.region for part in parts if part.region)),
+        chip_hours=chip_hours,
+        usd=usd,
+        usd_per_chip_hour=rate,
+        note="; ".join(dict.fromkeys(part.note for part in parts)),
+        attempts=attempts,
+        queued_seconds=queued,
+        ready_seconds=ready,
+        productive_seconds=productive,
+    )
+
+
+def affordable(
+    usd: float,
+    slice: Slice,
+    zones: Sequence[str],
+    *,
+    slices: int = 1,
+    spot: bool = False,
+    overrides: Mapping[str, float] | None = None,
+) -> float:
+    """The seconds for which `usd` pays, in the dearest of the zones."""
+    if not isinstance(usd, int | float):
+        raise UsageError(f"limits.cost is {usd!r}: give dollars, as a number")
+    if usd <= 0:
+        raise UsageError(f"limits.cost is {usd!r}: a job that may cost nothing cannot run; leave it out for no limit")
+    rates = []
+    for zone in zones or ("",):
+        found = price(slice, zone, spot, overrides)
+        if found is None:
+            region = _region(zone)
+            key = f"{slice.generation}{f'/{region}' if region else ''}{':spot' if spot or slice.spot else ''}"
+            raise UsageError(
+                f"limits.cost is ${usd:,.2f}, and no price is known for {slice.name} in {zone or 'any zone'}, so it "
+                f"cannot be kept: name the price of a chip for an hour with KINETIC_PRICES={key}=…, or use limits.run"
+            )
+        rates.append(found.usd_per_chip_hour)
+    per_second = max(rates) * slice.chips * slices / 3600
+    if not per_second:
+        raise UsageError(f"limits.cost is ${usd:,.2f}, and {slice.name} costs nothing by KINETIC_PRICES: leave one out")
+    return usd / per_second
 
 
 def line(estimate: Estimate) -> str:
@@ -134,6 +209,16 @@ def line(estimate: Estimate) -> str:
         rate = f"{_hours(estimate.chip_hours)} at {_rate(estimate.usd_per_chip_hour)}, {estimate.note}"
         there = f"on {where} {_about(estimate.usd)} ({rate})"
     return f"cost: {here}; {there}" if here else f"cost: {there}"
+
+
+def times(estimate: Estimate) -> str:
+    """Beside the cost: how long its attempts queued, were charged for, and were of use."""
+    attempts = "1 attempt" if estimate.attempts == 1 else f"{estimate.attempts} attempts"
+    goodput = f", goodput {estimate.goodput:.0%}" if estimate.goodput is not None else ""
+    return (
+        f"{attempts}, {_seconds(estimate.queued_seconds)} queued, {_seconds(estimate.ready_seconds)} READY, "
+        f"{_seconds(estimate.productive_seconds)} productive{goodput}"
+    )
 
 
 def summary(rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week", "month"] = "day") -> list[Total]:
@@ -153,6 +238,9 @@ def _total(period: str, estimates: list[Estimate]) -> Total:
         unpriced=sum(estimate.usd is None for estimate in paid),
         chip_hours=sum(estimate.chip_hours for estimate in paid),
         usd=sum(estimate.usd or 0.0 for estimate in paid),
+        queued_seconds=sum(estimate.queued_seconds for estimate in estimates),
+        ready_seconds=sum(estimate.ready_seconds for estimate in estimates),
+        productive_seconds=sum(estimate.productive_seconds for estimate in estimates),
     )
 
 
@@ -165,6 +253,12 @@ def _region(zone: str | None) -> str:
     """us-central1 of us-central1-a; a region stays what it is."""
     parts = (zone or "").split("-")
     return "-".join(parts[:2])
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 def _about(usd: float) -> str:

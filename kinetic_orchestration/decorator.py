@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.notices import warn, warn_once
+from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
     JobSpec,
     Options,
@@ -66,6 +67,8 @@ def run(
     store: str | None = None,
     deployment: str | None = None,
     distributed: bool | None = None,
+    keras_backend: str | None = None,
+    profile: Profile | int | str | None = None,
     partition_key: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Decorate:
@@ -96,6 +99,8 @@ def run(
             store=store,
             deployment=deployment,
             distributed=distributed,
+            keras_backend=keras_backend,
+            profile=profile,
             partition_key=partition_key,
             labels=labels or {},
         )
@@ -120,23 +125,21 @@ class RemoteCallable(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
-        from kinetic_orchestration.job import check_terminal, run_to_end
-        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch
+        from kinetic_orchestration.job import check_terminal, run_to_end, say, tell_of_another
+        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch, other_than_asked
 
         if self.options.debug:
             check_terminal()
         spec = self._spec(args, kwargs)
         identity = identity_of(spec)
-        with cancel_if_interrupted(spec, identity):
+        with cancel_if_interrupted(spec, identity, say):
             job = launch(spec, identity)
+            tell_of_another(job, other_than_asked(spec, job))
         return cast(R, run_to_end(job))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit it and return; the job needs this process no more."""
-        from kinetic_orchestration.job import submitted
-        from kinetic_orchestration.launch import launch
-
-        return submitted(launch(self._spec(args, kwargs)))
+        return cast("JobHandle[R]", _submitted(self._spec(args, kwargs)))
 
     def run_async_map(
         self,
@@ -192,9 +195,6 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 
     The options are those of `run`. "python" is the interpreter of the job's environment.
     """
-    from kinetic_orchestration.job import submitted
-    from kinetic_orchestration.launch import launch
-
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
     checked = check_options(options_from(options))
@@ -206,4 +206,13 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
     folder = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
     if not os.path.isdir(folder):
         raise UsageError(f"the command's folder {folder} does not exist")
-    return submitted(launch(JobSpec(os.path.basename(argv[0]), checked, argv=tuple(argv), cwd=folder)))
+    return _submitted(JobSpec(os.path.basename(argv[0]), checked, argv=tuple(argv), cwd=folder))
+
+
+def _submitted(spec: JobSpec) -> JobHandle[Any]:
+    from kinetic_orchestration.job import submitted, tell_of_another
+    from kinetic_orchestration.launch import launch, other_than_asked
+
+    job = launch(spec)
+    tell_of_another(job, other_than_asked(spec, job))
+    return submitted(job)

@@ -10,15 +10,22 @@
     │   ├── Unsupported                   a wish that this backend refuses by name
     │   └── TooBig                        more hosts than this machine can hold
     ├── StoreError                        the store refused, is full, or cannot keep its promises
+    │   ├── Denied                        a permission or a policy forbids it; the message says who may change that
+    │   ├── Unreachable                   it gave no answer for as long as was waited; worth another try
     │   ├── NewerWire                     written by a newer version of this package
     │   └── Corrupt                       the bytes are not those that were sent
     ├── RequirementsError                 the requirements could not be locked or installed
-    ├── BackendError                      the hosts could not be made; worth another try
+    ├── CredentialsError                  nobody to be for Google Cloud, or somebody who may not
+    ├── BackendError                      the hosts could not be made; its cause says what is worth another try
+    ├── NoPlace                           nowhere is left where the hosts could be made
+    ├── CheckpointError                   a checkpoint could not be written, and the user wants to hear of it
+    │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message says what differs
     ├── JobNotFound(LookupError)          no such job in this store
     └── JobError                          a job ended without a value
         ├── JobFailed                     its own code failed, and the exception could not come back as itself
         ├── JobCancelled                  somebody cancelled it
         ├── JobTimedOut(TimeoutError)     one of its limits passed
+        ├── ResultNotTrusted              it ran to the end, and nothing vouches for its value but the bucket it lies in
         ├── JobLost                       its hosts or its environment failed it (infrastructure, preemption)
         └── ResultNotPicklable            it ran to the end, but its value cannot travel; the message has its repr
 
@@ -68,6 +75,14 @@ class StoreError(KineticError):
     """The store refused, is full, or cannot keep its promises."""
 
 
+class Denied(StoreError):
+    """A permission or a policy forbids it; the message says who may change that."""
+
+
+class Unreachable(StoreError):
+    """The store gave no answer for as long as was waited. Worth another try."""
+
+
 class NewerWire(StoreError):
     """Written by a newer version of this package."""
 
@@ -80,8 +95,28 @@ class RequirementsError(KineticError):
     """The requirements could not be locked or installed."""
 
 
+class CredentialsError(KineticError):
+    """Nobody to be for Google Cloud, or somebody who may not."""
+
+
 class BackendError(KineticError):
-    """The hosts could not be made; worth another try."""
+    """The hosts could not be made. The cause, one of the wire's, says what is worth another try."""
+
+    def __init__(self, message: str, cause: str = "infrastructure") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class NoPlace(KineticError):
+    """Nowhere is left where the hosts could be made."""
+
+
+class CheckpointError(KineticError):
+    """A checkpoint could not be written. Those before it are untouched."""
+
+
+class CheckpointDiffers(CheckpointError, ValueError):
+    """A checkpoint of another model or topology; the message says what differs."""
 
 
 class JobNotFound(KineticError, LookupError):
@@ -112,6 +147,10 @@ class JobTimedOut(JobError, TimeoutError):
 
 class JobLost(JobError):
     """The job's hosts or its environment failed it."""
+
+
+class ResultNotTrusted(JobError):
+    """The job ran to the end, and nothing but the bucket that holds its value vouches for it: it is not unpickled."""
 
 
 class ResultNotPicklable(JobError):

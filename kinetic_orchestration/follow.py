@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, lifecycle
+from kinetic_orchestration import act, attempts, lifecycle
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import frames, names
+from kinetic_orchestration.agent import frames, names, wire
+from kinetic_orchestration.agent.records import Record
+from kinetic_orchestration.errors import KineticError, StoreError, Unreachable
+from kinetic_orchestration.stores import HOST_RECORD_LIMIT
 from kinetic_orchestration.values import (
     Change,
     Cursor,
+    Devices,
     Event,
+    Freed,
     Glimpse,
     JobStatus,
     Metrics,
@@ -25,49 +32,109 @@ from kinetic_orchestration.values import (
     Output,
     Progress,
 )
-from kinetic_orchestration.watch import decoded, look, watcher_of
+from kinetic_orchestration.watch import Memory, decoded, look, watcher_of
 
 Emit = Callable[[Event], object]
 
 READ_BYTES = 1 << 20
+LONGEST_FRAME = 64 << 20  # more than any host writes
+STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
+RELEASE_PATIENCE = 60.0  # after the verdict that ends a job, with a release that is refused: a rate is so much a minute
+RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
+LONGEST_PAUSE = 600.0  # and no more after this
+LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
 LONGEST_SLEEP = 0.5  # so that a stop, a timeout and Ctrl-C are never far away
+
+
+class Refused(NamedTuple):
+    """A release that is to be asked for again."""
+
+    attempt: int
+    until: float
+    pause: float
+    holds: bool  # back the end of the job: not of an attempt that never had hosts
 
 
 class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
-    __slots__ = ("cursor", "job", "outcome", "seen", "waiting")
+    __slots__ = (
+        "ahead", "cursor", "foreseen", "held", "job", "measured", "memory", "outcome", "refused", "seen", "unreachable",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
-        self.job = job
-        self.cursor = cursor or Cursor()
+        self.job = job if cursor is None else act.vouched(job, cursor.spec)
+        self.memory = Memory()
+        self.cursor = (cursor or Cursor())._replace(spec="" if self.job.doubt else self.job.spec_digest)
+        self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
+        # No cursor tells which releases were refused. That of the attempt before its own may have been, and is asked
+        # for once more; those of older ones are the reaper's.
+        last = 0 if cursor is None else cursor.attempt - 1
+        self.refused: tuple[Refused, ...] = (Refused(last, 0.0, RELEASE_PAUSE / 2, True),) if last else ()
         self.seen: Glimpse | None = None
         self.outcome: Outcome | None = None
+        self.foreseen: Outcome | None = None  # once nothing can change it any more
+        self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
+        self.measured: dict[int, float] = {}  # of each host, the time of the newest sample that was told
+        self.unreachable = 0.0  # since when the store has not answered
 
     def step(self, emit: Emit | None = None) -> Outcome | None:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
         while self.outcome is None:
             attempt = self.cursor.attempt
-            seen = look(self.job.store, self.job.backend, self.job.job_id, attempt, self.job.policy.hosts)
-            if emit is not None:
-                self.read_logs(emit)
+            seen = look(
+                self.job.store, self.job.backend, self.job.job_id, attempt, self.job.policy.hosts,
+                memory=self.memory, scene=watcher_of(self.job.store, self.job.backend).scene,
+            )  # fmt: skip
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
+            self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
+            moves = step.cursor.attempt != attempt
+            if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
+                self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
+            self._release_again(seen)
+            if step.outcome is not None and not self._is_freed(attempt, seen, emit):
+                self.held = True
+                break
             if emit is not None:
-                if step.outcome is not None or step.cursor.attempt != attempt:
+                ends = step.outcome is not None or moves
+                self.read_logs(emit, None if ends else seen)
+                self._tell_devices(emit, attempt, seen)
+                if ends:
                     self.tell_cut_logs(emit)
                 for change in step.changes:
                     emit(change)
-            for action in step.actions:
-                self._perform(action, attempt, seen, emit)
-            logs = self.cursor.logs if step.cursor.attempt == attempt else ()
-            self.cursor = step.cursor._replace(logs=logs)
+            if step.outcome is not None:
+                act.forget_secrets(self.job)
+            elif not (moves and self.ahead):  # else others have gone on long since, and released it before
+                self._act(step.actions, attempt, seen, emit)
+            logs = () if moves else self.cursor.logs
+            self.cursor = step.cursor._replace(logs=logs, spec=self.cursor.spec)
+            if moves and self.ahead:
+                self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome
-            if not any(
+            if self.waiting or not any(
                 isinstance(action, lifecycle.Intend | lifecycle.Close | lifecycle.Release) for action in step.actions
             ):
                 break
         return self.outcome
+
+    def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
+        """A step, for those who wait: the job needs no store that answers us, so that is waited for as well."""
+        try:
+            outcome = self.step(emit)
+        except Unreachable as error:
+            now = time.monotonic()
+            if not self.unreachable:
+                self.unreachable = now
+                if emit is not None:
+                    emit(Change("unreachable", f"{error} The job goes on; it is asked again.", self.cursor.attempt))
+            if now - self.unreachable > STORE_PATIENCE:
+                raise
+            return None
+        self.unreachable = 0.0
+        return outcome
 
     @property
     def status(self) -> JobStatus:
@@ -75,36 +142,106 @@ class Follower:
             return JobStatus.PENDING
         return lifecycle.status(self.cursor, self.seen, self.outcome)
 
-    def _perform(self, action: lifecycle.Action, attempt: int, seen: Glimpse, emit: Emit | None) -> None:
-        waiting = act.perform(action, self.job, attempt, seen, os.environ)
-        if waiting and waiting != self.waiting and emit is not None:
-            emit(Change("queued", waiting, attempt))
-        self.waiting = waiting
+    @property
+    def restless(self) -> bool:
+        """Whether the next step may do something although nothing new will be seen: its time comes."""
+        return bool(self.waiting) or (self.seen is not None and lifecycle.must_wait(self.seen))
 
-    def read_logs(self, emit: Emit) -> None:
-        attempt = self.cursor.attempt
+    def _act(self, actions: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
+        try:
+            for action in actions:
+                waiting = ""
+                if isinstance(action, lifecycle.Release):
+                    self._release(action.attempt, seen, holds=not lifecycle.was_free(seen))
+                else:
+                    waiting = act.perform(action, self.job, attempt, seen, os.environ)
+                self._wait("queued", waiting, attempt, emit)
+        finally:  # what was refused, or got no answer, may have been done
+            if actions:
+                self.memory.acted(self.job.store.now())
+
+    def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
+        if why and why != self.waiting and emit is not None:
+            emit(Change(phase, why, attempt))
+        self.waiting = why
+
+    def _release(self, attempt: int, seen: Glimpse, pause: float = RELEASE_PAUSE, holds: bool = True) -> None:
+        try:
+            freed = act.release(self.job, attempt, seen.intent)
+        except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
+            freed = Freed.REFUSED
+        if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
+            self.refused = (*self.refused, Refused(attempt, seen.now + pause, pause, holds))
+
+    def _release_again(self, seen: Glimpse) -> None:
+        """What was refused, whatever the job does meanwhile. Behind it are its hosts, its deadline and the reaper."""
+        due = [refused for refused in self.refused if refused.until <= seen.now]
+        for refused in due:
+            self.refused = tuple(other for other in self.refused if other is not refused)
+            self._release(refused.attempt, seen, 2 * refused.pause, refused.holds)
+        if due:
+            self.memory.acted(self.job.store.now())
+
+    def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
+        """Of a job that has ended: whether nothing of it is left that anybody here could still free."""
+        if not any(refused.attempt == attempt for refused in self.refused):
+            self._release(attempt, seen)
+            self.memory.acted(self.job.store.now())
+        patient = any(refused.holds for refused in self.refused) and seen.verdict_age < RELEASE_PATIENCE
+        why = "its hosts could not be freed; that is asked for again" if patient else ""
+        self._wait("releasing", why, attempt, emit)
+        self.seen = seen
+        return not patient
+
+    def read_logs(self, emit: Emit, seen: Glimpse | None = None) -> None:
+        """To the end; on a store where each try is a request, only as far as the hosts say that there is more."""
         moved = list(self._positions())
-        for host in range(self.job.policy.hosts):
-            while True:
-                segment, offset = moved[host]
-                record = self.job.store.read(
-                    names.segment(self.job.job_id, attempt, host, segment), offset, offset + READ_BYTES
-                )
-                if record is None or not record.data:
-                    break
-                found, used = frames.decode(record.data, segment, offset)
-                if not used:  # a frame longer than one read
-                    whole = self.job.store.read(names.segment(self.job.job_id, attempt, host, segment), offset)
-                    found, used = frames.decode(whole.data if whole else b"", segment, offset)
-                if not used:
-                    break
-                moved[host] = (segment, offset + used)
-                for frame in found:
-                    if frame.kind == frames.NEXT:
-                        moved[host] = (segment + 1, 0)
-                    else:
-                        emit(_event(frame, host, attempt))
+        for host, position in enumerate(self._positions()):
+            for found, reached, _ in self._read_log(host, position, seen):
+                for event in found:
+                    emit(event)
+                moved[host] = reached
                 self.cursor = self.cursor._replace(logs=tuple(moved))
+
+    def log_of(self, host: int) -> Iterator[Event]:
+        """What one host has recorded so far, read as it is asked for. On files, up to the first read that came to its
+        end: a slow reader would see one host's log go on that grows, and not another's.
+        """
+        for found, _, at_end in self._read_log(host, (0, 0)):
+            yield from found
+            if at_end:
+                return
+
+    def _read_log(
+        self, host: int, position: tuple[int, int], seen: Glimpse | None = None
+    ) -> Iterator[tuple[list[Event], tuple[int, int], bool]]:
+        """From there on, a read at a time; how far that goes, and whether there was no more."""
+        attempt = self.cursor.attempt
+        while True:
+            segment, offset = position
+            if seen is not None and self.job.store.remote and not _has_written(seen, host, segment):
+                return
+            name = names.segment(self.job.job_id, attempt, host, segment)
+            record = self.job.store.read(name, offset, offset + READ_BYTES)
+            if record is None or not record.data:
+                return
+            found, used = frames.decode(record.data, segment, offset)
+            if not used:  # a frame longer than one read
+                whole = self.job.store.read(name, offset, offset + LONGEST_FRAME)
+                found, used = frames.decode(whole.data if whole else b"", segment, offset)
+            if not used:
+                return
+            over = any(frame.kind == frames.NEXT for frame in found)
+            position = (segment + 1, 0) if over else (segment, offset + used)
+            at_end = len(record.data) < READ_BYTES and not over
+            yield [_event(frame, host, attempt) for frame in found if frame.kind != frames.NEXT], position, at_end
+
+    def _tell_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
+        """What hosts say in their beats, which are read anyway."""
+        for host, devices in sampled(seen):
+            if self.measured.get(host) != devices["at"]:
+                self.measured[host] = devices["at"]
+                emit(Devices(host, devices["at"], devices, attempt))
 
     def tell_cut_logs(self, emit: Emit) -> None:
         """Of an attempt that is over: which hosts could not write their last lines themselves."""
@@ -112,23 +249,50 @@ class Follower:
         if self.job.store.read(names.intent(self.job.job_id, attempt)) is None:
             return
         for host, (segment, offset) in enumerate(self._positions()):
-            done = self.job.store.read(names.host(self.job.job_id, attempt, host, "done.json"))
+            done = self._said(host, "done.json")
+            if done is None and self._said(host, "started.json") is None:
+                continue  # it was never there
             if done is None or decoded(done.data, "a host's last word").get("cut"):
                 text = f"host {host}: its agent was killed, so its log may be cut here\n".encode()
                 emit(Output(host, frames.NOTE, self.job.store.now(), text, attempt, segment, offset))
+
+    def _said(self, host: int, what: str) -> Record | None:
+        name = names.host(self.job.job_id, self.cursor.attempt, host, what)
+        return self.job.store.read(name, limit=HOST_RECORD_LIMIT)
 
     def _positions(self) -> tuple[tuple[int, int], ...]:
         return self.cursor.logs or ((0, 0),) * self.job.policy.hosts
 
 
+def _has_written(seen: Glimpse, host: int, segment: int) -> bool:
+    beat = seen.beats[host] if host < len(seen.beats) else None
+    return beat is not None and segment < beat.segment
+
+
+def sampled(seen: Glimpse) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Of each host that runs, the newest sample of what its devices do."""
+    for host, beat in enumerate(seen.beats):
+        if beat is None or beat.state != wire.RUNNING or not beat.devices:
+            continue
+        at = beat.devices.get("at")
+        if isinstance(at, float) and math.isfinite(at):  # whoever can write to the store may have written it
+            yield host, beat.devices
+
+
 def _event(frame: frames.Frame, host: int, attempt: int) -> Event:
-    if frame.kind == frames.METRICS:
-        fields = json.loads(frame.payload)
-        return Metrics(host, frame.time, fields["step"], fields["values"], attempt)
-    if frame.kind == frames.PROGRESS:
-        fields = json.loads(frame.payload)
-        return Progress(host, frame.time, fields["done"], fields["total"], fields["unit"], attempt)
-    return Output(host, frame.kind, frame.time, frame.payload, attempt, frame.segment, frame.offset)
+    """What is not what it says it is (whoever can write to the store may have written it) is shown as it is."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        if frame.kind == frames.METRICS:
+            fields = json.loads(frame.payload)
+            values = {str(name): float(value) for name, value in fields["values"].items()}
+            step = fields["step"]
+            return Metrics(host, frame.time, None if step is None else int(step), values, attempt)
+        if frame.kind == frames.PROGRESS:
+            fields = json.loads(frame.payload)
+            done, total, unit = float(fields["done"]), float(fields["total"]), str(fields["unit"])
+            return Progress(host, frame.time, done, total, unit, attempt, float(fields.get("rate", 0.0)))
+    kind = frame.kind if frame.kind in (frames.OUT, frames.ERR) else frames.NOTE
+    return Output(host, kind, frame.time, frame.payload, attempt, frame.segment, frame.offset)
 
 
 def follow(
@@ -140,17 +304,18 @@ def follow(
     on_step: Callable[[Follower], object] | None = None,
 ) -> Outcome | None:
     """To the end, or until the timeout or the stop event: then None, and the job goes on."""
-    watcher = watcher_of(follower.job.store)
+    watcher = watcher_of(follower.job.store, follower.job.backend)
     deadline = None if timeout is None else time.monotonic() + timeout
     with watcher.following(follower.job.job_id) as rung:
+        watcher.note(follower.job.job_id, follower, reads=emit is not None)
         while True:
             rung.clear()
-            outcome = follower.step(emit)
+            outcome = follower.step_if_reachable(emit)
             if on_step is not None:
                 on_step(follower)
             if outcome is not None:
                 return outcome
-            look_at = time.monotonic() + watcher.pace()
+            look_at = time.monotonic() + watcher.pace(restless=follower.restless)
             while (now := time.monotonic()) < look_at:
                 if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
                     return None
@@ -158,17 +323,44 @@ def follow(
                     break
 
 
-async def afollow(follower: Follower, emit: Emit | None = None) -> Outcome:
-    """The same on an event loop: no thread is held while nothing happens. Cancelling it only detaches."""
+def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tuple[Follower, Exception | None]]:
+    """One step of each of these jobs of one store, by one look at all of them; what went wrong with it, if it did.
+
+    None is begun once the patience is over: then the others are for the next time.
+    """
+    if not followers:
+        return
+    deadline = time.monotonic() + patience
+    watcher = watcher_of(followers[0].job.store, followers[0].job.backend)
+    with watcher.seen_at_once({each.job.job_id: (each.cursor.attempt, each.memory) for each in followers}):
+        for follower in followers:
+            if time.monotonic() > deadline:
+                return
+            try:
+                follower.step()
+            except KineticError as error:
+                yield follower, error
+            else:
+                yield follower, None
+
+
+async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float = 0.0) -> Outcome:
+    """The same on an event loop: no thread is held while nothing happens. Cancelling it only detaches.
+
+    `pause`: so many seconds at least lie between two steps, for those who need not know at once.
+    """
     hands = hands_of_this_process()
-    watcher = watcher_of(follower.job.store)
+    watcher = watcher_of(follower.job.store, follower.job.backend)
     with watcher.following_async(follower.job.job_id) as doze:
+        watcher.note(follower.job.job_id, follower, reads=emit is not None)
         while True:
             doze.clear()
             outcome = await hands.take(follower, emit)
             if outcome is not None:
                 return outcome
-            await doze.sleep(watcher.pace())
+            if pause:
+                await asyncio.sleep(pause)
+            await doze.sleep(watcher.pace(restless=follower.restless))
 
 
 class Hands:
@@ -198,7 +390,7 @@ class Hands:
             outcome, error = None, None
             if not future.cancelled():
                 try:
-                    outcome = follower.step(emit)
+                    outcome = follower.step_if_reachable(emit)
                 except Exception as raised:
                     error = raised
             with suppress(RuntimeError):  # the loop was closed
@@ -245,15 +437,21 @@ class Printer:
             self._write(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}\n")
         elif isinstance(event, Progress) and event.host == 0:
             of = f"/{event.total:g}" if event.total else ""
-            self._write(f"{_prefix(event.host, self._hosts)}progress: {event.done:g}{of} {event.unit}".rstrip() + "\n")
+            said = f"{event.done:g}{of} {event.unit}".rstrip() + pace(event.rate, event.unit)
+            self._write(f"{_prefix(event.host, self._hosts)}progress: {said}\n")
 
 
-def prefixed(event: Output, hosts: int) -> str:
-    """The text of an output event, each line led by its host when there is more than one."""
+def pace(rate: float, unit: str) -> str:
+    """Behind what is done, how much of it in a second; nothing where that is not known."""
+    return f", {rate:.4g} {unit or 'of them'}/s" if rate > 0 else ""
+
+
+def prefixed(event: Output, hosts: int, lead: str = "") -> str:
+    """The text of an output event, each line led by `lead`, and by its host when there is more than one."""
     text = event.text.decode("utf-8", "backslashreplace")
     if text and text[-1] not in "\n\r":
         text += "\n"
-    prefix = _prefix(event.host, hosts)
+    prefix = lead + _prefix(event.host, hosts)
     if not prefix:
         return text
     body = text.replace("\n", "\n" + prefix)

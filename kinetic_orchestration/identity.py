@@ -19,6 +19,13 @@ class Identity:
     index: str = ""
     epoch: int = 0
 
+    def labels(self) -> dict[str, str]:
+        """By whom the job's resources were asked for, as a bill may be grouped: of a call by itself, nothing."""
+        if self.orchestrator in ("key", "random"):
+            return {}
+        pipeline, _, step = self.step.rpartition("/")
+        return {"pipeline": pipeline or self.orchestrator, "step": step or self.index, "run": self.run}
+
     @property
     def key(self) -> str:
         return hashlib.sha256(json.dumps(astuple(self), ensure_ascii=False).encode()).hexdigest()[:32]
@@ -30,4 +37,8 @@ def of(deployment: str, key: str | None) -> Identity:
 
 
 def job_id(identity: Identity, generation: int) -> str:
-    return "job-" + hashlib.sha256(f"{identity.key}/{generation}".encode()).hexdigest()[:12]
+    return job_of(identity.key, generation)
+
+
+def job_of(key: str, generation: int) -> str:
+    return "job-" + hashlib.sha256(f"{key}/{generation}".encode()).hexdigest()[:12]

@@ -4,37 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import heapq
 import os
+import re
 import socket
+import stat
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, lifecycle, settings
+from kinetic_orchestration import act, attempts, bill, lifecycle, links, settings, trust
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import Backend, open_backend
-from kinetic_orchestration.cost import Estimate, estimate
-from kinetic_orchestration.errors import JobNotFound, StoreError, UsageError
-from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed
+from kinetic_orchestration.cost import Estimate, times
+from kinetic_orchestration.errors import (
+    ConflictingSettings,
+    Corrupt,
+    JobNotFound,
+    KineticError,
+    NewerWire,
+    StoreError,
+    UsageError,
+)
+from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
 from kinetic_orchestration.notices import warn
+from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.profile import EVERY_HOST
 from kinetic_orchestration.results import collect
+from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
-from kinetic_orchestration.watch import look, verdict_of
+from kinetic_orchestration.watch import Memory, look, verdict_of
 
 R = TypeVar("R")
+
+PICTURE_LIMIT = 4 << 20
+UNREADABLE = (Corrupt, NewerWire)  # of one job's records, and nothing that concerns others
 
 
 class JobHandle(Generic[R]):
     """One job. Every question looks at the records anew; any number of processes may hold the same job."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        spec = job.spec()
+        self._job = job = act.at_rest(job)
         self._follower = Follower(job)
         self._lock = threading.Lock()
-        spec = job.spec()
         self.job_id = job.job_id
         self.func_name: str = spec["name"]
         self.backend: str = spec["plan"]["backend"]
@@ -47,30 +67,42 @@ class JobHandle(Generic[R]):
         return f"<JobHandle {self.job_id} {self.func_name} on {self.accelerator} ({self.backend})>"
 
     def __reduce__(self) -> Any:
-        return attach, (self.job_id, None, None, os.path.dirname(self._job.store.url), self._deployment())
+        spec_digest = "" if self._job.doubt else self._job.spec_digest
+        place = {"group_id": self.group_id, "group_index": self.group_index}
+        return _attached, (self.job_id, os.path.dirname(self._job.store.url), self._deployment(), spec_digest), place
 
     def _deployment(self) -> str:
         return str(self._job.spec()["plan"]["deployment"])
 
     def status(self) -> JobStatus:
         """What the job does now. Asking also moves it on: a lost attempt is followed by the next one."""
+        return self._stepped(self._follower.step)
+
+    def _awaited(self) -> JobStatus:
+        """The same for those who wait for its end: a store that is away is waited for as well."""
+        return self._stepped(self._follower.step_if_reachable)
+
+    def _stepped(self, step: Callable[[], object]) -> JobStatus:
         with self._lock:
             try:
-                self._follower.step()
+                step()
             except JobNotFound:
                 return JobStatus.NOT_FOUND
             return self._follower.status
 
     def peek(self) -> Peek:
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
-        job, cursor = self._job, Cursor()
+        job, cursor, memory = self._job, Cursor(), Memory()
         while True:
-            seen = look(job.store, job.backend, job.job_id, cursor.attempt, job.policy.hosts)
+            seen = look(job.store, job.backend, job.job_id, cursor.attempt, job.policy.hosts, memory=memory)
             step = lifecycle.advance(cursor, seen, job.policy)
             if step.outcome is not None or step.cursor.attempt == cursor.attempt:
                 break
-            cursor = step.cursor
+            ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
+            cursor = step.cursor._replace(attempt=ahead[0]) if ahead else step.cursor
         beat = next(iter(seen.beats), None)
+        place = seen.intent.placement if seen.intent is not None else {}
+        zone = str(place.get("zone", ""))
         return Peek(
             status=lifecycle.status(step.cursor, seen, step.outcome),
             attempt=step.cursor.attempt,
@@ -80,17 +112,30 @@ class JobHandle(Generic[R]):
             total=beat.total if beat is not None else 0.0,
             unit=beat.unit if beat is not None else "",
             outcome=step.outcome,
+            attempts=lifecycle.shown(step.cursor),
+            zone=zone,
+            resource=str(place.get("name", "")) if zone else "",
+            said=seen.observation.message,
+            rate=beat.rate if beat is not None else 0.0,
+            devices=tuple(sampled(seen)),
         )
 
-    def history(self) -> list[Attempt]:
-        """Every attempt with its times and its end, as the records have them."""
-        found = []
-        for number in range(1, self._last_attempt() + 1):
-            intent, record = (self._job.store.read(name(self.job_id, number)) for name in (names.intent, names.verdict))
-            verdict = None if record is None else verdict_of(record.data)
-            began = intent.updated if intent is not None else None
-            found.append(Attempt(number, began, record.updated if record is not None else None, verdict))
-        return found
+    def history(self, *, all: bool = True) -> list[Attempt]:
+        """Every attempt with its times and its end, as the records have them; with `all=False`, of those that never had
+        hosts only the newest.
+        """
+        store, times = self._job.store, attempts.times(self._job.store, self.job_id)
+        wanted = set(times)
+        if not all and times:
+            last = max((number for number in times if times[number].began is not None), default=1)
+            wanted &= {*attempts.with_hosts(store, self.job_id, last), max(times)}
+        ended = sorted(number for number in wanted if times[number].ended is not None)
+        read = [names.verdict(self.job_id, number) for number in ended]
+        records = dict(zip(ended, side_by_side(store.read, read, REQUESTS if store.remote else 1), strict=True))
+        return [
+            Attempt(number, times[number].began, times[number].ended, verdict_of(record.data) if record else None)
+            for number, record in ((number, records.get(number)) for number in sorted(wanted))
+        ]
 
     def logs(self, follow: bool = False) -> str | None:
         """All lines so far; with `follow`, printed as they come until the job ends."""
@@ -102,18 +147,15 @@ class JobHandle(Generic[R]):
 
     def tail(self, n: int = 100) -> str:
         """The last `n` lines."""
-        lines = "".join(self._lines()).splitlines(keepends=True)
-        return "".join(lines[-n:]) if n > 0 else ""
+        return "".join(deque((line for text in self._lines() for line in text.splitlines(keepends=True)), max(0, n)))
 
     def events(self) -> Iterator[Event]:
         """Everything recorded so far, attempt by attempt: output, metrics, progress."""
-        last = self._last_attempt()
-        for attempt in range(1, last + 1):
+        for attempt in attempts.with_hosts(self._job.store, self.job_id, self.attempts()):
             reader = Follower(self._job)
             reader.cursor = reader.cursor._replace(attempt=attempt)
-            found: list[Event] = []
-            reader.read_logs(found.append)
-            yield from sorted(found, key=lambda event: getattr(event, "time", 0.0))
+            logs = map(reader.log_of, range(self.hosts))
+            yield from heapq.merge(*logs, key=lambda event: getattr(event, "time", 0.0))
 
     def result(
         self,
@@ -125,7 +167,7 @@ class JobHandle(Generic[R]):
         on_status_change: Callable[[JobStatus], object] | None = None,
     ) -> R:
         """Wait for the value, or raise what the job raised. Ctrl-C detaches: the job goes on."""
-        settings.seconds("timeout", timeout)
+        timeout = settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
         emit = Printer(self.hosts, _write) if stream_logs else None
         with self._detaching():
@@ -134,8 +176,11 @@ class JobHandle(Generic[R]):
             raise TimeoutError(
                 f"job {self.job_id} has not ended within {timeout:g} s; it goes on, and may be asked again"
             )
-        if cleanup:
-            self.cleanup(gcs=False)
+        if cleanup and outcome.attempt > 1:  # the hosts of the last attempt were freed before it was told
+            try:
+                act.release_all(self._job, outcome.attempt)
+            except KineticError as error:  # no reason to keep its value back
+                warn(f"what may be left of {self.job_id} was not freed ({error}): kinetic-orchestration reap does that")
         return cast(R, collect(self._job, outcome))
 
     def follow(
@@ -156,10 +201,21 @@ class JobHandle(Generic[R]):
     def cancel(self, reason: str = "", cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Ask the job to end and wait until it has, and its hosts are gone."""
         del cleanup_poll_interval
-        if self.peek().outcome is not None:
-            return
-        act.cancel(self._job, reason or "cancelled by its user", f"{socket.gethostname()}:{os.getpid()}")
-        follow(Follower(self._job), timeout=cleanup_timeout)
+        reason, by = reason or "cancelled by its user", f"{socket.gethostname()}:{os.getpid()}"
+        try:
+            if self.peek().outcome is not None:
+                return
+        except UNREADABLE:  # here; its hosts heed a cancel all the same
+            act.cancel(self._job, reason, by)
+            raise
+        act.cancel(self._job, reason, by)
+        follower = Follower(self._job)
+        follow(follower, timeout=cleanup_timeout)
+        if any(refused.holds for refused in follower.refused):
+            warn(
+                f"job {self.job_id} is cancelled, and its hosts could not be freed from here: they end by themselves, "
+                "at the latest at their deadline, or by a kinetic-orchestration reap of somebody who may delete them"
+            )
 
     def cleanup(
         self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2
@@ -167,26 +223,21 @@ class JobHandle(Generic[R]):
         """Release what the job holds of compute. Its records (Keras Kinetic's `gcs`) live on by retention."""
         del gcs, cleanup_timeout, cleanup_poll_interval
         if k8s and self.status().final:
-            for attempt in range(1, self._last_attempt() + 1):
-                act.release(self._job, attempt)
+            act.release_all(self._job, self.attempts())
 
     def cost(self) -> Estimate:
-        """What the job's attempts have cost so far, by the prices in `cost`."""
+        """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
         plan = self._job.plan()
-        return estimate(plan.slice, self.seconds(), emulated=plan.backend == "local")
+        prices = settings.load(deployment=plan.deployment).prices
+        return bill.estimate_of(plan, bill.stays(self._job.store, self.job_id), prices)
 
     def seconds(self) -> float:
         """How long its hosts were held, over all attempts."""
-        held, store = 0.0, self._job.store
-        for attempt in range(1, self._last_attempt() + 1):
-            intent, verdict = (store.read(name(self.job_id, attempt)) for name in (names.intent, names.verdict))
-            if intent is not None:
-                held += (verdict.updated if verdict is not None else store.now()) - intent.updated
-        return held
+        return bill.ready_seconds(bill.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
         """How many attempts there were."""
-        return self._last_attempt()
+        return max(1, attempts.newest(self._job.store, self.job_id))
 
     @property
     def output_dir(self) -> str:
@@ -197,15 +248,38 @@ class JobHandle(Generic[R]):
         """How many hosts each attempt has."""
         return self._job.policy.hosts
 
+    def zones(self) -> list[str]:
+        """Where its attempts have had hosts, in their order; none on this machine."""
+        stays = bill.stays(self._job.store, self.job_id)
+        return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
+
+    def links(self) -> dict[str, str]:
+        """The console's pages of its records and its slices; none of a job on this machine."""
+        plan = self._job.plan()
+        return links.of_job(self._job.store.url, self.job_id, plan.project) if plan.remote else {}
+
+    def picture(self) -> bytes | None:
+        """The picture (SVG) of its metrics and of its devices, which the hosts keep; None as long as there is none."""
+        found = self._job.store.read(names.picture(self.job_id), limit=PICTURE_LIMIT)
+        return None if found is None else bytes(found.data)
+
+    def picture_url(self) -> str:
+        """Where that can be looked at; "" as long as there is none."""
+        name = names.picture(self.job_id)
+        return links.view(self._job.store.url, name) if self._job.store.find(name) is not None else ""
+
+    def profile_dir(self) -> str:
+        """Where XProf finds what `profile=` captured (`xprof --logdir`); "" as long as nothing is there."""
+        plan, store = self._job.plan(), self._job.store
+        hosts = range(self.hosts if plan.profile.get("hosts") == EVERY_HOST else 1) if plan.profile else ()
+        for attempt in attempts.with_hosts(store, self.job_id, self.attempts()) if plan.profile else ():
+            if any(store.read_all([names.host(self.job_id, attempt, host, "profile.json") for host in hosts])):
+                return names.profile(self.output_dir)
+        return ""
+
     def age(self) -> float:
         """Seconds since the job was made, by the store's clock."""
         return self._job.store.now() - self._job.policy.created
-
-    def _last_attempt(self) -> int:
-        attempt = 1
-        while self._job.store.read(names.intent(self.job_id, attempt + 1)) is not None:
-            attempt += 1
-        return attempt
 
     def _lines(self) -> Iterator[str]:
         return (prefixed(event, self.hosts) for event in self.events() if isinstance(event, Output))
@@ -243,8 +317,18 @@ class JobHandle(Generic[R]):
 def submitted(job: Job) -> JobHandle[Any]:
     """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
     plan = job.plan()
-    say(f"{job.job_id} runs {plan.name} on {plan.slice}")
+    verb = "runs" if job.written else "was submitted before, by the same key, and is"
+    say(f"{job.job_id} {verb} {plan.name} on {plan.hardware}")
     return JobHandle(job)
+
+
+def tell_of_another(job: Job, other: str) -> None:
+    """Of a job that goes on, found again by its key: what of it is another than its launch says now."""
+    if other and not JobHandle(job).peek().status.final:
+        warn(
+            f"this key names job {job.job_id}, which was submitted before with {other}, and goes on as it is. To have "
+            f"what is asked for now, end it (kinetic-orchestration cancel {job.job_id}) and give another key"
+        )
 
 
 def check_terminal() -> None:
@@ -264,10 +348,22 @@ def run_to_end(job: Job) -> Any:
         outcome = handle._watch(Printer(handle.hosts, _write, changes=_write_error))
     except KeyboardInterrupt:
         say(f"cancelling {job.job_id}")
-        handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
+        try:
+            handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
+            say(act.how_it_ended(job, handle.peek().outcome))
+        except KineticError as error:  # Ctrl-C stays what it is
+            say(f"it may go on: {error}")
+        raise
+    except KineticError as error:  # of its store: what the job itself raises comes later
+        error.add_note(f"Job {job.job_id} goes on; to wait for it: kinetic-orchestration result {job.job_id}")
         raise
     assert outcome is not None
-    say(str(handle.cost()))
+    try:
+        cost = handle.cost()
+    except KineticError as error:  # no reason to keep its value back
+        say(f"what it cost is not known: {error}")
+    else:
+        say(f"{times(cost)}; {cost}")
     return collect(job, outcome)
 
 
@@ -278,9 +374,31 @@ def attach(
     store: str | None = None,
     deployment: str | None = None,
 ) -> JobHandle[Any]:
-    """The handle of a job, from any process or machine that reaches its store."""
-    opened, backend = open_place(project=project, cluster=cluster, store=store, deployment=deployment)
-    return JobHandle(act.open_job(job_id, opened, backend))
+    """The handle of a job, from any process or machine that reaches its store.
+
+    Instead of its id, the address of it, or of what belongs to it, in a store: what Airflow's XCom has of a value.
+    """
+    job_id, place = located(job_id, project=project, cluster=cluster, store=store, deployment=deployment)
+    return JobHandle(open_job(job_id, "", **place))
+
+
+def _attached(job_id: str, store: str, deployment: str, spec_digest: str) -> JobHandle[Any]:
+    """A handle that was pickled: it carries what it takes to go on with its job."""
+    return JobHandle(open_job(job_id, spec_digest, store=store, deployment=deployment))
+
+
+def open_job(job_id: str, spec_digest: str = "", **place: str | None) -> Job:
+    """`spec_digest`: that of the job's spec, if it is known by another way than the store."""
+    opened, backend, here = place_of(**place)
+    return reopened(job_id, opened, {here.backend: backend}, here, spec_digest)
+
+
+def reopened(job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "") -> Job:
+    """With the backend that it runs on, whichever new jobs would run on here. Of each kind, all jobs share one."""
+    job = act.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest)
+    if job.runs_on not in backends:
+        backends[job.runs_on] = open_backend(job.runs_on, here)
+    return replace(job, backend=backends[job.runs_on])
 
 
 def list_jobs(
@@ -295,27 +413,39 @@ def list_jobs(
     handles = all_jobs(
         project=project, zone=zone, cluster=cluster, namespace=namespace, store=store, deployment=deployment
     )
-    return [handle for handle in handles if not handle.peek().status.final]
+    return [handle for handle in handles if _is_live(handle)]
+
+
+def _is_live(handle: JobHandle[Any]) -> bool:
+    try:
+        return not handle.peek().status.final
+    except UNREADABLE as error:  # one damaged record must not hide all other jobs
+        warn(f"{error}; job {handle.job_id} is left out")
+        return False
 
 
 def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
     """All jobs that the store still knows, the newest first."""
-    opened, backend = open_place(**place)
+    opened, backend, here = place_of(**place)
     specs = [entry.name for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")]
     handles: list[JobHandle[Any]] = []
+    backends = {here.backend: backend}
     for name in specs:
         try:
-            handles.append(JobHandle(act.open_job(name.split("/")[1], opened, backend)))
+            handles.append(JobHandle(reopened(name.split("/")[1], opened, backends, here)))
         except JobNotFound:
             pass  # removed since it was listed
-        except StoreError as error:
+        except (StoreError, UsageError) as error:  # also one on a backend that this version does not know
             warn(f"{error}; job {name.split('/')[1]} is left out")
     return sorted(handles, key=lambda handle: handle._job.policy.created, reverse=True)
 
 
 def find_job(text: str, **place: str | None) -> JobHandle[Any]:
-    """The job of an id, or of the beginning of one, that no other job shares; `job-` may be left out."""
-    opened, backend = open_place(**place)
+    """The job of an id, or of the beginning of one, that no other job shares; `job-` may be left out. Or of an address
+    in a store, as `attach` takes it.
+    """
+    text, place = located(text, **place)
+    opened, backend, here = place_of(**place)
     wanted = text.strip().removeprefix(names.JOBS)
     wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
     if not wanted.replace("-", "").isalnum():
@@ -328,12 +458,62 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
         wanted = found[0] if found else text
     if not wanted.startswith("job-"):
         raise JobNotFound(act.missing(text, opened))
-    return JobHandle(act.open_job(wanted, opened, backend))
+    return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
+
+
+_IN_STORE = re.compile(r"(?P<store>.+)/(?P<deployment>[^/]+)/(?:jobs|outputs)/(?P<job>job-[0-9a-z]+)(?:[/.].*)?")
+
+
+def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]:
+    """The job that an address in a store is of, and the place with that store; what is no address stays as it is."""
+    found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
+    if found is None:
+        return text, place
+    store, deployment = settings.address(found["store"]).rstrip("/") or "/", found["deployment"]
+    given_store = place.get("store")
+    given = settings.address(given_store or store).rstrip("/") or "/", place.get("deployment") or deployment
+    if given != (store, deployment):
+        raise ConflictingSettings(
+            f"{text!r} is of the deployment {deployment!r} in {store}, and {given[1]!r} in {given[0]} is given: leave "
+            "that out, or give the job's id alone"
+        )
+    place = {**place, "store": store, "deployment": deployment}
+    in_force = store == settings.address(given_store or settings.stated("store")).rstrip("/")
+    if not store.startswith("gs://"):  # other spellings of a folder are none
+        _check_folder(text, store, deployment, in_force=in_force)
+    elif not in_force and settings.load(None, **place).trust_store:
+        raise UsageError(
+            f"{text!r} is of another store than the one in force, of which KINETIC_TRUST_STORE=true speaks: if it "
+            f"may run code as you too, set KINETIC_STORE={store}"
+        )
+    return found["job"], place
+
+
+def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> None:
+    """Whether a folder that only an address names can be taken for a store here."""
+    folder = Path(store, deployment)
+    if not (folder / names.DEPLOYMENT).is_file():
+        raise JobNotFound(
+            f"there is no store of the deployment {deployment!r} in {store}, which {text!r} is of: it lies on another "
+            "machine, or was removed. Give the job's id, with the KINETIC_STORE and KINETIC_DEPLOYMENT of its submitter"
+        )
+    about = folder.stat()
+    if not in_force and (about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH):
+        raise UsageError(
+            f"{folder}, which {text!r} is of, belongs to another user, or any user may write to it: they could have "
+            f"values unpickled here that run code as you. If you trust them, set KINETIC_STORE={store}"
+        )
 
 
 def open_place(**arguments: str | None) -> tuple[Store, Backend]:
+    opened, backend, _ = place_of(**arguments)
+    return opened, backend
+
+
+def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
+    """Where jobs lie, where they run, and what else is set here."""
     here = settings.load(None, **arguments)
-    return open_store(here.store, here.deployment), open_backend(here.backend, here)
+    return open_store(here.store, here.deployment), open_backend(here.backend, here), here
 
 
 def _iso(seconds: float) -> str:
@@ -341,8 +521,7 @@ def _iso(seconds: float) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    _show(sys.stdout, text)
 
 
 def say(text: str) -> None:
@@ -351,5 +530,14 @@ def say(text: str) -> None:
 
 
 def _write_error(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    _show(sys.stderr, text)
+
+
+def _show(stream: TextIO, text: str) -> None:
+    """What a stream has no characters for is shown by others: it ends no wait for a job."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        coding = stream.encoding or "ascii"
+        stream.write(text.encode(coding, "backslashreplace").decode(coding))
+    stream.flush()

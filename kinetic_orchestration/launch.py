@@ -10,17 +10,19 @@ either, the process may die: whoever asks for the same identity again goes on fr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import astuple, replace
 from typing import Any
 
-from kinetic_orchestration import act, owner, settings
+from kinetic_orchestration import act, owner, settings, trust
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent import digest, names, wire
+from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import JobNotFound, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.identity import Identity, job_id, of
 from kinetic_orchestration.packaging.bundle import package
@@ -31,33 +33,57 @@ from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, check_options
 from kinetic_orchestration.staging import stage, staging_folder
 from kinetic_orchestration.stores import Store, open_store
-from kinetic_orchestration.values import JobStatus, Plan, Staged
-from kinetic_orchestration.watch import decoded
+from kinetic_orchestration.trust import Trust
+from kinetic_orchestration.values import Glimpse, JobStatus, Outcome, Plan, Staged
+from kinetic_orchestration.watch import decoded, reading
 
 CANCEL_SECONDS = 60.0
+BARRIER_SECONDS = 900.0
+CLAIMS = 20  # looks at an identity that others change meanwhile
+LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
 # Set while a file is imported only to be looked at: a call at its top level must not become a job.
 only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
 
 
-def launch(spec: JobSpec, identity: Identity | None = None) -> Job:
-    """Everything up to a running attempt. The job then needs nobody."""
+def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable[[str], object] | None = None) -> Job:
+    """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent."""
     _refuse_if_only_looking(spec)
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
     backend.check(plan)
+    backend.prepare()
+    if plan.remote:
+        from kinetic_orchestration import preflight_cloud
+
+        preflight_cloud.require(replace(here, service_account=str(plan.cloud["service_account"])))
     plan = replace(plan, emulated=backend.emulates(plan.slice))
     identity = identity or identity_of(spec)
-    job = claim(store, backend, identity)
-    if store.read(names.spec(job)) is None:
+    plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
+    believed, written = trust.of(here), None
+    job, is_new = claim(store, backend, identity, believed)
+    if claimed is not None:
+        claimed(job)
+    if is_new:
         with staging_folder(store, here.home) as folder:
             bundle = package(spec, plan, here, folder, os.environ)
-            staged = stage(bundle, store)
-        admit(store, job, identity, plan, staged)
+            staged = stage(bundle, store, here.retention)
+        logins = staged.environment.get("secrets", ())  # for a private package index
+        if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:
+            staged = replace(staged, environment={**staged.environment, "installer_only": unasked})
+        plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
+        written = admit(store, job, identity, plan, staged, believed)
+    launched = act.open_job(job, store, backend, believed, written=written)
+    try:
+        provision(launched, is_new=written is not None)
+    except Exception as error:  # and not Ctrl-C, which waits for nothing
+        if isinstance(error, StoreError):  # its hosts may have been asked for, or be asked for by whoever looks
+            error.add_note(f"Job {job} was submitted all the same; to see it: kinetic-orchestration status {job}")
+        reap_now_and_then(store, backend, here)
+        raise
     reap_now_and_then(store, backend, here)
-    launched = provision(act.open_job(job, store, backend))
     if plan.abort_without_owner:
         owner.beat(launched)
     return launched
@@ -69,15 +95,36 @@ def identity_of(spec: JobSpec) -> Identity:
 
 
 @contextmanager
-def cancel_if_interrupted(spec: JobSpec, identity: Identity) -> Iterator[None]:
+def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str], object]) -> Iterator[None]:
     """Ctrl-C while a job is being brought on its way: what of it is on the way already is called back."""
     try:
         yield
     except KeyboardInterrupt:
-        if (job := find(spec, identity)) is not None:
-            act.cancel(job, "interrupted by Ctrl-C", act.ME)
-            follow(Follower(job), timeout=CANCEL_SECONDS)
+        try:
+            if (job := find(spec, identity)) is not None:
+                say(f"cancelling {job.job_id}")
+                act.cancel(job, "interrupted by Ctrl-C", act.ME)
+                say(act.how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
+        except KineticError as error:  # Ctrl-C stays what it is
+            say(f"what was on its way could not be called back: {error}")
         raise
+
+
+def other_than_asked(spec: JobSpec, job: Job) -> str:
+    """Of a job that was found again: what of it is another than its launch says now. It stays what it was."""
+    if job.written:  # by this process, just now
+        return ""
+    try:
+        has = job.plan()
+    except (StoreError, JobNotFound):  # whoever follows it hears of that, with more patience
+        return ""
+    wanted = make_plan(spec, settings_for(spec), os.environ)
+    named = {
+        "hardware": (has.hardware, wanted.hardware),
+        "spot": (has.spot, wanted.spot),
+        "zones": (", ".join(has.zones) or "any", ", ".join(wanted.zones) or "any"),
+    }
+    return "; ".join(f"{name} {had}, not {now}" for name, (had, now) in named.items() if had != now)
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:
@@ -112,39 +159,82 @@ def find(spec: JobSpec, identity: Identity) -> Job | None:
     record = store.read(name)
     if record is None:
         return None
-    job = job_id(identity, decoded(record.data, name)["generation"])
+    job = job_id(identity, _generation(decoded(record.data, name), name))
     if store.read(names.spec(job)) is None:
         return None
-    return act.open_job(job, store, open_backend(plan.backend, here))
+    return act.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
 
 
-def claim(store: Store, backend: Backend, identity: Identity) -> str:
-    """The job that this identity means now: the live or finished one, or the next generation of a failed one."""
+def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = trust.ALONE) -> tuple[str, bool]:
+    """The job that this identity means now, and whether it has yet to be admitted: the live or finished one, or the
+    next generation of a failed one. An identity that nobody has asked for before has no job that could be there.
+    """
     name = names.identity(identity.key)
-    while True:
+    first = wire.encode({"generation": 1, "identity": astuple(identity)})
+    if store.create(name, first) is not None:
+        return job_id(identity, 1), True
+    for _ in range(CLAIMS):
         record = store.read(name)
-        if record is None:
-            store.create(name, wire.encode({"generation": 1, "identity": astuple(identity)}))
+        if record is None:  # somebody removes records of this store, and may have left the job's own
+            store.create(name, first)
             continue
         fields = decoded(record.data, name)
-        job = job_id(identity, fields["generation"])
-        if not failed(store, backend, job):
-            return job
-        following = {**fields, "generation": fields["generation"] + 1}
+        generation = _generation(fields, name)
+        job = job_id(identity, generation)
+        spec, verdict = store.read_all([names.spec(job), names.verdict(job, 1)])
+        if spec is None and verdict is None:
+            now = store.read(name)
+            if now is None or now.generation != record.generation:  # the job was there and is being forgotten
+                continue
+            return job, True
+        if not failed(store, backend, job, believed):
+            return job, False
+        following = {**fields, "generation": generation + 1}
         store.swap(name, wire.encode(following), record.generation)
+    raise StoreError(
+        f"{name} in {store.url} was removed or changed {CLAIMS} times while a job was submitted by it. Find out who "
+        "does that, and submit it again"
+    )
 
 
-def failed(store: Store, backend: Backend, job: str) -> bool:
-    """Whether the job ended, and neither well nor because somebody wanted it to end."""
+def _generation(fields: dict[str, Any], name: str) -> int:
+    with reading(name):
+        if not isinstance(fields["generation"], int):
+            raise TypeError(f"its generation is {fields['generation']!r:.80}")
+        return fields["generation"]
+
+
+def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALONE) -> bool:
+    """Whether the job ended, and neither well nor because somebody wanted it to end for good; or is being forgotten:
+    then it has a verdict and, after that was read, no spec. Of one that has failed the last hosts are waited for, as
+    long as a follower would; that they cannot be freed keeps nobody from beginning anew.
+    """
     if store.read(names.spec(job)) is None:
-        # New, or being forgotten: then it has a verdict and, also after that was read, no spec.
-        return store.read(names.verdict(job, 1)) is not None and store.read(names.spec(job)) is None
-    outcome = Follower(act.open_job(job, store, backend)).step()
-    return outcome is not None and outcome.status is JobStatus.FAILED
+        return True
+    opened = act.open_job(job, store, backend, believed)
+    follower = Follower(opened)
+    while True:
+        outcome = follower.step() or follower.foreseen
+        if outcome is None or not _is_failure(opened, outcome):
+            return False
+        if follower.outcome is not None or follower.held:
+            return True
+        time.sleep(LAST_HOSTS)  # its last hosts may still write their checkpoint, from which the next job goes on
 
 
-def admit(store: Store, job: str, identity: Identity, plan: Plan, staged: Staged) -> None:
-    """The spec, last of all that is staged: the job exists from here on. The first one wins."""
+def _is_failure(job: Job, outcome: Outcome) -> bool:
+    if outcome.status is JobStatus.CANCELLED:
+        return act.may_begin_anew(job)
+    return outcome.status is JobStatus.FAILED
+
+
+def admit(
+    store: Store, job: str, identity: Identity, plan: Plan, staged: Staged, believed: Trust = trust.ALONE
+) -> Record | None:
+    """The spec, last of all that is staged: the job exists from here on. The first one wins.
+
+    Returns the record if it is the one that was written here: nobody else vouches for another.
+    """
     fields = {
         "job": job,
         "name": plan.name,
@@ -153,7 +243,15 @@ def admit(store: Store, job: str, identity: Identity, plan: Plan, staged: Staged
         "staged": staged.to_json(),
         "task": render_task(plan, staged, store, job, identity),
     }
-    store.create(names.spec(job), wire.encode(fields))
+    spec = wire.encode(fields)
+    spec_digest = digest.of_bytes(spec)
+    believed.sign(store, job, spec_digest)
+    believed.remember(store, job, trust.OFFERED, spec_digest)
+    generation = store.create(names.spec(job), spec)
+    if generation is None:
+        return None
+    believed.remember(store, job, trust.SPEC, spec_digest)
+    return Record(spec, generation, store.written_at(generation))
 
 
 def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> dict[str, Any]:
@@ -178,18 +276,46 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "output_dir": plan.output_dir or f"{store.url}/{names.output_dir(job)}",
         "checkpoint_dir": f"{store.url}/{names.checkpoint_dir(identity.key)}",
         "partition_key": plan.partition_key,
-        "provision": float(plan.limits.provision or 600.0),
+        # Hosts of one slice come together, however long it was waited for.
+        "provision": min(float(plan.limits.provision or BARRIER_SECONDS), BARRIER_SECONDS),
         # The total is the followers' to watch; a host that nobody follows at least ends itself after so long.
         "run": min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
+        "affordable": plan.affordable,  # then the intent tells how much of it is left to its attempt
         "stall": float(plan.limits.stall or 0.0),
         "debug": plan.debug_port,
+        "profile": plan.profile,
+        "project": plan.project,
+        "accelerator": {"kind": plan.slice.kind, "generation": plan.slice.generation, "topology": plan.slice.topology},
+        "slices": plan.slices,
+        "secrets": secret_refs(plan, job),
+        "tools": staged.tools,
+        "image": plan.image,
         "owned": plan.abort_without_owner,
         "compile_cache": plan.compile_cache,
-        "quick": not staged.environment and not staged.data and staged.size < QUICK_BYTES,
+        "device_metrics": plan.device_metrics,
+        "quick": not (staged.environment or staged.data or plan.remote) and staged.size < QUICK_BYTES,
     }
 
 
-def provision(job: Job) -> Job:
-    """The first attempt's intent and its create call. A job that runs or ended already is left as it is."""
-    Follower(job).step()
-    return job
+def secret_refs(plan: Plan, job: str) -> dict[str, str]:
+    """Where other machines find the variables that travel by Secret Manager."""
+    if not plan.remote:
+        return {}
+    found = {variable: names.secret(job, variable) for variable in plan.secrets} | plan.secret_refs
+    return {
+        variable: secret if secret.startswith("projects/") else f"projects/{plan.project}/secrets/{secret}"
+        for variable, secret in found.items()
+    }
+
+
+def provision(job: Job, *, is_new: bool = False) -> None:
+    """The first attempt's intent and its create call. A job that runs or ended already is left as it is.
+
+    Of a job that was made here just now all is known but whether somebody else was quicker, or has ended it already.
+    """
+    intent = act.intend(job, 1) if is_new else None
+    ended = names.cancel(job.job_id), names.verdict(job.job_id, 1)
+    if intent is None or intent.wait or any(job.store.read_all(ended)):
+        Follower(job).step()
+    else:
+        act.submit(job, 1, Glimpse(intent.created, intent), os.environ)

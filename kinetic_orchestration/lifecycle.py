@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent import rules, wire
 from kinetic_orchestration.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
     PARTIAL,
+    PRESENT,
     PROVISIONING,
     QUEUED,
+    UNKNOWN,
     WOUNDED,
     Change,
     Cursor,
@@ -30,7 +32,9 @@ from kinetic_orchestration.values import (
     Spent,
 )
 
-# A cause's budget (None: it ends the job at once) and the status it ends in.
+# A cause's budget (None: it ends the job at once) and the status it ends in. FREE has no bound but the limits: to have
+# got no hosts is waiting, or a reason to ask elsewhere, and never a failure.
+FREE = "moved"
 CAUSES: dict[str, tuple[str | None, JobStatus]] = {
     wire.USER: ("user", JobStatus.FAILED),
     wire.CONFIGURATION: (None, JobStatus.FAILED),
@@ -39,6 +43,9 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
     wire.STALL: ("infra", JobStatus.FAILED),
     wire.DEADLINE: (None, JobStatus.FAILED),
     wire.CANCELLED: (None, JobStatus.CANCELLED),
+    wire.STOCKOUT: (FREE, JobStatus.FAILED),
+    wire.QUOTA: (FREE, JobStatus.FAILED),
+    wire.INTERNAL: (FREE, JobStatus.FAILED),
 }
 
 CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
@@ -46,15 +53,6 @@ SETTLE_PATIENCE = 45.0  # after a verdict, for hosts that cannot be seen to say 
 SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
 SILENT_START = 900.0  # or without their first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
-
-# Driver and start-up messages that mean the hosts are broken and the code is not.
-BROKEN_HOSTS = (
-    "Device or resource busy",
-    "Couldn't open iommu group",
-    "Failed to initialize TPU system",
-    "TPU initialization failed",
-    "No accelerator found",
-)
 
 
 class Policy(NamedTuple):
@@ -67,6 +65,7 @@ class Policy(NamedTuple):
     provision: float = 0.0  # seconds; 0: no bound
     total: float = 0.0
     created: float = 0.0  # when the job was, by the store's time
+    silence: float = 0.0  # of hosts that are seen to be there, and still count as lost after so long; 0: never
 
 
 class Intend(NamedTuple):
@@ -106,11 +105,18 @@ class Step(NamedTuple):
 
 def advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     """What follows from one glimpse."""
+    cursor = _informed(cursor, seen)
     if seen.verdict is not None:
-        return _judged(cursor, seen, seen.verdict, policy)
+        return _judged(cursor, seen, seen.verdict, policy) if settled(seen, policy) else Step(cursor)
     if seen.intent is None:
         return _unplaced(cursor, seen, policy)
     return _placed(cursor, seen, policy)
+
+
+def _informed(cursor: Cursor, seen: Glimpse) -> Cursor:
+    """Whoever has not seen all attempts before this one learns from its intent what they spent."""
+    before = seen.intent.before if seen.intent is not None else None
+    return cursor if before is None or before.spent == cursor.spent else cursor._replace(spent=before.spent)
 
 
 def _unplaced(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
@@ -128,54 +134,80 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     state = seen.observation.state
     action: Action | None = None
     if seen.cancel is not None:
-        if state in (ABSENT, GONE) or seen.cancel.age > CANCEL_PATIENCE:
+        if state in (ABSENT, GONE) or _is_waiting(seen) or seen.cancel.age > CANCEL_PATIENCE:
             action = Close(wire.CANCELLED, seen.cancel.reason)
         else:
             action = Interrupt()
     elif reason := _over_total(seen, policy):
         action = Close(wire.DEADLINE, reason)
+    elif state in (GONE, ABSENT) and began and 0 < seen.intent.deadline <= seen.now:
+        action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
     elif state in (GONE, WOUNDED) or (state == ABSENT and began):
-        action = Close(wire.INFRASTRUCTURE, seen.observation.message or "the hosts are gone without a word")
+        cause = seen.observation.cause or wire.INFRASTRUCTURE
+        action = Close(cause, seen.observation.message or "the hosts are gone without a word")
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
+    elif reason := _speechless(seen, policy):
+        action = Close(wire.INFRASTRUCTURE, reason)
     elif seen.intent.deadline and seen.now > seen.intent.deadline + DEADLINE_MARGIN:
         action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
-    elif policy.provision and not began and seen.now - seen.intent.created > policy.provision:
+    elif policy.provision and not began and seen.now - seen.intent.since > policy.provision:
         action = Close(wire.DEADLINE, f"no host started within {policy.provision:g} s")
-    elif state == ABSENT or (state == PARTIAL and None in seen.beats):
+    elif ((state == ABSENT or _is_refused(seen)) and not must_wait(seen)) or (state == PARTIAL and None in seen.beats):
         action = Submit()  # after the limits: hosts made too late would end themselves, again and again
     return Step(cursor, (action,) if action is not None else (), changes)
 
 
+def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
+    """What the job has come to, if its verdict is one that ends it, although its hosts may not all have ended yet."""
+    return None if seen.verdict is None else _judged(_informed(cursor, seen), seen, seen.verdict, policy).outcome
+
+
 def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy) -> Step:
-    if not settled(seen, policy):
-        return Step(cursor)
     if verdict.kind == wire.COMMITTED:
-        outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=cursor.attempt)
-        return Step(cursor, (Release(cursor.attempt),), _tell(cursor, "succeeded", ""), outcome)
+        outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=shown(cursor))
+        # It was over before anybody had looked: every host has ended well, so all of them have been running.
+        ran = () if cursor.phase == "running" else _tell(cursor, "running", _hosts(policy))
+        return Step(cursor, (Release(cursor.attempt),), (*ran, *_tell(cursor, "succeeded", "")), outcome)
     cause = classify(verdict)
-    budget, status = CAUSES.get(cause, CAUSES[wire.INFRASTRUCTURE])
+    budget, status = rule_of(cause)
     spent = spend(cursor.spent, budget)
-    if budget is not None and getattr(spent, budget) <= getattr(policy, budget):
+    if budget is not None and (budget == FREE or getattr(spent, budget) <= getattr(policy, budget)):
         # A cancel or a limit that ends the job here is written as the next attempt's verdict (`_unplaced`). What a
         # job came to is read from verdicts and its plan alone, so it is the same whoever reads it, and whenever.
-        following = Cursor(cursor.attempt + 1, "resuming", (), spent)
-        message = f"attempt {cursor.attempt} ended ({_why(verdict)}); attempt {following.attempt} follows"
-        changes = (Change("resuming", message, following.attempt),)
+        if budget == FREE:  # nothing ran, so nothing resumes; the next queue is told of as well
+            following = Cursor(cursor.attempt + 1, "submitted", (), spent)
+            changes = (Change(QUEUED, _why(verdict), following.attempt),)
+        else:
+            following = Cursor(cursor.attempt + 1, "resuming", (), spent)
+            message = f"attempt {shown(cursor)} ended ({_why(verdict)}); attempt {shown(following)} follows"
+            changes = (Change("resuming", message, following.attempt),)
         ends = seen.cancel is not None or _over_total(seen, policy)
         return Step(following, (Release(cursor.attempt),), () if ends else changes)
-    outcome = Outcome(status, cursor.attempt, verdict, cause, cursor.attempt)
+    outcome = Outcome(status, cursor.attempt, verdict, cause, shown(cursor))
     phase = "cancelled" if status is JobStatus.CANCELLED else "failed"
     return Step(cursor, (Release(cursor.attempt),), _tell(cursor, phase, _why(verdict)), outcome)
 
 
+def shown(cursor: Cursor) -> int:
+    """An attempt's number as people count them: those that had hosts."""
+    return cursor.attempt - cursor.spent.moved
+
+
 def classify(verdict: wire.Verdict) -> str:
     """Whose failure it was: what the hosts were told first, then what their log shows, then their own word."""
-    if verdict.cause == wire.USER and verdict.failure is not None:
-        text = verdict.failure.message + verdict.failure.log_tail
-        if any(symptom in text for symptom in BROKEN_HOSTS):
-            return wire.INFRASTRUCTURE
-    return verdict.cause
+    failure = verdict.failure
+    by_driver = failure is not None and rules.is_driver(failure.message + failure.log_tail)
+    return wire.INFRASTRUCTURE if verdict.cause == wire.USER and by_driver else verdict.cause
+
+
+def rule_of(cause: str) -> tuple[str | None, JobStatus]:
+    return CAUSES.get(cause, CAUSES[wire.INFRASTRUCTURE])
+
+
+def was_free(seen: Glimpse) -> bool:
+    """An attempt that has ended without ever having had hosts."""
+    return seen.verdict is not None and rule_of(classify(seen.verdict))[0] == FREE
 
 
 def spend(spent: Spent, budget: str | None) -> Spent:
@@ -186,7 +218,23 @@ def settled(seen: Glimpse, policy: Policy) -> bool:
     """Nothing more is to come from the attempt's hosts: its log is whole, or nobody is left to write it."""
     if seen.intent is None or seen.done >= policy.hosts:
         return True
-    return seen.observation.state in (ABSENT, GONE) or seen.verdict_age > SETTLE_PATIENCE
+    if policy.silence and not _has_spoken(seen):  # machines on which nobody ever did
+        return True
+    if _speechless(seen, policy):
+        # Under our own eyes, and so long that whoever came back now would only say that it ends: what is left of its
+        # log is not worth the chips, nor a program that goes on beside the next attempt.
+        return True
+    return seen.observation.state in (ABSENT, GONE) or _is_waiting(seen) or seen.verdict_age > SETTLE_PATIENCE
+
+
+def _is_waiting(seen: Glimpse) -> bool:
+    """For hardware: there are no hosts that could say or hear anything."""
+    return seen.observation.state in (QUEUED, PROVISIONING) and not _has_spoken(seen)
+
+
+def _has_spoken(seen: Glimpse) -> bool:
+    """Whether there is, or was, a host: its verdict may be the first that is heard of it."""
+    return any(seen.beats) or (seen.verdict is not None and seen.verdict.kind != wire.CLOSED)
 
 
 def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
@@ -201,7 +249,7 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     """The phase an attempt is in, from what its hosts and its backend say."""
     states = [beat.state for beat in seen.beats if beat is not None]
     if len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
-        phase, message = "running", f"{policy.hosts} host{'s' if policy.hosts > 1 else ''}"
+        phase, message = "running", _hosts(policy)
     elif states:
         phase, message = "preparing", f"{len(states)} of {policy.hosts} hosts have started"
     elif seen.observation.state in (QUEUED, PROVISIONING):
@@ -212,6 +260,10 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     if cursor.phase in order and order.index(phase) <= order.index(cursor.phase):
         return cursor, ()
     return cursor._replace(phase=phase), (Change(phase, message, cursor.attempt),)
+
+
+def _hosts(policy: Policy) -> str:
+    return f"{policy.hosts} host{'s' if policy.hosts > 1 else ''}"
 
 
 def _tell(cursor: Cursor, phase: str, message: str) -> tuple[Change, ...]:
@@ -228,6 +280,30 @@ def _why(verdict: wire.Verdict) -> str:
 def _over_total(seen: Glimpse, policy: Policy) -> str:
     if policy.total and seen.now - policy.created > policy.total:
         return f"the job took longer than its limit of {policy.total:g} s for all attempts"
+    return ""
+
+
+def _is_refused(seen: Glimpse) -> bool:
+    """Of a place that cannot even be looked at: to ask for hosts there tells why, and the next place follows."""
+    return seen.observation.state == UNKNOWN and seen.observation.cause != "" and not any(seen.beats)
+
+
+def must_wait(seen: Glimpse) -> bool:
+    """Whether it is too early to ask for what was refused a moment ago."""
+    intent = seen.intent
+    return intent is not None and intent.wait > 0 and seen.now < intent.created + intent.wait
+
+
+def _speechless(seen: Glimpse, policy: Policy) -> str:
+    """Of machines that are there: why nobody can be left on them."""
+    if not policy.silence or seen.observation.state != PRESENT:
+        return ""
+    if any(beat is not None for beat in seen.beats):
+        silence = min(age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None)
+        return f"no host has given a sign of life for {silence:.0f} s" if silence > policy.silence else ""
+    since = seen.observation.since
+    if since and seen.now - since > SILENT_START:
+        return f"the hosts have been there for {seen.now - since:.0f} s, and none of them has started its agent"
     return ""
 
 

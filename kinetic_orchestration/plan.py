@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
-from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration import profile
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.accelerators import zones as zones_of
+from kinetic_orchestration.cost import affordable
+from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.settings import Settings, duration, seconds
-from kinetic_orchestration.spec import JobSpec, Options, refuse, slice_of
+from kinetic_orchestration.spec import (
+    LOCAL,
+    TPU_VM,
+    JobSpec,
+    Options,
+    TpuVm,
+    check_keras_backend,
+    refuse,
+    slice_of,
+)
 from kinetic_orchestration.values import Limits, Plan
 
-BACKENDS = ("local",)
+BACKENDS = (LOCAL, TPU_VM)
 KINETIC_BACKENDS = ("gke", "pathways")
-LATER = {"tpu-vm": "the Cloud TPU backend", "gke": "the GKE backend"}
+LATER = {"gke": "the GKE backend"}
 
-# Options of Keras Kinetic that mean nothing on the local backend: said once, then ignored.
-IGNORED_LOCALLY = ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot")
+# Options of Keras Kinetic that mean nothing on a backend: said once, then ignored.
+IGNORED = {
+    LOCAL: ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
+    TPU_VM: ("base_image_repo", "cluster", "namespace"),
+}
+DAY = 86400.0
+PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
+RUN = DAY
 
 # A wildcard never captures what would break the job's own process.
 NEVER_BY_WILDCARD = frozenset(
     (
         *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
         *("CONDA_DEFAULT_ENV", "SHELL", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "USER", "LOGNAME", "SSH_AUTH_SOCK"),
-        *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"),
+        *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND", "KINETIC_SIGNING_KEY"),
     )
 )
 LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -35,10 +57,12 @@ DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
     """From what was asked and what is set to what will be done. `environ` is where captured variables come from."""
     options = spec.options
-    backend = _backend(options, settings)
+    backend = backend_of(options, settings)
     slice_ = slice_of(options)
-    _check_local(options)
-    env, secrets = capture(options.capture_env_vars or (), environ or {})
+    for name in IGNORED[backend]:
+        if getattr(options, name):
+            warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
+    env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
     limits = Limits(
         **{
             name: seconds(f"limits.{name}", getattr(options.limits, name))
@@ -46,6 +70,18 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         },
         cost=options.limits.cost,
     )
+    if backend == LOCAL:
+        _check_local(options)
+        cloud: dict[str, Any] = {}
+    else:
+        _check_remote(options, settings, backend)
+        limits = replace(limits, provision=limits.provision or PROVISION, run=limits.run or RUN)
+        for name, limit in (("provision", limits.provision), ("run", limits.run)):
+            if limit == math.inf:
+                raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
+        cloud = _cloud(options, settings, slice_, environ or {})
+        env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
+    env = _with_keras_backend({**env, **spec.env}, options, spec.env)
     return Plan(
         name=spec.name,
         slice=slice_,
@@ -64,12 +100,85 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         isolated=options.requirements is not None,
         abort_without_owner=settings.on_owner_lost == "abort",
         compile_cache=settings.compile_cache,
+        device_metrics=settings.device_metrics,
         debug_port=DEBUG_PORT if options.debug else 0,
+        profile=profile.told(options.profile),
         labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
+        **cloud,
     )
 
 
-def _backend(options: Options, settings: Settings) -> str:
+def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[str, str]) -> dict[str, str]:
+    """The variables with what `keras_backend=` says; a name that Keras does not know would only be found on a host."""
+    asked, told = options.keras_backend, given.get("KERAS_BACKEND")
+    if asked and told and asked != told:
+        raise ConflictingSettings(
+            f"keras_backend={asked!r} and env={{'KERAS_BACKEND': {told!r}}} name two backends of Keras: keep one"
+        )
+    found = {**env, "KERAS_BACKEND": asked} if asked else env
+    if found.get("KERAS_BACKEND", "") not in ("", "numpy", "openvino"):  # with which nothing is trained
+        check_keras_backend("KERAS_BACKEND", found["KERAS_BACKEND"])
+    return found
+
+
+def _check_remote(options: Options, settings: Settings, backend: str) -> None:
+    if not settings.store.startswith("gs://"):
+        raise UsageError(
+            f"the {backend} backend needs a store that its hosts can reach, and {settings.store} is a folder of this "
+            "machine: name a bucket with store= or KINETIC_STORE, such as gs://my-bucket/kinetic"
+        )
+    if not settings.project:
+        raise UsageError(
+            f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
+        )
+    if options.debug:
+        raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
+
+
+def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What a plan for other machines has besides."""
+    cloud = options.cloud or TpuVm()
+    zones = tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or zones_of(slice_)
+    own = {
+        "network": cloud.network or settings.network,
+        "subnetwork": cloud.subnetwork or settings.subnetwork,
+        "service_account": cloud.service_account or settings.service_account,
+        "quota_project": cloud.quota_project or settings.quota_project,
+        "owner": environ.get("USER") or environ.get("LOGNAME") or "",
+    }
+    plain = {
+        entry.name: getattr(cloud, entry.name)
+        for entry in fields(cloud)
+        if entry.name not in ("zones", "labels", "accelerator_type", "num_slices")
+    }
+    return {
+        "slices": cloud.num_slices,
+        "project": settings.project,
+        "zones": zones,
+        "spot": options.spot or slice_.spot,
+        "image": options.container_image or "",
+        "cloud": {name: list(value) if isinstance(value, tuple) else value for name, value in {**plain, **own}.items()},
+        "secret_refs": dict(options.secrets or {}),
+        "affordable": _affordable(options, slice_, zones, cloud.num_slices, settings),
+        "zone_patience": settings.zone_patience,
+    }
+
+
+def _affordable(options: Options, slice_: Slice, zones: Iterable[str], slices: int, settings: Settings) -> float:
+    usd = options.limits.cost
+    if usd is None:
+        return 0.0
+    return affordable(
+        usd,
+        slice_,
+        tuple(zones),
+        slices=slices,
+        spot=options.spot or slice_.spot,
+        overrides=settings.prices,
+    )
+
+
+def backend_of(options: Options, settings: Settings) -> str:
     asked = options.backend
     if asked in KINETIC_BACKENDS:
         warn_once(f"backend={asked!r} is Keras Kinetic's; this job runs on the {settings.backend} backend")
@@ -88,9 +197,6 @@ def absolute(folder: str) -> str:
 
 
 def _check_local(options: Options) -> None:
-    for name in IGNORED_LOCALLY:
-        if getattr(options, name):
-            warn_once(f"{name}= has no meaning on the local backend and is ignored there")
     if options.cloud is not None and options.cloud.num_slices != 1:
         raise refuse("cloud=TpuVm(num_slices=…)", "local", "it emulates one slice; leave num_slices out")
     if options.limits.cost is not None:
@@ -102,10 +208,13 @@ def _check_local(options: Options) -> None:
         )  # fmt: skip
 
 
-def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+def capture(
+    patterns: Iterable[str], environ: Mapping[str, str], *, remote: bool = False
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that travel in the open, and the names of those that look like secrets.
 
-    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter.
+    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. To other machines, no
+    credential travels that nobody named.
     """
     patterns = tuple(patterns)
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
@@ -117,21 +226,38 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[s
     if missing:
         warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
     hidden = tuple(name for name in names if LOOKS_SECRET.search(name))
-    return {name: environ[name] for name in names if name not in hidden}, hidden
+    kept = tuple(name for name in hidden if name in exact or not remote)
+    if len(kept) < len(hidden):
+        stay = ", ".join(name for name in hidden if name not in kept)
+        warn_once(
+            f"{stay}: looks like a credential and stays here, because a wildcard of capture_env_vars meant it. "
+            "Name it exactly to send it, by Secret Manager"
+        )
+    return {name: environ[name] for name in names if name not in hidden}, kept
 
 
 def describe(plan: Plan) -> str:
     """The dry run, for people."""
+    by = "by Secret Manager" if plan.remote else "by pipe"
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
-        ("accelerator", str(plan.slice)),
-        ("backend", f"{plan.backend} ({_emulation(plan.slice.hosts)})" if plan.emulated else plan.backend),
+        ("accelerator", plan.hardware),
+        ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.emulated else plan.backend),
+        ("project", plan.project),
+        ("zones", ", ".join(plan.zones)),
+        ("capacity", "spot" if plan.spot else ""),
+        ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
         ("limits", ", ".join(_limits(plan.limits)) or "none"),
         ("retry", f"user {plan.retry.user}, preemption {plan.retry.preemption}, infra {plan.retry.infra}"),
-        ("environment", ", ".join([*plan.env, *(f"{name} (by pipe)" for name in plan.secrets)]) or "none captured"),
+        (
+            "environment",
+            ", ".join([*plan.env, *(f"{name} ({by})" for name in (*plan.secrets, *plan.secret_refs))])
+            or "none captured",
+        ),
         ("volumes", ", ".join(plan.volumes) or "none"),
         ("output", plan.output_dir or "the job's own folder in the store"),
+        ("profile", profile.describe(plan.profile)),
         ("partition", plan.partition_key),
         ("labels", ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))),
         ("also", ", ".join(_exceptions(plan))),
@@ -158,6 +284,8 @@ def _exceptions(plan: Plan) -> Iterator[str]:
         yield "the hosts are not joined"
     if not plan.compile_cache:
         yield "no compile cache"
+    if not plan.device_metrics:
+        yield "no device metrics"
     if plan.debug_port:
         yield "waits for a debugger"
     if plan.abort_without_owner:

@@ -1,11 +1,12 @@
 """What `doctor` looks at: the settings in force with their sources, and whether this machine can do its part.
 
-Every check says what it found, and every one that is not well says what to do. Nothing is sent anywhere, and only
-the home and the store are written to. It does not know how the answers are shown.
+Every check says what it found, and every one that is not well says what to do. Nothing is sent anywhere but to the
+cloud that jobs run in, and only the home and the store are written to. It does not know how the answers are shown.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import shutil
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import settings
+from kinetic_orchestration import settings, trust
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.settings import Settings
 
@@ -30,6 +31,7 @@ NARROW = 4 << 30
 SMALL_MEMORY = 2 << 30
 FRAMEWORKS = ("jax", "keras", "torch", "tensorflow", "numpy")
 NEWEST = (3, 13)
+OURS = "KINETIC_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
         warnings.simplefilter("always")
         try:
             here = settings.load(environ, **arguments)
+            trust.of(here)
         except KineticError as error:
             # The message of a setting that cannot be is its fix.
             failed = Check("settings", FAILED, "a setting cannot be", str(error))
@@ -74,7 +77,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
     looks: tuple[Callable[[], Check], ...] = (
         _python,
         lambda: _home(here),
-        lambda: _store(here),
+        *(() if here.backend == "tpu-vm" else (lambda: _store(here),)),  # which looks at its bucket, and says more
         lambda: _backend(here),
         lambda: _disk(here),
         lambda: _machine(here),
@@ -82,7 +85,17 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
         lambda: _uv(environ),
         _frameworks,
     )
-    return Report(tuple(_settings(here, environ)), (*said, *(look() for look in looks)))
+    checks = (*said, *_misspelt(environ), *(look() for look in looks), *_cloud(here))
+    return Report(tuple(_settings(here, environ)), checks)
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
+    """Variables that nobody reads, with names like those of settings."""
+    known = [name for variables, _, _ in settings.SETTINGS.values() for name in variables if name.startswith(OURS)]
+    for name in sorted(environ):
+        if name.startswith(OURS) and name not in known:
+            for near in difflib.get_close_matches(name, known, 1, 0.9):
+                yield Check("settings", WARNING, f"{name} is no setting and has no effect", f"did you mean {near}?")
 
 
 def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
@@ -91,8 +104,15 @@ def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
         value = getattr(here, name)
         if name == "max_hosts" and not value:
             value = ""  # 0 stands for what the machine holds
+        elif name == "signing_key":
+            value = "(set, not shown)" if value else ""
         elif name == "retention":
             value = f"{value / 86400:g}d"
+        elif name == "zone_patience":
+            value = settings.duration(value)
+        elif isinstance(value, tuple | Mapping):
+            pairs = value.items() if isinstance(value, Mapping) else ()
+            value = ",".join(f"{key}={entry}" for key, entry in pairs) if pairs else ",".join(value)
         elif isinstance(value, bool):
             value = str(value).lower()
         yield Setting(name, str(value), here.sources[name], meaning)
@@ -139,11 +159,12 @@ def _store(here: Settings) -> Check:
 
     try:
         store = open_store(here.store, here.deployment)
-        if store.local_path("probe") is not None:
-            check_guarantees(store.url)
+        if "://" in store.url:
+            return Check("store", OK, store.url)  # a bucket has checks of its own
+        check_guarantees(store.url)
     except KineticError as error:
         return Check("store", FAILED, f"{here.store} cannot be used", str(error))
-    return Check("store", OK, f"{store.url} keeps a store's promises")
+    return Check("store", OK, f"{store.url}: creating, replacing and locking files work as they must")
 
 
 def _backend(here: Settings) -> Check:
@@ -156,6 +177,15 @@ def _backend(here: Settings) -> Check:
         later = f"; {LATER[here.backend]} is not part of this version" if here.backend in LATER else ""
         return Check("backend", FAILED, f"{error}{later}", "set KINETIC_BACKEND=local")
     return Check("backend", OK, here.backend)
+
+
+def _cloud(here: Settings) -> Iterator[Check]:
+    if here.backend != "tpu-vm":
+        return
+    from kinetic_orchestration import preflight_cloud
+
+    for finding in preflight_cloud.examine(here):
+        yield Check(*finding)
 
 
 def _disk(here: Settings) -> Check:

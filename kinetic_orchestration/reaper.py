@@ -5,38 +5,69 @@ Never what is live within its deadline. Run by `kinetic-orchestration reap`, and
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import json
+import os
+import re
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import environment, names, tree
+from kinetic_orchestration import act, attempts, trust
+from kinetic_orchestration.agent import environment, names, tree, wire
+from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.cost import price
+from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
+from kinetic_orchestration.identity import job_of
+from kinetic_orchestration.notices import warn_once
+from kinetic_orchestration.packaging.tree import MANIFEST_LIMIT
+from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.settings import Settings, duration
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.values import ELSEWHERE, GONE
-from kinetic_orchestration.watch import decoded, verdict_of
+from kinetic_orchestration.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
+from kinetic_orchestration.watch import decoded
 
 EVERY = 600.0
+CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process
+LONGEST_WAIT = 1.0  # of a submit, for the pass that it happens to make
 FAILED_FACTOR = 3.0  # failed jobs are kept three times as long as others
 BLOB_MARGIN = 7 * 86400.0
 SETTLED = 60.0  # a verdict this old leaves its hosts no reason to live
 UNCLAIMED = 300.0
+EXPIRED = 300.0  # past its deadline a slice deletes itself; after so long it has not
+ENDED = 3600.0  # an attempt that ended so long ago is followed by nobody who needs its beats or its secrets
+AGAIN = 1.0  # seconds between two looks at what is being deleted
+
+REMOVED, DELETING, LEFT, UNREAD = "removed", "deleting", "left", "not looked at"
 
 
 class Reaped(NamedTuple):
     what: str
     name: str
     why: str
+    zone: str = ""
+    age: float | None = None
+    usd_per_hour: float | None = None  # what it costs while it stays, where that is known
+    result: str = REMOVED  # or, in a dry run, what would be tried
 
 
-def reap(store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False) -> list[Reaped]:
-    """All that may go, gone; with `dry_run`, only named."""
+def reap(
+    store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False, patience: float = 0.0
+) -> list[Reaped]:
+    """All that may go, gone; with `dry_run`, only named. `patience`: so long a deletion may take to be seen."""
     found = [
-        *_placements(store, backend, dry_run),
+        *_placements(store, backend, dry_run, settings, patience),
+        *_secrets(store, backend, dry_run),
+        *_beats(store, dry_run),
         *_records(store, settings, dry_run),
+        *_swept(store, dry_run),
         *_caches(settings, dry_run),
     ]
     if not dry_run:
@@ -44,128 +75,416 @@ def reap(store: Store, backend: Backend, settings: Settings, *, dry_run: bool = 
     return found
 
 
+# ---- now and then -------------------------------------------------------------------------------------------------
+
+_at_it: set[str] = set()  # stores that a thread of this process is at
+os.register_at_fork(after_in_child=_at_it.clear)
+
+
 def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> None:
-    """At most once in ten minutes for all that submit from here; the marker's age decides, so a crash costs nothing."""
-    marker = settings.home / ".reaped"
+    """At most once in ten minutes for all that submit to a store; the age of a record decides, so a crash costs
+    nothing. Never raises, and keeps a submit waiting for a moment at most: the rest is done beside it.
+    """
+    marker = settings.home / f".reaped-{hashlib.sha256(store.address.encode()).hexdigest()[:16]}"
     try:
         if time.time() - marker.stat().st_mtime < EVERY:
             return
-    except FileNotFoundError:
+    except OSError:
         pass
-    marker.touch()
-    list(_placements(store, backend, dry_run=False))
+    if store.url in _at_it:
+        return
+    _at_it.add(store.url)
+    thread = threading.Thread(target=_pass, args=(store, backend, marker), name="kinetic-reap", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # too many threads, or the interpreter's end: the next submit makes it
+        _at_it.discard(store.url)
+        return
+    if not store.remote:
+        thread.join(LONGEST_WAIT)
 
 
-def _placements(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
-    for placement in backend.leftovers():
-        state = backend.observe([placement])[0].state
-        why = _unwanted(store, placement["job"], placement["attempt"], placement["age"], state)
-        if not why:
+def _pass(store: Store, backend: Backend, marker: Path) -> None:
+    try:
+        claimed = _claim(store) if store.remote else True
+        if claimed:
+            for reaped in _placements(store, backend, dry_run=False):
+                if reaped.result == UNREAD:
+                    warn_once(f"{reaped.what} {reaped.name} could not be looked at for leftovers: {reaped.why}")
+            if store.remote:
+                list(_beats(store, dry_run=False))
+                store.put(names.REAPED, wire.encode({"writer": act.ME, "ended": True}))
+        if claimed is not None:
+            marker.touch()
+    except Exception as error:
+        try:
+            warn_once(f"leftovers could not be looked for ({error}): kinetic-orchestration reap does it now")
+        except Warning:
+            pass  # an exception, if the user wants it so; there is nobody here to catch it
+    finally:
+        _at_it.discard(store.url)
+
+
+def _claim(store: Store) -> bool | None:
+    """Whether it is for this process to look now: False if somebody just did, None if somebody is at it."""
+    record = store.read(names.REAPED)
+    mine = wire.encode({"writer": act.ME, "ended": False})
+    if record is None:
+        return True if store.create(names.REAPED, mine) is not None else None
+    ended = False  # as of one that is damaged, or of a newer version
+    with contextlib.suppress(wire.Newer, ValueError, KeyError, TypeError):
+        ended = bool(wire.decode(record.data)["ended"])
+    if store.now() - record.updated < (EVERY if ended else CLAIMED):
+        return False if ended else None
+    return True if store.swap(names.REAPED, mine, record.generation) is not None else None
+
+
+# ---- placements ---------------------------------------------------------------------------------------------------
+
+
+def _placements(
+    store: Store, backend: Backend, dry_run: bool, settings: Settings | None = None, patience: float = 0.0
+) -> Iterator[Reaped]:
+    listed = list(backend.leftovers())
+    for zone, why in dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry):
+        yield Reaped("zone", zone, why, zone, result=UNREAD)
+    now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
+    placements = [
+        {"age": max(0.0, now - entry.get("created", now)), **entry} for entry in listed if "unread" not in entry
+    ]
+    going: list[tuple[dict[str, Any], Reaped]] = []
+    for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
+        name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
+        try:
+            why, cause = _unwanted(store, placement, seen)
+            if not why:
+                continue
+            usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
+            unread = _close(store, backend, placement, cause, seen.message or why) if cause and not dry_run else ""
+        except Unreachable:
+            raise
+        except StoreError as error:  # one that cannot be read keeps none of the others
+            unread, cause = str(error), ""
+        if unread and cause != wire.DEADLINE:  # which costs money, whatever can be written of it
+            yield Reaped("placement", name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
             continue
-        if not dry_run:
-            backend.release(placement)
-        yield Reaped("placement", f"{placement['job']}-{placement['attempt']}", why)
+        going.append((placement, Reaped("placement", name, why, placement.get("zone", ""), placement["age"], usd)))
+    left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
+    states = {_key(entry): entry.get("state") for entry in backend.leftovers()} if left and settings else {}
+    for placement, reaped in going:
+        if placement not in left:
+            yield reaped
+        else:
+            under_way = states.get(_key(placement), "DELETING") == "DELETING"
+            yield reaped._replace(result=DELETING if under_way else LEFT)
 
 
-def _unwanted(store: Store, job_id: str, attempt: int, age: float, state: str) -> str:
-    """Why a placement should go, or '' if it may be wanted."""
-    if state == ELSEWHERE:
-        return ""
+def _released(
+    store: Store, backend: Backend, placements: Sequence[dict[str, Any]], patience: float
+) -> list[dict[str, Any]]:
+    """Free them; those of which something is left when the patience is at its end."""
+    deadline = time.monotonic() + patience
+    left = list(placements)
+    while left:
+        gone = side_by_side(backend.release, left, REQUESTS if store.remote else 1)
+        left = [placement for placement, is_gone in zip(left, gone, strict=True) if not is_gone]
+        if not left or time.monotonic() + AGAIN > deadline:
+            break
+        time.sleep(AGAIN)
+    return left
+
+
+def _key(placement: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(placement.get(what) for what in ("zone", "name", "job", "attempt"))
+
+
+def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> tuple[str, str]:  # noqa: PLR0911
+    """Why a placement should go, or '' if it may be wanted, and the cause with which its attempt ends by that.
+
+    A placement with a deadline of its own is one that costs money: it may be unknown to the store, and lives until
+    then all the same.
+    """
+    job, attempt, expires = placement["job"], placement["attempt"], placement.get("expires", 0.0)
+    if seen.state == ELSEWHERE and not expires:
+        return "", ""
     now = store.now()
-    verdict = store.read(names.verdict(job_id, attempt))
-    if verdict is not None:
-        return "its attempt has its verdict" if now - verdict.updated > SETTLED else ""
-    if age < UNCLAIMED:
-        return ""
-    if store.read(names.intent(job_id, attempt)) is None:
-        return "no job in this store knows it" if store.read(names.spec(job_id)) is not None else ""
-    return "its hosts died and nobody follows them" if state == GONE else ""
+    if expires and now > expires + EXPIRED:  # before a record is read: whoever writes to the bucket may spoil them
+        return f"its deadline passed {(now - expires) / 60:.0f} min ago", wire.DEADLINE
+    verdict = store.read(names.verdict(job, attempt))
+    if verdict is not None and now - verdict.updated > SETTLED:
+        return "its attempt has its verdict", ""
+    if verdict is not None and store.read(names.intent(job, attempt + 1)) is not None:
+        return "a later attempt has taken its place", ""
+    if verdict is not None or placement["age"] < UNCLAIMED:
+        return "", ""
+    if not expires and store.read(names.intent(job, attempt)) is None:
+        return "no job in this store knows it" if store.read(names.spec(job)) is not None else "", ""
+    if seen.state == GONE:
+        state = placement.get("state")
+        why = f"{state}, and nobody follows it" if state else "its hosts died and nobody follows them"
+        return why, seen.cause or wire.INFRASTRUCTURE
+    cancel = store.read(names.cancel(job)) if seen.state == QUEUED else None
+    if cancel is not None and now - cancel.updated > UNCLAIMED:
+        return "its job was cancelled", wire.CANCELLED
+    return "", ""
+
+
+def _close(store: Store, backend: Backend, placement: Mapping[str, Any], cause: str, reason: str) -> str:
+    """Whoever follows the job one day learns why its hosts are gone, as if they had been followed all the time.
+
+    What is said is why that could not be written; then the hosts stay until the next pass.
+    """
+    try:
+        job = act.open_job(placement["job"], store, backend)
+        if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
+            act.close(job, placement["attempt"], cause, reason)
+    except StoreError as error:
+        if not isinstance(error, (NewerWire, Corrupt)):
+            return f"its records could not be read or written: {error}"
+    except KineticError:
+        pass  # forgotten, damaged or of a newer version: nobody here can follow it, and its hosts have to go
+    return ""
+
+
+def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation, settings: Settings) -> float | None:
+    """Chips are charged for while their nodes are READY."""
+    if seen.state not in (PRESENT, PARTIAL, WOUNDED) and placement.get("state") != "READY":
+        return 0.0
+    plan: Plan | None = None
+    with contextlib.suppress(KineticError, KeyError, TypeError, ValueError):  # one that is damaged has no price
+        record = store.read(names.spec(placement["job"]))
+        plan = Plan.from_json(decoded(record.data, "a spec")["plan"]) if record is not None else None
+    if plan is None:
+        return None
+    if not plan.remote:
+        return 0.0
+    found = price(plan.slice, placement.get("zone"), plan.spot, settings.prices)
+    return None if found is None else found.usd_per_chip_hour * plan.slice.chips * plan.slices
+
+
+def _secrets(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
+    """What was put away for hosts of jobs that have none any more."""
+    over: dict[str, bool] = {}
+    try:
+        kept = list(backend.secrets())
+    except BackendError as error:
+        if error.cause != wire.CONFIGURATION:  # else nobody here may use Secret Manager; they expire by themselves
+            yield Reaped("secrets", "Secret Manager", str(error), result=UNREAD)
+        return
+    for job, secret in kept:
+        if job not in over:
+            over[job] = _is_over(store, job)
+        if over[job]:
+            gone = dry_run or backend.forget(secret)
+            name = secret.rsplit("/", 1)[-1]
+            yield Reaped("secret", name, "its job is over", result=REMOVED if gone else LEFT)
+
+
+def _is_over(store: Store, job: str) -> bool:
+    last = attempts.newest(store, job)
+    if not last:
+        return store.read(names.spec(job)) is None
+    verdict = store.read(names.verdict(job, last))
+    return verdict is not None and store.now() - verdict.updated > ENDED
+
+
+# ---- records ------------------------------------------------------------------------------------------------------
+
+
+def _beats(store: Store, dry_run: bool) -> Iterator[Reaped]:
+    """Whoever watches a job lists the beats of all: those of attempts that are over go, and rings that have rung."""
+    now = store.now()
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in store.list(names.BEATS):
+        _, job, *rest = entry.name.split("/")
+        groups.setdefault((job, rest[0] if len(rest) > 1 and rest[0].isdecimal() else ""), []).append(entry)
+    gone: dict[str, list[str]] = {}
+    for (job, attempt), entries in groups.items():
+        if now - max(entry.updated for entry in entries) < ENDED:
+            continue
+        if attempt:
+            verdict = store.read(names.verdict(job, int(attempt)))
+            over = verdict is not None and now - verdict.updated > ENDED
+            if not over and (verdict is not None or store.read(names.spec(job)) is not None):
+                continue
+        gone.setdefault(job, []).extend(entry.name for entry in entries)
+    for job, beats in gone.items():
+        if not dry_run:
+            _delete(store, beats)
+        yield Reaped("beats", job, f"of an attempt that ended more than {duration(ENDED)} ago")
 
 
 def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
-    """Jobs past their retention, then blobs that no remaining job names. Outputs and checkpoints are never touched."""
-    jobs = sorted({entry.name.split("/")[1] for entry in store.list(names.JOBS)})
-    kept: set[str] = set()
+    """Jobs past their retention, then blobs that no remaining job names. Outputs and checkpoints are never touched.
+
+    One listing tells of all jobs when they ended; few verdicts have to be read.
+    """
     now = store.now()
-    for job in jobs:
-        ended = _ended(store, job)
-        if ended is None or not _expired(ended, now, settings.retention):
+    kept: set[str] = set()
+    expired: dict[str, float] = {}
+    for job, entries in itertools.groupby(store.list(names.JOBS), key=lambda entry: entry.name.split("/")[1]):
+        age = _past_retention(store, entries, now, settings.retention)
+        if age is None:
+            kept.add(job)
+        else:
+            expired[job] = age
+    for job, age in expired.items():
+        records = list(store.list(names.job(job)))
+        if _past_retention(store, records, now, settings.retention) is None:  # somebody has made another attempt
             kept.add(job)
             continue
         if not dry_run:
-            _forget(store, job)
-        yield Reaped("job", job, f"its verdict is {(now - ended[0]) / 86400:.0f} days old")
+            _forget(store, job, [entry.name for entry in records])
+        yield Reaped("job", job, f"its verdict is {age / 86400:.0f} days old")
     yield from _blobs(store, kept, now - settings.retention - BLOB_MARGIN, dry_run)
 
 
-def _forget(store: Store, job: str) -> None:
+def _past_retention(store: Store, entries: Iterable[Entry], now: float, retention: float) -> float | None:
+    """How old the newest verdict of a job is that may go; None while it is kept, or an attempt has no verdict."""
+    promised: set[str] = set()
+    verdicts: dict[str, Entry] = {}
+    for entry in entries:
+        parts = entry.name.split("/")
+        if parts[2:4] == ["in", "attempts"]:
+            promised.add(parts[4])
+        elif parts[2] == "attempts" and parts[-1] == "verdict.json":
+            verdicts[parts[3]] = entry
+    if not verdicts or promised - set(verdicts):
+        return None
+    newest = max(verdicts.values(), key=lambda entry: entry.updated)
+    age = now - newest.updated
+    if age <= retention:
+        return None
+    if age <= retention * FAILED_FACTOR:
+        record = store.read(newest.name)
+        with _if_sound():
+            if record is not None and wire.Verdict.decode(record.data).kind == wire.COMMITTED:
+                return age
+        return None
+    return age
+
+
+def _forget(store: Store, job: str, records: Sequence[str]) -> None:
     """The spec first: without it nobody can start or close an attempt. The verdicts last, and the first attempt's
     last of all: while it is there, nobody takes the job for one that never ran, wherever this process dies.
     """
+    spec = store.read(names.spec(job))
     store.delete(names.spec(job))
-    records = [entry.name for entry in store.list(names.job(job))]
+    if spec is not None:
+        _pass_on_identity(store, job, spec.data)
     verdicts = sorted(name for name in records if name.startswith(f"{names.job(job)}attempts/"))
-    beats = [entry.name for entry in store.list(f"{names.BEATS}{job}/")]
-    for name in (*(name for name in records if name not in verdicts), *beats, *reversed(verdicts)):
+    beats = [entry.name for entry in store.list(names.beats_of(job))]
+    _delete(store, [*(name for name in records if name not in verdicts and name != names.spec(job)), *beats])
+    for name in reversed(verdicts):
         store.delete(name)
 
 
-def _ended(store: Store, job: str) -> tuple[float, bool] | None:
-    """When the newest attempt got its verdict, and whether it was a good one; None while an attempt has none."""
-    newest: tuple[float, bool] | None = None
-    promised = {entry.name.split("/")[4] for entry in store.list(f"{names.job(job)}in/attempts/")}
-    for entry in store.list(f"{names.job(job)}attempts/"):
-        if entry.name.endswith("verdict.json") and (record := store.read(entry.name)) is not None:
-            well = verdict_of(record.data).kind == "committed"
-            newest = max(newest or (0.0, False), (record.updated, well))
-            promised.discard(entry.name.split("/")[3])
-    return newest if not promised else None
+def _pass_on_identity(store: Store, job: str, spec: bytes) -> None:
+    """Whoever asks for the same again gets another job: of this one others remember the spec, and its outputs stay."""
+    with _if_sound(), contextlib.suppress(StoreError):  # on a full disk room is made all the same
+        key = str(wire.decode(spec)["identity"])
+        record = store.read(names.identity(key))
+        if record is None:
+            return
+        fields = wire.decode(record.data)
+        if job_of(key, fields["generation"]) == job:
+            following = {**fields, "generation": fields["generation"] + 1}
+            store.swap(names.identity(key), wire.encode(following), record.generation)
 
 
-def _expired(ended: tuple[float, bool], now: float, retention: float) -> bool:
-    when, well = ended
-    return now - when > retention * (1.0 if well else FAILED_FACTOR)
+def _delete(store: Store, objects: Sequence[str]) -> None:
+    side_by_side(store.delete, objects, REQUESTS if store.remote else 1)
+
+
+def _swept(store: Store, dry_run: bool) -> Iterator[Reaped]:
+    """Nobody can name the parts of an upload but the process that was killed in the middle of it."""
+    if not dry_run and (parts := store.sweep()):
+        yield Reaped("parts", f"{parts} objects" if parts > 1 else "1 object", "left by uploads that were killed")
+
+
+# Kept by name: what a remaining job names stays. Others are caches, made again when they are missed.
+NAMED = ("trees/", "blobs/", "wheels/", "tools/")
+CACHES = ("compiled/",)
+WORDS = {"trees/": "tree", "blobs/": "blob", "wheels/": "wheel", "tools/": "tool"}
 
 
 def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterator[Reaped]:
-    for entry in list(store.list("projects/")):
-        if entry.updated < before and not dry_run:
-            store.delete(entry.name)
-    named = _named(store, kept, before)
-    for prefix in ("trees/", "blobs/"):
-        for entry in list(store.list(prefix)):
-            digest = _digest(entry.name)
-            if digest not in named and entry.updated < before:
-                if not dry_run:
-                    store.delete(entry.name)
-                yield Reaped(prefix.rstrip("s/"), digest, "no job names it")
+    projects = list(store.list("projects/"))
+    trees = list(store.list("trees/"))
+    old = [
+        (prefix, entry)
+        for prefix in NAMED
+        for entry in (trees if prefix == "trees/" else store.list(prefix))
+        if entry.updated < before
+    ]
+    stale = [entry.name for prefix in CACHES for entry in store.list(prefix) if entry.updated < before]
+    if not dry_run:
+        _delete(store, [*(entry.name for entry in projects if entry.updated < before), *stale])
+    if stale:
+        yield Reaped("cache", f"{len(stale)} objects", "compiled programs older than jobs are kept")
+    if not old:
+        return
+    young = [entry.name for entry in (*trees, *projects) if entry.updated >= before]
+    named = _named(store, kept, young, {entry.name for entry in trees})
+    unnamed = [(prefix, entry.name) for prefix, entry in old if _digest(prefix, entry.name) not in named]
+    if not dry_run:
+        _delete(store, [name for _, name in unnamed])
+    for prefix, name in unnamed:
+        yield Reaped(WORDS[prefix], _digest(prefix, name), "no job names it")
 
 
-def _named(store: Store, kept: set[str], before: float) -> set[str]:
+def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) -> set[str]:
     """The digests of everything that a remaining job, a tree in use or the newest tree of a project refers to.
 
     A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
     """
-
-    named: set[str] = set()
-    for job in kept:
-        record = store.read(names.spec(job))
-        if record is None:
-            continue
-        staged = decoded(record.data, names.spec(job))["staged"]
-        named |= {staged["payload"].get("digest", ""), staged["environment"].get("lock", ""), staged["tree"]}
-        named |= {item["digest"] for item in (*staged["data"], *staged["packages"])}
-    named |= {_digest(entry.name) for entry in store.list("trees/") if entry.updated >= before}
-    for entry in store.list("projects/"):
-        if entry.updated >= before and (record := store.read(entry.name)) is not None:
-            named |= {str(value) for value in json.loads(record.data).values()}
-    for digest in list(named):
-        if digest and (record := store.read(names.tree(digest))) is not None:
-            named |= {pack.id for pack in tree.packs_of(json.loads(record.data))}
+    threads = REQUESTS if store.remote else 1
+    named = {_digest("trees/", name) for name in young if name.startswith("trees/")}
+    locks: set[str] = set()
+    for record in side_by_side(store.read, [names.spec(job) for job in sorted(kept)], threads):
+        if record is not None:
+            with _if_sound():
+                staged = wire.decode(record.data)["staged"]
+                named.update(_texts(staged))
+                locks.add(str(staged["environment"].get("lock", "")))
+    for record in side_by_side(store.read, [name for name in young if name.startswith("projects/")], threads):
+        if record is not None:
+            with _if_sound():
+                named.update(_texts(json.loads(record.data)))
+    for record in side_by_side(store.read, [names.blob(lock) for lock in sorted(locks) if lock], threads):
+        if record is not None:
+            named.update(re.findall(r"sha256:([0-9a-f]{64})", record.data.decode("utf-8", "replace")))
+    used = sorted(trees.intersection(map(names.tree, named)))
+    for record in side_by_side(partial(store.read, limit=MANIFEST_LIMIT), used, threads):
+        if record is not None:
+            with _if_sound():
+                named |= {pack.id for pack in tree.packs_of(json.loads(record.data))}
     return named
 
 
-def _digest(name: str) -> str:
+@contextlib.contextmanager
+def _if_sound() -> Iterator[None]:
+    """What is damaged keeps nothing alive. A record of a newer version is not: nobody here knows what it names."""
+    try:
+        yield
+    except wire.Newer as error:
+        raise NewerWire(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _texts(entry)
+
+
+def _digest(prefix: str, name: str) -> str:
+    if prefix == "wheels/":
+        return name.split("/")[2]
     return name.rsplit("/", 1)[-1].removesuffix(".json")
 
 
@@ -174,19 +493,31 @@ def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
     days = settings.retention / 86400.0
     if dry_run:
         return
+    trust.prune(settings.home, settings.retention * FAILED_FACTOR + BLOB_MARGIN)
     for built in environment.prune(str(settings.home / "environments"), days):
         yield Reaped("environment", Path(built).name, f"no job used it for {days:.0f} days")
     data = settings.home / "cache" / "data"
     for folder in sorted(data.iterdir()) if data.is_dir() else ():
-        if time.time() - folder.stat().st_mtime > settings.retention:
+        if _age(folder) > settings.retention:
             shutil.rmtree(folder, ignore_errors=True)
             yield Reaped("data", folder.name, f"no job used it for {days:.0f} days")
 
 
 def _left_by_the_killed(settings: Settings) -> None:
     """What a killed submitter left of its staging, a day later."""
-    for parent in (settings.home / "staging", Path(settings.store) / settings.deployment / ".staging"):
+    parents = [settings.home / "staging"]
+    if "://" not in settings.store:
+        parents.append(Path(settings.store) / settings.deployment / ".staging")
+    for parent in parents:
         if parent.is_dir():
             for folder in parent.iterdir():
-                if time.time() - folder.stat().st_mtime > 86400.0:
+                if _age(folder) > 86400.0:
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _age(folder: Path) -> float:
+    """Since it was changed; of one that has just gone, none."""
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.act import Job, doubt_of_value
+from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import (
+    Corrupt,
     JobCancelled,
     JobError,
     JobFailed,
     JobLost,
     JobTimedOut,
+    ResultNotTrusted,
+    StoreError,
+    Unreachable,
 )
 from kinetic_orchestration.packaging.payload import load_value, revive
 from kinetic_orchestration.values import JobStatus, Outcome
@@ -28,8 +32,19 @@ def collect(job: Job, outcome: Outcome) -> Any:
     verdict = outcome.verdict
     if not verdict.digest:
         return None  # a command has no value
-    with _file(job, outcome.attempt, 0, "result") as path:
-        return load_value(path, verdict.digest, job_id=job.job_id)
+    if verdict.format == wire.PLAIN:
+        if verdict.size > payload.LARGEST_PLAIN:
+            raise Corrupt(f"the verdict of job {job.job_id} speaks of {verdict.size} bytes of JSON: it was changed")
+    elif doubt := doubt_of_value(job, outcome.attempt, verdict.digest, verdict.proof):
+        kept = f"{job.store.url}/{names.host(job.job_id, outcome.attempt, 0, 'result')}"
+        raise ResultNotTrusted(
+            f"job {job.job_id} ran to its end, but its value is pickled and not unpickled here, because it could run "
+            f"code of whoever can write to the store: {doubt}. The value is kept in {kept}. To take it as it is, set "
+            "KINETIC_TRUST_STORE=true; plain JSON (dict, list, str, int, float, bool, None) is always collected",
+            job_id=job.job_id, host=0,
+        )  # fmt: skip
+    with _file(job, outcome.attempt, 0, "result", verdict.size) as path:
+        return load_value(path, verdict.digest, verdict.format, job_id=job.job_id)
 
 
 def error_of(job: Job, outcome: Outcome) -> Exception:
@@ -59,13 +74,22 @@ def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:
     host = outcome.verdict.host or 0
     if not failure.digest:
         return revive(failure, None, job_id=job.job_id, host=host)
-    with _file(job, outcome.attempt, host, "exception") as path:
-        return revive(failure, path, job_id=job.job_id, host=host)
+    if doubt := doubt_of_value(job, outcome.attempt, failure.digest, outcome.verdict.proof):
+        return revive(failure, None, job_id=job.job_id, host=host, doubt=f"it is not unpickled here, because {doubt}")
+    try:
+        with _file(job, outcome.attempt, host, "exception", failure.size) as path:
+            return revive(failure, path, job_id=job.job_id, host=host)
+    except Unreachable:  # asked again, it comes back as itself
+        raise
+    except StoreError as error:
+        return revive(failure, None, job_id=job.job_id, host=host, doubt=str(error))
 
 
 @contextmanager
-def _file(job: Job, attempt: int, host: int, what: str) -> Iterator[str]:
-    """A host's own file: read where it lies, if that is on this machine, else brought here."""
+def _file(job: Job, attempt: int, host: int, what: str, size: int) -> Iterator[str]:
+    """A host's own file: read where it lies, if that is on this machine, else brought here; never more of it than its
+    verdict speaks of.
+    """
     name = names.host(job.job_id, attempt, host, what)
     path = job.store.local_path(name)
     if path is not None:
@@ -73,7 +97,7 @@ def _file(job: Job, attempt: int, host: int, what: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
         path = os.path.join(folder, what)
-        job.store.download(name, path)
+        job.store.download(name, path, most=size)
         yield path
 
 

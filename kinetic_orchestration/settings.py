@@ -5,6 +5,7 @@ Precedence: argument > `KINETIC_*` variable > profile file > default; `sources` 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -21,18 +22,49 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "home": (("KINETIC_HOME",), "", "the folder for the local store, indexes, environments and running placements"),
     "store": (("KINETIC_STORE",), "", "where what is shipped lies: a folder or gs://bucket/prefix"),
     "deployment": (("KINETIC_DEPLOYMENT",), "", "one installation of one orchestrator: the prefix of all in the store"),
-    "backend": (("KINETIC_BACKEND",), "local", "where jobs run"),
+    "backend": (("KINETIC_BACKEND",), "", "where jobs run: tpu-vm with a project and a gs:// store, else local"),
     "project": (
         ("KINETIC_PROJECT",),
         "",
         "the Google Cloud project; else GOOGLE_CLOUD_PROJECT",
     ),
     "zone": (("KINETIC_ZONE",), "", "the zone"),
+    "zones": (("KINETIC_ZONES",), "", "the zones, with commas between them, in the order in which they are tried"),
+    "zone_patience": (
+        ("KINETIC_ZONE_PATIENCE",),
+        "15m",
+        "how long one zone's queue is waited in while there are others",
+    ),
+    "network": (("KINETIC_NETWORK",), "", "the network of TPU VMs; the project's default one if not given"),
+    "subnetwork": (("KINETIC_SUBNETWORK",), "", "their subnetwork, as its whole path for a shared VPC"),
+    "service_account": (("KINETIC_SERVICE_ACCOUNT",), "", "whose rights TPU VMs have; else the project's default one"),
+    "impersonate": (("KINETIC_IMPERSONATE",), "", "a service account to act as from here"),
+    "quota_project": (("KINETIC_QUOTA_PROJECT",), "", "the project that API requests are counted against"),
+    "prices": (("KINETIC_PRICES",), "", "dollars per chip-hour, such as v5e=1.2,v5e/us-west4:spot=0.5"),
+    "trust_store": (
+        ("KINETIC_TRUST_STORE",),
+        "false",
+        "unpickle what a store holds though nothing else vouches for it",
+    ),
+    "signing_key": (
+        ("KINETIC_SIGNING_KEY",),
+        "",
+        "a text that is nowhere in the store: processes that have it may go on with each other's jobs",
+    ),
+    "tools": (
+        ("KINETIC_TOOLS",),
+        "",
+        "digests of tools in the store that were staged elsewhere, as uv=…,python-3.11=…",
+    ),
+    "emulator": (("KINETIC_EMULATOR",), "", "where an emulated Google Cloud answers over REST"),
+    "emulator_grpc": (("KINETIC_EMULATOR_GRPC",), "", "where it answers over gRPC"),
+    "storage_emulator": (("STORAGE_EMULATOR_HOST",), "", "where an emulated Google Cloud Storage answers"),
     "cluster": (("KINETIC_CLUSTER",), "", "a GKE cluster; read for Keras Kinetic's sake"),
     "namespace": (("KINETIC_NAMESPACE",), "", "a Kubernetes namespace; read for Keras Kinetic's sake"),
     "output_dir": (("KINETIC_OUTPUT_DIR",), "", "where jobs write their outputs"),
     "distributed": (("KINETIC_DISTRIBUTED",), "true", "join the hosts of a slice before the function runs"),
     "compile_cache": (("KINETIC_COMPILE_CACHE",), "true", "keep compiled programs between jobs"),
+    "device_metrics": (("KINETIC_DEVICE_METRICS",), "true", "sample what the hosts' processors and accelerators do"),
     "retention": (("KINETIC_RETENTION",), "30d", "how long a job's records are kept after its verdict"),
     "on_owner_lost": (("KINETIC_ON_OWNER_LOST",), "continue", "continue or abort when the submitter is gone"),
     "max_hosts": (("KINETIC_MAX_HOSTS",), "", "the most hosts that this machine may emulate at once"),
@@ -50,11 +82,26 @@ class Settings:
     backend: str
     project: str = ""
     zone: str = ""
+    zones: tuple[str, ...] = ()
+    zone_patience: float = 900.0
+    network: str = ""
+    subnetwork: str = ""
+    service_account: str = ""
+    impersonate: str = ""
+    quota_project: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    trust_store: bool = False
+    signing_key: str = field(default="", repr=False)
+    tools: Mapping[str, str] = field(default_factory=dict)
+    emulator: str = ""
+    emulator_grpc: str = ""
+    storage_emulator: str = ""
     cluster: str = ""
     namespace: str = ""
     output_dir: str = ""
     distributed: bool = True
     compile_cache: bool = True
+    device_metrics: bool = True
     retention: float = 30 * 86400.0
     on_owner_lost: str = "continue"
     max_hosts: int = 0
@@ -73,7 +120,14 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
     home = _writable(home, sources["home"])
-    values["store"] = _address(values["store"]) or str(home / "store")
+    if values["store"].startswith("gs:/") and not values["store"].startswith("gs://"):
+        raise UsageError(
+            f"the store {values['store']!r} ({sources['store']}) has lost a slash, as it happens in pathlib: give the "
+            "address as a text, such as 'gs://my-bucket/kinetic'"
+        )
+    values["store"] = address(values["store"]) or str(home / "store")
+    if not values["backend"]:
+        values["backend"] = "tpu-vm" if values["project"] and values["store"].startswith("gs://") else "local"
     if not values["deployment"]:
         if "://" in values["store"]:
             raise UsageError(
@@ -81,6 +135,8 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
                 "this installation keeps there. Set KINETIC_DEPLOYMENT (or deployment=), for example to 'production'."
             )
         values["deployment"] = "local"
+    if values["zone"] and _of_profile(sources["zones"]) and not _of_profile(sources["zone"]):
+        values["zones"], sources["zones"] = "", sources["zone"]  # the one zone that a variable names counts more
     if values["on_owner_lost"] not in ("continue", "abort"):
         raise UsageError(f"on_owner_lost is {values['on_owner_lost']!r}; it can be 'continue' or 'abort'")
     return Settings(
@@ -90,11 +146,26 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         backend=values["backend"],
         project=values["project"],
         zone=values["zone"],
+        zones=tuple(filter(None, (zone.strip() for zone in (values["zones"] or values["zone"]).split(",")))),
+        zone_patience=seconds("zone_patience", values["zone_patience"]) or 0.0,
+        network=values["network"],
+        subnetwork=values["subnetwork"],
+        service_account=values["service_account"],
+        impersonate=values["impersonate"],
+        quota_project=values["quota_project"],
+        prices=_prices(values["prices"]),
+        trust_store=_boolean("trust_store", values["trust_store"]),
+        signing_key=values["signing_key"],
+        tools=dict(entry.strip().partition("=")[::2] for entry in values["tools"].split(",") if entry.strip()),
+        emulator=values["emulator"].rstrip("/"),
+        emulator_grpc=values["emulator_grpc"],
+        storage_emulator=values["storage_emulator"].rstrip("/"),
         cluster=values["cluster"],
         namespace=values["namespace"],
         output_dir=values["output_dir"],
         distributed=_boolean("distributed", values["distributed"]),
         compile_cache=_boolean("compile_cache", values["compile_cache"]),
+        device_metrics=_boolean("device_metrics", values["device_metrics"]),
         retention=seconds("retention", values["retention"]) or 0.0,
         on_owner_lost=values["on_owner_lost"],
         max_hosts=_whole("max_hosts", values["max_hosts"] or "0"),
@@ -103,7 +174,13 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     )
 
 
-def _address(store: str) -> str:
+def stated(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """What a variable or the profile file says of a setting, as text; "" if neither does."""
+    values, sources = _resolved(os.environ if environ is None else environ, {})
+    return "" if sources[name] == "default" else values[name]
+
+
+def address(store: str) -> str:
     """A folder by its whole path: hosts work in other folders than the submitter."""
     if store.startswith("file:///"):
         from urllib.parse import unquote
@@ -121,7 +198,7 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
     sources: dict[str, str] = {}
     for name, (variables, default, _) in SETTINGS.items():
         if (argument := arguments.get(name)) is not None:
-            values[name], sources[name] = str(argument), "argument"
+            values[name], sources[name] = _text(argument), "argument"
             continue
         for variable in variables:
             if environ.get(variable):
@@ -129,12 +206,19 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
                 break
         else:
             if name in profile:
-                values[name], sources[name] = str(profile[name]), profile_source
+                values[name], sources[name] = _text(profile[name]), profile_source
             else:
                 values[name], sources[name] = default, "default"
     if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
         values["project"], sources["project"] = environ["GOOGLE_CLOUD_PROJECT"], "GOOGLE_CLOUD_PROJECT"
     return values, sources
+
+
+def _text(value: Any) -> str:
+    """As a variable would hold it: a list with commas, a table as name=value."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={entry}" for name, entry in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def seconds(name: str, value: float | str | None) -> float | None:
@@ -196,6 +280,10 @@ def _profile(environ: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     return table, f"[{name}] in {path}"
 
 
+def _of_profile(source: str) -> bool:
+    return source.startswith("[")
+
+
 def _default_home() -> Path:
     import platformdirs
 
@@ -222,6 +310,20 @@ def _writable(home: Path, source: str) -> Path:
         "set KINETIC_HOME to keep them elsewhere"
     )
     return fallback
+
+
+def _prices(text: str) -> dict[str, float]:
+    prices = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = entry.partition("=")
+        try:
+            usd = float(value)
+        except ValueError:
+            usd = math.nan
+        if not 0 <= usd < math.inf:
+            raise UsageError(f"prices has {entry!r}: write dollars per chip-hour, as v5e=1.2")
+        prices[name.strip()] = usd
+    return prices
 
 
 def _whole(name: str, text: str) -> int:

@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kinetic_orchestration import accelerators, settings
+from kinetic_orchestration import accelerators, profile, settings
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
+from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.values import Limits, Retry
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
+LOCAL = "local"
+TPU_VM = "tpu-vm"
+KERAS_BACKENDS = ("jax", "tensorflow", "torch")  # on which it trains; "numpy" and "openvino" only infer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,10 @@ class TpuVm:
     accelerator_type: str = ""
     reservation: str = ""
     network: str = ""
+    subnetwork: str = ""  # of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME
     external_ips: bool = True
+    secure_boot: bool = False
+    runtime_version: str = ""  # "": the one that suits the generation
     service_account: str = ""
     tags: Sequence[str] = ()
     data_disks: Sequence[str] = ()
@@ -65,6 +72,8 @@ class Options:
     store: str | None = None
     deployment: str | None = None
     distributed: bool | None = None
+    keras_backend: str | None = None
+    profile: Profile | int | str | None = None
     partition_key: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -80,6 +89,7 @@ class JobSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
     cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
 
 
 OPTION_NAMES = frozenset(entry.name for entry in fields(Options))
@@ -91,11 +101,14 @@ def check_options(options: Options) -> Options:
         raise UsageError("run got a function where its accelerator belongs: write @kinetic.run() with parentheses")
     if not isinstance(options.accelerator, str):
         raise UsageError(f"accelerator is a name such as 'v5e-8', not {options.accelerator!r}")
+    _check_types(options)
     slice_of(options)
     _check_names(options)
+    if options.keras_backend is not None:
+        check_keras_backend("keras_backend", options.keras_backend)
+    profile.asked(options.profile)
     _check_volumes(options.volumes)
     _check_conflicts(options)
-    _check_types(options)
     for entry in fields(Limits):
         settings.seconds(f"limits.{entry.name}", getattr(options.limits, entry.name))
     for entry in fields(Retry):
@@ -132,6 +145,14 @@ def _check_types(options: Options) -> None:
             raise UsageError(f"retry.{entry.name} is {getattr(options.retry, entry.name)!r}: it is a whole number")
 
 
+def check_keras_backend(source: str, name: Any) -> None:
+    if name not in KERAS_BACKENDS:
+        near = difflib.get_close_matches(name, KERAS_BACKENDS, 1) if isinstance(name, str) else []
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        *most, last = map(repr, KERAS_BACKENDS)
+        raise UsageError(f"{source} is {name!r}, and Keras trains on {', '.join(most)} or {last}{hint}")
+
+
 def _check_volumes(volumes: Any) -> None:
     if volumes is None:
         return
@@ -154,6 +175,11 @@ def _check_conflicts(options: Options) -> None:
         raise ConflictingSettings(
             "python= chooses the interpreter of an isolated environment, and requirements=None means this one: "
             "name the requirements too, or leave python out"
+        )
+    if options.backend == TPU_VM and options.store and "://" not in options.store:
+        raise ConflictingSettings(
+            f"backend={options.backend!r} runs on other machines, and the store {options.store} is a folder of this "
+            "one, which they cannot reach: name a bucket, as store='gs://my-bucket/kinetic', or leave backend out"
         )
     if options.cloud is not None:
         if options.zone and options.cloud.zones:

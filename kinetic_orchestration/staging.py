@@ -2,68 +2,129 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.bundle import Bundle, Item
+from kinetic_orchestration.packaging.payload import PackedCall
+from kinetic_orchestration.packaging.requirements import Environment
+from kinetic_orchestration.packaging.reuse import keep
+from kinetic_orchestration.parallel import REQUESTS, at_once
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Staged
 
-STALE = 86400.0  # the reaper takes nothing that has been young within many times this
 
+def stage(bundle: Bundle, store: Store, retention: float) -> Staged:
+    """Blobs first, each whole or not at all; the spec that names them is written last, by whoever admits the job.
 
-def stage(bundle: Bundle, store: Store) -> Staged:
-    """Blobs first, each whole or not at all; the spec that names them is written last, by whoever admits the job."""
-    sent = 0
-    payload = {}
+    All that is independent is asked and sent side by side: how long it takes is a matter of round trips.
+    """
+    trees = [Item(bundle.project), *bundle.data, *bundle.packages]
+    work: list[Callable[[], tuple[str, int]]] = [partial(_send, item, bundle.spool, store, retention) for item in trees]
+    payload: dict[str, Any] = {}
     if bundle.call is not None:
-        if store.upload(names.blob(bundle.call.digest), str(bundle.spool / "call"), move=True):
-            sent += bundle.call.size
         payload = {"digest": bundle.call.digest, "size": bundle.call.size}
-
-    def send(item: Item) -> str:
-        nonlocal sent
-        if item.snapshot is None:
-            return ""
-        uploaded = tree.upload(item.snapshot, store, spool=bundle.spool)
-        sent += uploaded.uploaded_bytes
-        keep(store, names.tree(uploaded.digest))
-        return uploaded.digest
-
-    project = send(Item(bundle.project))
-    data = tuple({"digest": send(item), "file": item.file, "here": item.here} for item in bundle.data)
-    packages = tuple({"digest": send(item), "at": item.at} for item in bundle.packages)
-    environment = {}
-    if bundle.environment.lock is not None:
-        lock = bundle.environment.lock
-        if store.create(names.blob(lock.digest), lock.text.encode()) is None:
-            keep(store, names.blob(lock.digest))
-        settings = dict(bundle.environment.settings)
-        environment = {"lock": lock.digest, "interpreter": lock.interpreter, "uv": lock.uv, "settings": settings}
+        work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention))
+    if (lock := bundle.environment.lock) is not None:
+        work.append(partial(_send_bytes, lock.digest, lock.text.encode(), store, retention))
+        work += [partial(_send_wheel, digest, path, store, retention) for digest, path in lock.wheels]
+    if bundle.agent is not None:
+        work.append(partial(_send_bytes, bundle.agent.digest, bundle.agent.data, store, retention))
+    tools: dict[str, str] = {}
+    if bundle.tools:
+        work.append(partial(_look_for_tools, bundle.tools, store, retention, tools))
+    sent = at_once(work, REQUESTS if store.remote else 1)
+    project, *digests = (digest for digest, _ in sent[: len(trees)])
+    places = iter(digests)
     return Staged(
         payload=payload,
         tree=project,
         cwd=bundle.cwd,
         path=bundle.path,
         extra_path=bundle.extra_path,
-        data=data,
-        packages=packages,
-        environment=environment,
+        data=tuple(
+            {"digest": next(places), "file": item.file, "here": item.here, "url": item.url} for item in bundle.data
+        ),
+        packages=tuple({"digest": next(places), "at": item.at} for item in bundle.packages),
+        environment=_described(bundle.environment),
         python=bundle.environment.interpreter,
+        agent=bundle.agent.digest if bundle.agent is not None else "",
+        tools=tools,
         size=sum(item.snapshot.size for item in (Item(bundle.project), *bundle.packages) if item.snapshot is not None),
-        sent=sent,
+        sent=sum(size for _, size in sent),
     )
 
 
-def keep(store: Store, name: str) -> None:
-    """Make an object young again before it is relied on, so that no reaper takes it from under a submission."""
-    found = store.read(name, 0, 1)
-    if found is not None and store.now() - found.updated > STALE and (whole := store.read(name)) is not None:
-        store.put(name, whole.data)
+def _look_for_tools(
+    wanted: Mapping[str, str], store: Store, retention: float, there: dict[str, str]
+) -> tuple[str, int]:
+    from kinetic_orchestration.packaging.tools import present
+
+    there.update(present(store, wanted, retention))
+    return "", 0
+
+
+def _described(environment: Environment) -> dict[str, Any]:
+    """What a host is told of its environment."""
+    lock = environment.lock
+    if lock is None:
+        return {}
+    described = {
+        "lock": lock.digest,
+        "interpreter": lock.interpreter,
+        "uv": lock.uv,
+        "settings": dict(environment.settings),
+    }
+    if lock.interpreter:
+        return described
+    return described | {
+        "python": environment.python,
+        "platform": lock.platform,
+        "packages": lock.packages,
+        "secrets": list(environment.secrets),
+        "uv_itself": environment.uv_itself,
+        "warm": re.findall(r"^(jax)==", lock.text, re.MULTILINE),
+        "compiles": dict(re.findall(r"^(jaxlib|libtpu)==(\S+)", lock.text, re.MULTILINE)),
+    }
+
+
+def _send(item: Item, spool: Path, store: Store, retention: float) -> tuple[str, int]:
+    if item.snapshot is None:
+        return "", 0
+    uploaded = tree.upload(item.snapshot, store, spool=spool, retention=retention)
+    return uploaded.digest, uploaded.uploaded_bytes
+
+
+def _send_call(call: PackedCall, path: Path, store: Store, retention: float) -> tuple[str, int]:
+    name = names.blob(call.digest)
+    if store.remote:  # most calls are new, and of others it has to be known how old they are: both at once
+        looks = [lambda: store.upload(name, str(path)), lambda: keep(store, name, retention) is not None]
+        new, there = at_once(looks, 2)
+        new = new or (not there and store.upload(name, str(path)))
+    else:
+        new = not keep(store, name, retention) and store.upload(name, str(path), move=True)
+    return call.digest, call.size if new else 0
+
+
+def _send_bytes(digest: str, data: bytes, store: Store, retention: float) -> tuple[str, int]:
+    if keep(store, names.blob(digest), retention) or store.create(names.blob(digest), data) is None:
+        return digest, 0
+    return digest, len(data)
+
+
+def _send_wheel(digest: str, path: str, store: Store, retention: float) -> tuple[str, int]:
+    name = names.wheel(digest, os.path.basename(path))
+    if keep(store, name, retention) or not store.upload(name, path):
+        return digest, 0
+    return digest, os.path.getsize(path)
 
 
 @contextmanager

@@ -67,11 +67,37 @@ class Plan:
     argv: tuple[str, ...] = ()
     distributed: bool = True
     emulated: bool = True
+    slices: int = 1
+    project: str = ""
+    zones: tuple[str, ...] = ()  # in the order in which they are tried
+    spot: bool = False
+    image: str = ""  # a container that holds the job's environment
+    cloud: dict[str, Any] = field(default_factory=dict)  # what only Cloud TPU understands: the fields of TpuVm
+    secret_refs: dict[str, str] = field(default_factory=dict)  # variable → a secret's name in Secret Manager
+    affordable: float = 0.0  # seconds of READY slices, over all attempts, for which limits.cost pays; 0: no limit
+    zone_patience: float = 0.0  # how long one zone's queue is waited in while there are others
     isolated: bool = False  # in an environment of its own
     abort_without_owner: bool = False
     compile_cache: bool = True
+    device_metrics: bool = True
     debug_port: int = 0
+    profile: dict[str, Any] = field(default_factory=dict)  # what hosts are to trace; empty: nothing
     labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> int:
+        """Of all slices together."""
+        return self.slice.hosts * self.slices
+
+    @property
+    def hardware(self) -> str:
+        """What all its hosts are, for people."""
+        return f"{self.slices} slices of {self.slice}" if self.slices > 1 else str(self.slice)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the hosts are other machines than this one."""
+        return self.backend != "local"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slice": self.slice.to_json()}
@@ -79,15 +105,11 @@ class Plan:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Plan:
         known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
-        return cls(
-            **{
-                **known,
-                "slice": Slice.from_json(fields["slice"]),
-                "limits": Limits(**fields["limits"]),
-                "retry": Retry(**fields["retry"]),
-                **{key: tuple(fields[key]) for key in ("secrets", "volumes", "argv")},
-            }
-        )
+        lists: dict[str, Any] = {
+            key: tuple(known[key]) for key in ("secrets", "volumes", "argv", "zones") if key in known
+        }
+        limits, retry = Limits(**fields["limits"]), Retry(**fields["retry"])
+        return cls(**{**known, **lists, "slice": Slice.from_json(fields["slice"]), "limits": limits, "retry": retry})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +125,34 @@ class Staged:
     packages: tuple[dict[str, str], ...]
     environment: dict[str, Any]
     python: str
+    agent: str = ""  # digest of the agent's zip, for hosts that are other machines
+    tools: dict[str, Any] = field(default_factory=dict)  # uv and an interpreter in the store, by digest
     size: int = 0  # bytes of source that each host unpacks
     sent: int = 0  # bytes that were not there before
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Staged:
+        known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
+        return cls(**{**known, **{key: tuple(fields[key]) for key in ("path", "extra_path", "data", "packages")}})
+
+
+class Spent(NamedTuple):
+    """How many attempts each budget has paid for."""
+
+    user: int = 0
+    preemption: int = 0
+    infra: int = 0
+    moved: int = 0  # attempts that never had hosts: people are not shown them
+
+
+class Before(NamedTuple):
+    """What the attempts before one came to, as its intent sums it up, so that nobody need read them all again."""
+
+    spent: Spent = Spent()
+    ran: tuple[int, ...] = ()  # those that may have had hosts
 
 
 class Intent(NamedTuple):
@@ -118,6 +163,26 @@ class Intent(NamedTuple):
     placement: dict[str, Any]
     deadline: float  # by the store's time; 0: none
     created: float
+    before: Before | None = None  # None: it does not say
+
+    @property
+    def since(self) -> float:
+        """Since when the job has been without hosts: attempts that never had any follow each other."""
+        return float(self.placement.get("since") or self.created)
+
+    @property
+    def wait(self) -> float:
+        """How long after the intent the create call is made."""
+        return float(self.placement.get("wait", 0.0))
+
+
+class Past(NamedTuple):
+    """The attempt before: where it was, and how it ended."""
+
+    placement: dict[str, Any]
+    cause: str
+    reason: str
+    created: float
 
 
 class Observation(NamedTuple):
@@ -125,6 +190,8 @@ class Observation(NamedTuple):
 
     state: str
     message: str = ""
+    cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
+    since: float = 0.0  # when all hosts of a placement that is present were there, where that is known
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone
@@ -135,6 +202,18 @@ PRESENT = "present"
 WOUNDED = "wounded"  # hosts died that had not ended, and others live
 GONE = "gone"  # hosts died that had not ended, and none lives
 ELSEWHERE = "elsewhere"  # cannot be seen from here: judge by beats
+UNKNOWN = "unknown"  # nobody could say just now: nothing follows from it
+
+
+class Freed(enum.Enum):
+    """What became of the hosts of a placement that were to go; true once nothing is left of them."""
+
+    DONE = "done"
+    UNDER_WAY = "under way"  # nobody need ask for it again
+    REFUSED = "refused"  # or nobody could say
+
+    def __bool__(self) -> bool:
+        return self is Freed.DONE
 
 
 class Cancel(NamedTuple):
@@ -157,12 +236,6 @@ class Glimpse(NamedTuple):
     done: int = 0
 
 
-class Spent(NamedTuple):
-    user: int = 0
-    preemption: int = 0
-    infra: int = 0
-
-
 class Cursor(NamedTuple):
     """Where a follower is. JSON: what a trigger serialises and a sensor keeps."""
 
@@ -170,14 +243,15 @@ class Cursor(NamedTuple):
     phase: str = ""
     logs: tuple[tuple[int, int], ...] = ()  # per host: segment, offset
     spent: Spent = Spent()
+    spec: str = ""  # the digest of the job's spec, if whoever holds the cursor may go on with the job
 
     def to_json(self) -> list[Any]:
-        return [self.attempt, self.phase, self.logs, self.spent]
+        return [self.attempt, self.phase, self.logs, self.spent, self.spec]
 
     @classmethod
     def from_json(cls, fields: list[Any]) -> Cursor:
-        attempt, phase, logs, spent = fields
-        return cls(attempt, phase, tuple((segment, offset) for segment, offset in logs), Spent(*spent))
+        attempt, phase, logs, spent, *rest = fields  # the digest came later
+        return cls(attempt, phase, tuple((segment, offset) for segment, offset in logs), Spent(*spent), *rest[:1])
 
 
 class Outcome(NamedTuple):
@@ -210,6 +284,12 @@ class Peek(NamedTuple):
     total: float
     unit: str
     outcome: Outcome | None
+    attempts: int = 1  # as people count them: `attempt`, but for those that never had hosts
+    zone: str = ""  # where the newest attempt was promised a place, and
+    resource: str = ""  # by which name; "" on this machine
+    said: str = ""  # what is said there of its hosts just now
+    rate: float = 0.0  # of what is done, a second
+    devices: tuple[tuple[int, dict[str, Any]], ...] = ()  # what they do now: of each host that lately said so
 
 
 # ---- what a follower tells ---------------------------------------------------------------------------------
@@ -242,6 +322,16 @@ class Progress(NamedTuple):
     total: float
     unit: str
     attempt: int
+    rate: float = 0.0  # a second
+
+
+class Devices(NamedTuple):
+    """What the devices of one host do: a sample of `agent/gauges.py`. Only of now: no log has it."""
+
+    host: int
+    time: float
+    values: dict[str, Any]
+    attempt: int
 
 
 class Change(NamedTuple):
@@ -252,4 +342,4 @@ class Change(NamedTuple):
     attempt: int
 
 
-Event = Output | Metrics | Progress | Change
+Event = Output | Metrics | Progress | Devices | Change

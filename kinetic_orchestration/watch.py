@@ -2,6 +2,10 @@
 
 A follower sleeps until something rings (the store's bell) or until it is time for a look in any case: the bell
 is a hint and never the truth. A thousand sleeping followers cost one stat a tick.
+
+Where every look is a request, the watcher looks for all of them: a `Scene` is one listing of all beats and one of
+each zone's resources. A follower is woken when its part of the scene has changed, and then asks only for what the
+scene says is new (`Memory`).
 """
 
 from __future__ import annotations
@@ -9,37 +13,62 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import Bell, FileRecords, Record
+from kinetic_orchestration.agent.files import Bell
+from kinetic_orchestration.agent.records import Record, Signal
 from kinetic_orchestration.agent.wire import Beat, Verdict
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import NewerWire, StoreError
+from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError, NewerWire
+from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.values import ABSENT, Cancel, Glimpse, Intent, Observation
+from kinetic_orchestration.stores.local import LocalStore
+from kinetic_orchestration.values import ABSENT, PRESENT, Before, Cancel, Glimpse, Intent, Observation, Spent
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
 SLOWEST_TICK = 0.04
 SLOWING = 1.05
 PACE = 1.0  # between two looks at a job that does not ring, while few are followed
 SLOWEST = 40.0
+UNSEEN_PACE = 10.0  # between two scenes of jobs whose log nobody reads
+QUICKEST = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
+SEEN_PER_SECOND = 40  # jobs of scenes that one process takes; ten times as many while somebody reads
+EYE_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
+EYES_PER_SECOND = 4
+EYES_AT_ONCE = 20
+BLINK = 45.0  # the longest that is believed to have been watched between two looks
+ASK_ANYWAY = 300.0  # for what the scene tells of, in case it did not
+_PLACE = re.compile(r"[a-zA-Z0-9.:-]*")
 FOLLOWERS_PER_SECOND = 25  # looks that one process takes a second, however many jobs it follows
 
 
-def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, *, once_more: bool = True) -> Glimpse:
+def look(
+    store: Store,
+    backend: Backend,
+    job_id: str,
+    attempt: int,
+    hosts: int,
+    *,
+    memory: Memory | None = None,
+    scene: Scene | None = None,
+    once_more: bool = True,
+) -> Glimpse:
     """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
     before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
     for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
     """
+    if store.remote:
+        return _look_from_afar(store, backend, job_id, attempt, hosts, memory or Memory(), scene)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
-    intent = None if promised is None else _intent(promised)
+    intent = None if promised is None else intent_of(promised, store, job_id, attempt)
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
@@ -53,6 +82,14 @@ def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, 
         if verdict.updated > now and once_more:
             return look(store, backend, job_id, attempt, hosts, once_more=False)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
+    return _glimpse(now, intent, verdict, cancel, observation, beats, ages, done)
+
+
+def _glimpse(
+    now: float, intent: Intent | None, verdict: Record | None, cancel: Record | None, observation: Observation,
+    beats: Sequence[Beat | None], ages: Sequence[float], done: int,
+) -> Glimpse:  # fmt: skip
+    """What the records say, by the time at which the look began."""
     return Glimpse(
         now=now,
         intent=intent,
@@ -66,59 +103,281 @@ def look(store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, 
     )
 
 
-def _intent(record: Record) -> Intent:
+class Memory:
+    """What a follower has read of an attempt and need not ask for again, where asking is a request."""
+
+    __slots__ = (
+        "asked", "attempt", "cancel", "hint", "intent", "looked", "newest", "not_before", "present", "silence",
+        "verdict",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.cancel: Record | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Another attempt follows; a cancel is the job's."""
+        self.intent: Intent | None = None
+        self.verdict: Record | None = None
+        self.hint: object = None
+        self.asked = 0.0
+        self.not_before = 0.0
+        self.present = 0.0  # since when its hosts were seen to be there
+        self.newest = self.looked = self.silence = 0.0
+
+    def recall(self, store: Store, job_id: str, attempt: int) -> Intent | None:
+        """The intent of the attempt that is followed now."""
+        if self.attempt != attempt:
+            self.forget()
+            self.attempt = attempt
+        if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
+            self.intent = intent_of(promised, store, job_id, attempt)
+        return self.intent
+
+    def silence_at(self, newest: float, now: float) -> float:
+        """For how long nothing newer was said, under our eyes: while a store is away, hosts cannot be heard either, and
+        those that are well speak soon after it is back.
+        """
+        if newest != self.newest:
+            self.newest, self.silence = newest, 0.0
+        elif now > self.looked:
+            self.silence += min(now - self.looked, BLINK)
+        self.looked = max(now, self.looked)
+        return self.silence
+
+    def acted(self, now: float) -> None:
+        """What was seen before is not what is there now."""
+        self.hint = None
+        self.not_before = now
+
+
+class Heard(NamedTuple):
+    """A signal of a job. The newest scene has one for each host of all jobs, so it is small."""
+
+    name: str  # below its job's: the attempt and the host of a beat, or the ring's
+    updated: float
+    said: Beat | int  # a beat; of another signal, which writing of it this was
+
+
+class Scene:
+    """What was there of all jobs of a store at one moment, by as few requests as can be."""
+
+    __slots__ = ("heard", "observations", "placements", "taken")
+
+    def __init__(
+        self,
+        taken: float,
+        heard: dict[str, tuple[Heard, ...]],
+        observations: dict[str, Observation],
+        placements: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.taken = taken
+        self.heard = heard  # by job
+        self.observations = observations  # by job
+        self.placements = placements  # which of each job's attempts was observed
+
+    @classmethod
+    def take(
+        cls,
+        store: Store,
+        backend: Backend,
+        prefix: str,
+        placements: Mapping[str, Mapping[str, Any]],
+        read: Container[str] | None = None,
+    ) -> Scene:
+        """The time first, so that no age is too great; beats before the backend, as in `look`. What devices do is only
+        kept of the jobs that are `read`, if that is given: it is more than all the rest, and no two hosts' are alike.
+        """
+        taken = store.now()
+        heard: dict[str, tuple[Heard, ...]] = {}
+        for signal in store.signals(prefix):
+            job, _, name = signal.name.removeprefix(names.BEATS).partition("/")
+            job = sys.intern(job)
+            heard[job] = (*heard.get(job, ()), _heard(name, signal, read is None or job in read))
+        observed = backend.observe(list(placements.values())) if placements else []
+        return cls(taken, heard, dict(zip(placements, map(_same, observed), strict=True)), placements)
+
+    def signature(self, job_id: str) -> int:
+        """What of it tells a follower that there is something new: not that hosts still live. Small, as a thousand
+        followers and their watcher keep one each.
+        """
+        observation = self.observations.get(job_id)
+        told = tuple(
+            (name, said.state, said.segment, said.verdict, said.exit) if isinstance(said, Beat) else (name, said)
+            for name, _, said in self.heard.get(job_id, ())
+            if isinstance(said, Beat) or name == _RING
+        )
+        return hash((observation and observation[:3], told))
+
+
+_RING = names.ring("job").removeprefix(names.beats_of("job"))
+
+
+def _heard(name: str, signal: Signal, devices: bool) -> Heard:
+    if not name.rpartition("/")[2].isdecimal():
+        return Heard(sys.intern(name), signal.updated, signal.generation)
+    beat = Beat.read(signal.data) or Beat("")
+    # Which life of an agent says it, where in a segment it is and since when, only its own side asks.
+    beat = beat._replace(boot="", offset=0, active=0.0, began=0.0, devices=beat.devices if devices else None)
+    return Heard(sys.intern(name), signal.updated, _same(beat))
+
+
+def _same(value: Any) -> Any:
+    """One object for all that are equal: of what a thousand jobs say, most is. What devices do is not, and no key."""
+    try:
+        return _kept(value)
+    except TypeError:
+        return value
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept(value: Any) -> Any:
+    return value
+
+
+def _look_from_afar(
+    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, memory: Memory, scene: Scene | None
+) -> Glimpse:
+    """In the same order as `look`, and with no more requests than there is news."""
+    intent = memory.recall(store, job_id, attempt)
+    if (
+        scene is None
+        or scene.taken <= memory.not_before
+        or (intent is not None and scene.placements.get(job_id) != intent.placement)  # another attempt's, or none
+    ):
+        placements = {job_id: intent.placement} if intent is not None else {}
+        scene = Scene.take(store, backend, names.beats_of(job_id), placements)
+    seen = None if intent is None else scene.observations.get(job_id)  # else it is of the attempt before
+    now, observation = scene.taken, seen or Observation(ABSENT)
+    if observation.state == PRESENT:
+        memory.present = memory.present or now
+        observation = _same(observation._replace(since=observation.since or memory.present))
+    told = {heard.name: heard for heard in scene.heard.get(job_id, ())}
+    beat_of = len(names.beats_of(job_id))
+    promised = range(hosts if intent is not None else 0)
+    signals = [told.get(names.beat(job_id, attempt, host)[beat_of:]) for host in promised]
+    beats: tuple[Beat | None, ...] = _same(
+        tuple(signal.said if signal is not None and isinstance(signal.said, Beat) else None for signal in signals)
+    )
+    newest = max((signal.updated for signal in signals if signal is not None), default=0.0)
+    until = min(now, newest + memory.silence_at(newest, now))
+    ages = [0.0 if signal is None else until - signal.updated for signal in signals]
+    hint = scene.signature(job_id)
+    if memory.verdict is None and (hint != memory.hint or now - memory.asked > ASK_ANYWAY or now < memory.asked):
+        if memory.cancel is None:
+            memory.cancel = store.read(names.cancel(job_id))
+        memory.verdict = store.read(names.verdict(job_id, attempt))
+        memory.hint, memory.asked = hint, now
+        if memory.verdict is not None and memory.verdict.updated > now:  # the scene is older than what ended it
+            return _look_from_afar(store, backend, job_id, attempt, hosts, memory, None)
+    done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
+    return _glimpse(now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
+
+
+def intent_of(record: Record, store: Store, job_id: str, attempt: int) -> Intent:
     """An attempt is as old as its record: its writer may have slept since it decided to write it."""
-    fields = decoded(record.data, "an intent")
-    with _reading("an intent"):
+    name = names.intent(job_id, attempt)
+    fields = decoded(record.data, name)
+    with reading(name):
+        if store.remote and not _is_own(fields, job_id, attempt):
+            raise TypeError("it names a place that is not this attempt's")
         deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
         placement = {  # most of it is the same for all jobs: a thousand followers share it
             sys.intern(name): sys.intern(value) if isinstance(value, str) else value
             for name, value in fields["placement"].items()
+            if value or name not in _HISTORY
         }
-        return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated)
+        before = _before(fields.get("before"), attempt)
+        return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated, before)
+
+
+_NOTHING = Before()
+
+
+def _before(fields: Any, attempt: int) -> Before | None:
+    """Each attempt before this one has spent one of one budget."""
+    if attempt == 1 or fields is None:
+        return _NOTHING if attempt == 1 else None
+    before = Before(Spent(*fields["spent"]), tuple(fields["ran"]))
+    counts = all(isinstance(count, int) and count >= 0 for count in before.spent)
+    if not counts or sum(before.spent) != attempt - 1:
+        raise TypeError(f"what it says was spent before it, {fields['spent']!r:.80}, is not of {attempt - 1} attempts")
+    if not all(isinstance(number, int) and 0 < number < attempt for number in before.ran):
+        raise TypeError(f"it names {fields['ran']!r:.80} as attempts before it")
+    return before
+
+
+# Of a placement: how it came to it, if it is not the first one.
+_HISTORY = ("wait", "since", "moved", "tried", "dropped", "tries", "rounds")
+
+
+def _is_own(fields: Mapping[str, Any], job_id: str, attempt: int) -> bool:
+    """Whoever may write to a bucket must not choose by it what else is deleted, or made and where."""
+    placement = fields["placement"]
+    name = str(placement.get("name") or os.path.basename(placement["run"]))
+    parts = (name, *(str(placement.get(part, "")) for part in ("project", "zone")))
+    own = f"-{name}".endswith(f"-{job_id.removeprefix('job-')}-{attempt}") and fields["attempt"] == attempt
+    return own and all(_PLACE.fullmatch(part) for part in parts)
 
 
 def _cancel(data: bytes, age: float) -> Cancel:
     fields = decoded(data, "a cancel")
-    return Cancel(fields.get("reason", ""), fields.get("by", ""), age)
+    return Cancel(str(fields.get("reason", "")), str(fields.get("by", "")), age)
 
 
 def verdict_of(data: bytes) -> Verdict:
-    with _reading("a verdict"):
+    with reading("a verdict"):
         return Verdict.decode(data)
 
 
 def decoded(data: bytes, name: str) -> dict[str, Any]:
     """A record's fields."""
-    with _reading(name):
+    with reading(name):
         return wire.decode(data, name)
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """What is wrong with a record, as one of the project's own errors."""
     try:
         yield
     except wire.Newer as error:
         raise NewerWire(str(error)) from None
-    except (wire.Unreadable, KeyError, TypeError) as error:
-        raise StoreError(f"{name} cannot be read ({error}): it is damaged, or not of this package's making") from None
+    except (wire.Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"{name} cannot be read ({error}): it is damaged, or not of this package's making") from None
 
 
 class Watcher:
     """Wakes the followers of one store's jobs. Its thread lives while somebody follows."""
 
     def __init__(self, store: Store) -> None:
-        self._bell = Bell(store) if isinstance(store, FileRecords) else None
+        self._bell = Bell(store) if isinstance(store, LocalStore) else None
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[Callable[[], object]]] = {}
+        self._waiting: dict[str, tuple[Callable[[], object], ...]] = {}
+        self.scene: Scene | None = None
         self._running = False
         self._followers = 0
         self._joined = threading.Event()
 
-    def pace(self) -> float:
-        """How long a follower may sleep without a ring."""
+    @property
+    def idle(self) -> bool:
+        """Whether nobody relies on it."""
+        return not self._waiting and not self._running
+
+    def pace(self, *, restless: bool = False) -> float:
+        """How long a follower may sleep without a ring; `restless` is one who waits for a time to come."""
+        del restless  # a look is cheap here, so all of them are
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
+
+    def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:
+        """What the watcher of a remote store has to know of a job; a bell needs nothing."""
+
+    @contextmanager
+    def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
+        """For those who look at many jobs and their attempts once, and do not wait. Looks are cheap here."""
+        del wanted
+        yield
 
     @contextmanager
     def following(self, *job_ids: str) -> Iterator[Rung]:
@@ -137,24 +396,26 @@ class Watcher:
 
     def _add(self, job_id: str, wake: Callable[[], object]) -> None:
         with self._lock:
-            self._waiting.setdefault(job_id, []).append(wake)
+            self._waiting[job_id] = (*self._waiting.get(job_id, ()), wake)
             self._followers += 1
             self._joined.set()
-            if not self._running and self._bell is not None:
-                self._running = True
-                threading.Thread(target=self._run, name="kinetic-watch", daemon=True).start()
+            if not self._running:
+                with suppress(RuntimeError):  # too many threads, or the interpreter's end: followers keep their pace
+                    threading.Thread(target=self._run, name="kinetic-watch", daemon=True).start()
+                    self._running = True
 
     def _remove(self, job_id: str, wake: Callable[[], object]) -> None:
         with self._lock:
-            waiting = self._waiting.get(job_id, [])
+            waiting = list(self._waiting.pop(job_id, ()))
             if wake in waiting:
                 waiting.remove(wake)
-            if not waiting:
-                self._waiting.pop(job_id, None)
+            if waiting:
+                self._waiting[job_id] = tuple(waiting)
             self._followers -= 1
 
     def _run(self) -> None:
-        assert self._bell is not None
+        if self._bell is None:
+            return
         idle_since = time.monotonic()
         tick = TICK
         while True:
@@ -174,6 +435,127 @@ class Watcher:
                 tick = TICK
             else:
                 tick = min(SLOWEST_TICK, tick * SLOWING)
+
+
+class Followed(Protocol):
+    """A follower, as its watcher sees it."""
+
+    memory: Memory
+
+
+class Distant(Watcher):
+    """The watcher of a store whose every look is a request: it looks for all, once a tick."""
+
+    def __init__(self, store: Store, backend: Backend) -> None:
+        super().__init__(store)
+        self._store = store
+        self._backend = backend
+        self._noted: dict[str, Followed] = {}
+        self._reading: dict[str, float] = {}  # jobs whose log somebody reads, and when their hosts are told so again
+        self._signatures: dict[str, int] = {}
+        self._observed = 0.0
+        self._since = 0.0
+
+    def pace(self, *, restless: bool = False) -> float:
+        """A step without news costs no request: it is there for the limits."""
+        if restless:
+            return super().pace()
+        return min(SLOWEST, max(UNSEEN_PACE, self._followers / FOLLOWERS_PER_SECOND))
+
+    def tick(self) -> float:
+        """A wait is known to within a hundredth of its length, a second if somebody looks, else a few; of many jobs
+        later, because what is listed grows with them.
+        """
+        waited = time.monotonic() - self._since
+        steady, at_once = (PACE, 10 * SEEN_PER_SECOND) if self._reading else (UNSEEN_PACE, SEEN_PER_SECOND)
+        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)
+
+    def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:
+        with self._lock:
+            if self._noted.get(job_id) is not follower:
+                self._since = time.monotonic()  # of the youngest: it is the one that may be short
+                self._joined.set()
+            self._noted[job_id] = follower
+            if reads:
+                self._reading.setdefault(job_id, 0.0)
+
+    @contextmanager
+    def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
+        """One scene of all of them; an intent is read when its job is looked at for the first time."""
+
+        def recall(job_id: str) -> Intent | None:
+            attempt, memory = wanted[job_id]
+            with suppress(KineticError):  # whoever looks at the job hears of it
+                return memory.recall(self._store, job_id, attempt)
+            return None
+
+        intents = zip(wanted, side_by_side(recall, list(wanted), REQUESTS), strict=True)
+        placements = {job_id: intent.placement for job_id, intent in intents if intent is not None}
+        self.scene = None
+        with suppress(BackendError, CredentialsError):  # then each asks for itself, and hears what is the matter
+            self.scene = Scene.take(self._store, self._backend, names.BEATS, placements)
+        try:
+            yield
+        finally:
+            if not self._running:
+                self.scene = None
+
+    def _remove(self, job_id: str, wake: Callable[[], object]) -> None:
+        super()._remove(job_id, wake)
+        with self._lock:
+            if job_id not in self._waiting:
+                for table in (self._noted, self._reading, self._signatures):
+                    table.pop(job_id, None)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        idle_since = time.monotonic()
+        while True:
+            if self._joined.wait(self.tick()):  # somebody who should not wait as long as the others
+                self._joined.clear()
+                pause.wait(QUICKEST)
+            with self._lock:
+                waiting, noted = list(self._waiting), dict(self._noted)
+                if self._waiting:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > 2.0:
+                    self._running, self.scene = False, None
+                    return
+            if not waiting:
+                continue
+            try:
+                self._look(waiting, noted)
+            except Exception:  # whatever it is: all followers rely on this thread, and none would hear of its end
+                self.scene = None  # each follower asks for itself, and hears what is the matter
+
+    def _look(self, waiting: Sequence[str], noted: Mapping[str, Followed]) -> None:
+        """Of jobs, and of batches, which have a ring only."""
+        prefix = names.beats_of(waiting[0]) if len(waiting) == 1 else names.BEATS
+        placements = {job: intent.placement for job in noted if (intent := noted[job].memory.intent) is not None}
+        with self._lock:
+            reading = frozenset(self._reading)
+        scene = Scene.take(self._store, self._backend, prefix, placements, reading)
+        self.scene = scene
+        for job in waiting:
+            if (signature := scene.signature(job)) != self._signatures.get(job):
+                self._signatures[job] = signature
+                with self._lock:
+                    wakes = list(self._waiting.get(job, ()))
+                for wake in wakes:
+                    wake()
+        self._show(scene.taken)
+
+    def _show(self, now: float) -> None:
+        """The hosts send their lines sooner while they know that somebody reads."""
+        with self._lock:
+            due = [job for job, again in self._reading.items() if now > again][:EYES_AT_ONCE]
+            pause = max(EYE_SECONDS, len(self._reading) / EYES_PER_SECOND)
+        for job in due:
+            if not self._store.hint(names.eye(job), wire.open_eye(pause)):
+                return  # a store that is away is for the next look: all followers wait for this one
+            with self._lock:
+                if job in self._reading:
+                    self._reading[job] = now + pause
 
 
 class Rung:
@@ -259,14 +641,33 @@ class Doze:
         self._sleep = self._timer = None
 
 
-_watchers: dict[tuple[int, str], Watcher] = {}
+WATCHERS = 16  # of one process, and more only while all of them have somebody to wake
+_watchers: dict[tuple[int, str, int, type[Backend]], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
-def watcher_of(store: Store) -> Watcher:
-    """The one watcher of this store in this process."""
-    key = os.getpid(), store.url  # a thread does not survive a fork
+def _after_fork() -> None:
+    """In the child, where whoever held the lock is gone."""
+    global _watchers_lock  # noqa: PLW0603 - of this process
+    _watchers_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def watcher_of(store: Store, backend: Backend) -> Watcher:
+    """The one watcher of this store, and of what runs on such a backend, for this caller in this process.
+
+    It needs no project and no zone of its own: each placement names both, and `observe` asks once for each. So jobs of
+    many zones and projects share one listing of what their hosts say. It asks as its followers would: what one caller
+    may see is nothing to show to another.
+    """
+    # A thread does not survive a fork. The caller's id is its own, because the watcher keeps the store that has it.
+    key = os.getpid(), store.address, id(store.caller), type(backend)
     with _watchers_lock:
         if key not in _watchers:
-            _watchers[key] = Watcher(store)
+            if len(_watchers) >= WATCHERS:
+                for idle in [known for known, watcher in _watchers.items() if watcher.idle]:
+                    del _watchers[idle]
+            _watchers[key] = Distant(store, backend) if store.remote else Watcher(store)
         return _watchers[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -11,31 +12,70 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.agent import processes
+from kinetic_orchestration.packaging import agent
+
+# What is compiled here runs for a moment: XLA's optimisations take longer than they gain. What a program compiles once
+# more, it finds in its home, however short that took.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest single tests first: none of them is begun when another worker has nothing left to do."""
+    items.sort(key=lambda item: "simulation" not in item.path.parts)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where tests have kept what people look at, such as pictures of pages."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    told = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "kept"]
+    for folder in sorted(set(map(str, told))):
+        terminalreporter.write_line(f"kept: {folder}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell gives what it starts in the background an ignored SIGINT, and so would we what we start: it would hear no
+    Ctrl-C, nor Dagster, which takes one for the other, SIGTERM.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as the first job in a new home unpacks and compiles it, which takes longer than the job."""
+    return agent.unpacked(tmp_path_factory.mktemp("unpacked"))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """KINETIC_HOME for this test alone. Afterwards no process of it may live, and no lock may be left."""
-    yield from _own_home(tmp_path / "home", monkeypatch)
+    yield from _own_home(tmp_path / "home", unpacked, monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared_home(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Iterator[Path]:
     """The same for all tests of a module, whose jobs then find their project staged."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield from _own_home(tmp_path_factory.mktemp("shared") / "home", monkeypatch)
+        yield from _own_home(tmp_path_factory.mktemp("shared") / "home", unpacked, monkeypatch)
 
 
-def _own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def _own_home(folder: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    shutil.copytree(unpacked, folder / "agent" / unpacked.name, copy_function=os.link)
     for name in [name for name in os.environ if name.startswith("KINETIC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))
     yield folder
-    left = _left(folder, within=10.0)
+    left = _left(folder, within=60.0)
+    jobs = sorted(path.parent.name for path in (folder / "run").glob("*/host-*.json"))
     for process in left:
         processes.send(process.pid, signal.SIGKILL)
     locks = sorted(path.name for path in (folder / "run").glob("*/host-*.json")) if not left else []
-    assert not left, f"processes were left behind: {left}"
+    assert not left, f"processes of {jobs} were left behind, perhaps by a test that failed before: {left}"
     assert not locks, f"locks were left behind: {locks}"
 
 

@@ -227,6 +227,23 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
         assert kinetic.list_jobs() == []
 
 
+def test_a_job_on_a_backend_that_is_not_known_here_hides_no_other(home: Path) -> None:
+    from kinetic_orchestration.job import all_jobs
+    from kinetic_orchestration.stores import open_store
+
+    job = kinetic.run(accelerator="cpu")(abs).run_async(-1)
+    assert job.result() == 1
+    opened = open_store(home / "store", "local")
+    spec = opened.read(f"jobs/{job.job_id}/in/spec.json")
+    assert spec is not None
+    fields = json.loads(spec.data)
+    fields["plan"]["backend"] = "later"
+    opened.create("jobs/job-later/in/spec.json", json.dumps(fields).encode())
+    with pytest.warns(UserWarning, match=r"no backend 'later'; job job-later is left out"):
+        assert [handle.job_id for handle in all_jobs()] == [job.job_id]
+    shutil.rmtree(home / "store")  # for this one was meant to run
+
+
 def test_a_job_id_that_does_not_exist() -> None:
     with pytest.raises(JobNotFound, match=r"no job 'job-1' in .*kinetic-orchestration jobs"):
         kinetic.attach("job-1")
@@ -236,6 +253,11 @@ def test_a_job_id_that_does_not_exist() -> None:
 def test_a_job_id_that_could_be_none_is_not_found_either(name: str) -> None:
     with pytest.raises(JobNotFound, match="there is no job"):
         kinetic.attach(name)
+
+
+def test_a_cloud_by_its_name() -> None:
+    with pytest.raises(UsageError, match="cloud is 'aws', and should be TpuVm or None"):
+        kinetic.run(cloud="aws")  # type: ignore[arg-type]
 
 
 def test_two_conflicting_settings(tmp_path: Path) -> None:
@@ -255,7 +277,6 @@ def test_two_conflicting_settings(tmp_path: Path) -> None:
         ({"cloud": kinetic.TpuVm(num_slices=2)}, "num_slices=….*not possible on the local backend"),
         ({"limits": kinetic.Limits(cost=10)}, "limits.cost is not possible on the local backend"),
         ({"secrets": {"TOKEN": "projects/x"}}, "secrets= is not possible.*capture_env_vars"),
-        ({"backend": "tpu-vm"}, "not part of this version"),
     ],
 )
 def test_options_of_ours_that_mean_nothing_here_are_refused_by_name(options: dict[str, Any], message: str) -> None:
@@ -264,8 +285,13 @@ def test_options_of_ours_that_mean_nothing_here_are_refused_by_name(options: dic
 
 
 def test_a_backend_that_is_none() -> None:
-    with pytest.raises(UsageError, match="no backend 'moon'; there is local"):
+    with pytest.raises(UsageError, match="no backend 'moon'; there is local, tpu-vm"):
         kinetic.run(accelerator="cpu", backend="moon")(nothing)()
+
+
+def test_hosts_elsewhere_cannot_read_a_folder_of_this_machine() -> None:
+    with pytest.raises(UsageError, match=r"tpu-vm backend needs a store that its hosts can reach.*name a bucket"):
+        kinetic.run(accelerator="v5e-1", backend="tpu-vm")(nothing)()
 
 
 @pytest.mark.parametrize("option", ["capture_env_vars", "first_party"])

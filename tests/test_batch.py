@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +16,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.errors import JobCancelled, JobNotFound, NotPicklable, UsageError
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.errors import Corrupt, JobCancelled, JobNotFound, NotPicklable, StoreError, UsageError
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 
-def wait_until(condition: Callable[[], object], within: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -138,6 +141,17 @@ def test_a_failure_raises_a_batch_error_with_what_there_is(mixed: kinetic.BatchH
     assert [job.job_id for job in mixed.failures()] == [mixed.jobs[1].job_id]  # type: ignore[union-attr]
 
 
+def test_a_batch_error_travels_to_another_process(mixed: kinetic.BatchHandle[Any]) -> None:
+    with pytest.raises(kinetic.BatchError) as raised:
+        mixed.results()
+    raised.value.add_note("a note")
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (str(again), again.partial_results, again.__notes__) == (
+        str(raised.value), raised.value.partial_results, ["a note"],
+    )  # fmt: skip
+    assert [job.job_id for job in again.failures] == [job.job_id for job in raised.value.failures]
+
+
 def test_return_exceptions_puts_them_in_their_places(mixed: kinetic.BatchHandle[Any]) -> None:
     first, second, third = mixed.results(return_exceptions=True)
     assert (first["lr"], third["lr"]) == (0.1, 0.3)
@@ -160,7 +174,8 @@ def test_as_completed_and_unordered_results_come_in_the_order_of_their_ends(tmp_
 
 def test_cleanup_releases_compute_and_the_records_live_on(mixed: kinetic.BatchHandle[Any], shared_home: Path) -> None:
     mixed.cleanup(k8s=True, gcs=True)
-    assert not [path for path in (shared_home / "run").iterdir() if path.is_dir()]
+    left = [path.name for path in (shared_home / "run").iterdir() if path.is_dir()]
+    assert not [name for name in left for job in mixed.jobs if job is not None and name.startswith(job.job_id)]
     again = kinetic.attach_batch(mixed.group_id)
     assert [type(value) for value in again.results(return_exceptions=True)] == [dict, ValueError, dict]
 
@@ -249,7 +264,7 @@ def test_cancel_ends_what_runs_and_drops_what_waits(tmp_path: Path) -> None:
     wait_until(lambda: len(list(tmp_path.glob("*.begun"))) == 2)
     batch.cancel()
     assert set(batch.status_counts()) == {"CANCELLED"} and batch.jobs[3:] == [None, None, None]
-    batch.wait(timeout=20)
+    batch.wait(timeout=60)
     assert all(value is None or isinstance(value, JobCancelled) for value in batch.results(return_exceptions=True))
 
 
@@ -309,7 +324,7 @@ def test_a_batch_whose_submitter_was_killed_midway_has_the_jobs_that_were_submit
     batch = kinetic.attach_batch(group_id)
     flag.touch()
     with pytest.warns(UserWarning, match="3 of its inputs have not been submitted"):
-        assert batch.results(timeout=30) == [0, 1, None, None, None]
+        assert batch.results(timeout=60) == [0, 1, None, None, None]
 
 
 def test_a_submitter_killed_while_somebody_waits_elsewhere_does_not_leave_them_waiting(submitter: Any) -> None:
@@ -319,7 +334,7 @@ def test_a_submitter_killed_while_somebody_waits_elsewhere_does_not_leave_them_w
     process.wait(30)
     flag.touch()
     with pytest.warns(UserWarning, match="have not been submitted"):
-        assert batch.results(timeout=30)[:2] == [0, 1]
+        assert batch.results(timeout=60)[:2] == [0, 1]
 
 
 def test_cancel_from_another_process_stops_the_submitter_too(submitter: Any) -> None:
@@ -327,6 +342,133 @@ def test_cancel_from_another_process_stops_the_submitter_too(submitter: Any) -> 
     kinetic.attach_batch(group_id).cancel()
     out, _ = process.communicate(timeout=60)
     assert out.count("JobCancelled") == 2 and out.endswith("None, None, None]\n")
+
+
+# ---- where things are not as they should be ----------------------------------------------------------------------
+
+
+def spoil_intent(job: kinetic.JobHandle[Any]) -> None:
+    """Nobody can follow the job any more; its hosts know no difference."""
+    path = Path(job._job.store.url) / names.intent(job.job_id, 1)
+    wait_until(path.exists)
+    path.with_suffix(".new").write_text("no record")
+    path.with_suffix(".new").replace(path)
+
+
+def verdict_of(job: kinetic.JobHandle[Any]) -> object:
+    return job._job.store.read(names.verdict(job.job_id, 1))
+
+
+def test_a_job_that_cannot_be_followed_keeps_none_of_the_others(tmp_path: Path) -> None:
+    """Neither from being submitted, nor their values from whoever waits for them."""
+    flag = tmp_path / "flag"
+    batch = wait_for.run_async_map([(str(flag), "first"), (str(flag), "second")], max_concurrent=1)
+    wait_until(lambda: batch.jobs[0])
+    first = batch.jobs[0]
+    assert first is not None
+    spoil_intent(first)
+    wait_until(lambda: batch.jobs[1])
+    flag.touch()
+    first_error, second = batch.results(timeout=60, return_exceptions=True)
+    assert isinstance(first_error, Corrupt)
+    assert second == "second"
+    wait_until(lambda: verdict_of(first))
+
+
+def test_a_batch_is_cancelled_though_one_of_its_jobs_cannot_be_followed(tmp_path: Path) -> None:
+    flag = str(tmp_path / "never")
+    batch = wait_for.run_async_map([(flag, "first"), (flag, "second")])
+    first, second = batch.jobs
+    assert first is not None
+    assert second is not None
+    wait_until(lambda: os.path.exists(f"{flag}.first.begun"))
+    spoil_intent(first)
+    with pytest.raises(Corrupt, match=r"intent\.json cannot be read"):
+        batch.cancel()
+    assert second.status() is kinetic.JobStatus.CANCELLED
+    wait_until(lambda: verdict_of(first))
+
+
+def test_inputs_that_cannot_be_submitted_any_more_are_failures(tmp_path: Path) -> None:
+    """Whether the batch is over cannot be read."""
+    flag = tmp_path / "flag"
+    batch = wait_for.run_async_map([(str(flag), number) for number in range(3)], max_concurrent=1)
+    wait_until(lambda: batch.jobs[0])
+    end = Path(batch._store.url) / names.group_end(batch.group_id)
+    end.write_text("no record")
+    submitted = batch._submitted.wait(60)
+    end.unlink()
+    flag.touch()
+    assert submitted
+    with pytest.warns(UserWarning, match="2 of its inputs could not be submitted; submission_failures says why"):
+        values = batch.results(timeout=60, return_exceptions=True)
+    assert values[0] == 0
+    assert all(isinstance(value, StoreError) for value in values[1:])
+
+
+def test_nobody_waits_for_ever_because_the_end_of_a_batch_could_not_be_written(
+    tmp_path: Path, shared_home: Path
+) -> None:
+    flag, groups = tmp_path / "flag", shared_home / "store" / "local" / "groups"
+    batch = wait_for.run_async_map([(str(flag), number) for number in range(2)], max_concurrent=1)
+    groups.rename(tmp_path / "groups")
+    groups.write_text("a file")
+    flag.touch()
+    submitted = batch._submitted.wait(60)
+    groups.unlink()
+    (tmp_path / "groups").rename(groups)
+    assert submitted
+    assert batch.results(timeout=60) == [0, 1]
+
+
+def test_a_batch_that_is_watched_no_more_says_that_nothing_of_it_is_cancelled(tmp_path: Path) -> None:
+    """All are submitted; what cannot be read now is whether somebody cancelled them."""
+    flag = tmp_path / "flag"
+    batch = wait_for.run_async_map(
+        [(str(flag), number) for number in range(2)], fail_fast=True, cancel_running_on_fail=True
+    )
+    wait_until(lambda: None not in batch.jobs)
+    end = Path(batch._store.url) / names.group_end(batch.group_id)
+    with pytest.warns(UserWarning, match="is watched no more, so this process cancels nothing of it: "):
+        end.write_text("no record")
+        assert batch._submitted.wait(60)
+    end.unlink()
+    flag.touch()
+    assert batch.results(timeout=60) == [0, 1]
+
+
+class Interrupting:
+    def __reduce__(self) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("unreachable")
+
+
+def test_ctrl_c_while_a_batch_is_submitted_says_what_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train.run_async_map([0.5, Interrupting(), 0.7], input_mode="single")
+    told = capfd.readouterr().err
+    found = re.search(r"1 of 3 jobs of batch (grp-\w+) are submitted, and go on. To end them: .*cancel\(\)", told)
+    assert found is not None, told
+    again = kinetic.attach_batch(found[1])
+    assert again.results(timeout=60) == [{"lr": 0.5, "epochs": 1}, None, None]
+
+
+def test_a_key_of_a_batch_means_nothing_and_is_said_to() -> None:
+    keyed = kinetic.run(accelerator="cpu", key="sweep")(train.__kinetic_function__)
+    with pytest.warns(UserWarning, match="key= names one job and has no meaning for a batch"):
+        batch = keyed.run_async_map([0.1])
+    assert batch.results(timeout=60) == [{"lr": 0.1, "epochs": 1}]
+
+
+@pytest.mark.parametrize("group_id", ["", "../x", "grp-0/1", None])
+def test_what_is_no_batch_is_not_found(group_id: Any) -> None:
+    with pytest.raises(JobNotFound, match=r"there is no batch .* check that KINETIC_STORE"):
+        kinetic.attach_batch(group_id)
+
+
+def test_tags_that_cannot_be_kept_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"name= and tags= are kept as JSON, which these cannot be: .* type object "):
+        train.run_async_map([0.1], tags={"team": object()})  # type: ignore[dict-item]
 
 
 def test_a_batch_that_does_not_exist() -> None:

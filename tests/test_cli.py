@@ -96,6 +96,15 @@ def speak() -> None:
         print("line", number, "of", kinetic.current().host_index)
 
 
+@kinetic.run(accelerator="cpu")
+def killed() -> None:
+    import os
+    import signal
+
+    print("about to be killed", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def until(happened: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():
@@ -163,12 +172,6 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(ko: Ko, argv: list[
     assert "--help" in shown.err
 
 
-def test_the_emulator_says_when_it_comes(ko: Ko) -> None:
-    shown = ko("emulator")
-    assert shown.code == 2
-    assert "comes with the Cloud TPU backend" in shown.err
-
-
 def test_an_error_is_one_message_and_its_traceback_only_with_debug(home: Path) -> None:
     shown = real("status", "job-000000000000")
     assert shown.code == 3
@@ -208,6 +211,27 @@ def test_accelerators_are_listed_with_their_hosts_and_prices(ko: Ko) -> None:
     rows = {line.split()[0]: line.split() for line in ko("accelerators").out.splitlines()}
     assert rows["v5e-16"] == ["v5e-16", "16", "4x4", "4", "v5litepod-16", "16", "GiB", "$19.20"]
     assert {"v6e-256", "cpu", "NAME"} <= rows.keys()
+
+
+def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "NO_COLOR": "1"}
+    with subprocess.Popen([*KO, "accelerators"], stdout=theirs, env=environ) as command:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                read = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                read = b""
+            if not read:
+                break
+            shown += read
+        assert command.wait(PATIENCE) == 0
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +32 GiB +\$1,024\.00", lines[13].strip())
+    assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
 
 
 def test_one_accelerator_is_drawn(ko: Ko) -> None:
@@ -254,7 +278,7 @@ def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
     (job,) = ko("jobs", "--json").json
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
-    assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch"}
+    assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch", "rate": 0.0}
     assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "emulated": True}
 
 
@@ -305,14 +329,21 @@ def test_status_of_a_failed_job_shows_why_and_where_the_log_is(ko: Ko, home: Pat
     assert attempt["ended"] >= attempt["began"]
 
 
+def test_status_of_a_killed_program_shows_what_it_said_last(ko: Ko, home: Path) -> None:
+    shown = ko("status", ended(killed.run_async()).job_id)
+    assert shown.code == 1
+    assert shown.out.count("ended by SIGKILL") == 1
+    assert "\n\nIts last lines:\nabout to be killed\n\nThe log: " in shown.out
+
+
 def test_listing_changes_nothing_and_asking_for_the_status_moves_a_lost_job_on(
     ko: Ko, live: JobHandle[str], home: Path
 ) -> None:
-    for process in processes.marked(f"KINETIC_PLACEMENT={home / 'run' / live.job_id}-1"):
-        processes.send(process.pid, signal.SIGKILL)
+    tree = processes.marked(f"KINETIC_PLACEMENT={home / 'run' / live.job_id}-1")
     (lock,) = (home / "run").glob("*/host-0.json")
     guard = json.loads(lock.read_text(encoding="utf-8"))["pid"]
-    processes.send(guard, signal.SIGKILL)
+    for pid in (guard, *(process.pid for process in tree)):  # the guard first, or it would speak for its agent
+        processes.send(pid, signal.SIGKILL)
     until(lambda: processes.find(guard) is None)
     for _ in range(2):
         shown = ko("jobs")
@@ -353,11 +384,11 @@ def test_following_a_log_ends_with_the_job_and_has_its_exit_code(home: Path, gat
         [*KO, "logs", "-f", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stdout is not None
-    assert command.stdout.readline() == "waiting\n"  # while it runs
+    said = {command.stdout.readline() for _ in range(2)}  # while it runs, and by two ways
     gate.touch()
     rest = command.stdout.read()  # not by communicate(), which knows nothing of what readline() has read ahead
     _, changes = command.communicate(timeout=PATIENCE)
-    assert (command.returncode, rest) == (0, "progress: 2/5 epoch\n")
+    assert (command.returncode, said, rest) == (0, {"waiting\n", "progress: 2/5 epoch\n"}, "")
     assert "kinetic: succeeded" in changes
     failed = fail.run_async()
     assert real("logs", "-f", failed.job_id).code == 1
@@ -510,14 +541,34 @@ def test_cost_adds_up_and_says_what_emulated_jobs_stood_for(ko: Ko, home: Path) 
     ended(add.run_async(1, 2))
     ended(speak.run_async())
     shown = ko("cost", "--since", "1h")
-    heading, row = (line.split() for line in shown.out.splitlines())
-    assert heading == ["DAY", "JOBS", "EMULATED", "CHIP-HOURS", "COST"]
-    assert row[1:] == ["2", "2", "0.00", "$0.00"]
+    heading, row = shown.out.splitlines()
+    assert heading.split() == (
+        ["DAY", "JOBS", "EMULATED", "QUEUED", "READY", "PRODUCTIVE", "GOODPUT", "CHIP-HOURS", "COST"]
+    )  # fmt: skip
+    assert re.fullmatch(r"\S+ +2 +2 +[0-9.]+ s +[0-9.]+ s +[0-9.]+ s +\d+% +0\.00 +\$0\.00", row)
     assert "on the hardware they stood for" in shown.err
     told = ko("cost", "--json", "--by", "month").json
     assert (told["periods"][0]["jobs"], told["usd"]) == (2, 0)
     assert told["emulated_usd"] > 0
+    assert {job["name"] for job in told["jobs"]} == {"add", "speak"}
     assert ko("cost", "--since", "0").out == ""
+
+
+def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(ko: Ko, home: Path) -> None:
+    job = ended(speak.run_async())
+    shown = ko("cost", job.job_id.removeprefix("job-")[:6])
+    fields = dict(line.split(None, 1) for line in shown.out.splitlines())
+    assert list(fields) == ["job", "hardware", "attempts", "queued", "READY", "productive", "cost"]
+    assert "chip-hours" in fields["READY"]
+    assert "goodput" in fields["productive"]
+    assert fields["cost"].startswith("$0.00 on this machine; on Cloud TPU v5litepod-16")
+    told = ko("cost", job.job_id, "--json").json
+    assert (told["job_id"], told["attempts"], told["usd"], told["emulated"]) == (job.job_id, 1, 0.0, True)
+    assert told["would_have_cost_usd"] > 0
+    assert 0 < told["productive_seconds"] <= told["ready_seconds"]
+    row = ko("cost", "--jobs").out.splitlines()[1]
+    assert row.startswith(f"{job.job_id}  speak  v5e-16")
+    assert ko("cost", "nosuchjob").code == 3
 
 
 # ---- plan, lock --------------------------------------------------------------------------------------------
@@ -575,6 +626,18 @@ def test_plan_prints_the_dry_run_draws_the_slice_and_sends_nothing(home: Path, p
     assert sorted(project.iterdir()) == before
     assert not (home / "store").exists()
     assert not any((home / "staging").iterdir())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_plan_needs_nobody_to_be_for_google_cloud(home: Path, project: Path, named: bool) -> None:
+    place = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://nobodys/x", "KINETIC_DEPLOYMENT": "d"} if named else {}
+    nobody = {"GOOGLE_APPLICATION_CREDENTIALS": str(home / "none"), "KINETIC_BACKEND": "tpu-vm"}
+    shown = real("plan", "train.py:train", **nobody, **place)
+    assert shown.code == 0, shown.err
+    assert f'parent: "projects/{"p" if named else "your-project"}/locations/' in shown.out
+    assert "host 3" in shown.out
+    assert ("KINETIC_PROJECT" in shown.err, "KINETIC_STORE" in shown.err) == (not named, not named)
+    assert "nothing was run or sent" in shown.err
 
 
 def test_plan_for_programs(home: Path, project: Path) -> None:

@@ -133,6 +133,15 @@ def test_a_command_in_a_folder_where_much_else_lies_takes_only_the_files_it_name
     job = kinetic.command(["python", "-B", "train.py"], cwd=tmp_path, accelerator="cpu")
     job.result()
     assert job.logs() == "['beside.py', 'train.py']\n"
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "train.py").write_text("import helper", encoding="utf-8")
+    (tmp_path / "below" / "helper.py").write_text("print('helped')", encoding="utf-8")
+    for marker in (None, "setup.py"):  # a loose file, and one of a project
+        if marker is not None:
+            (tmp_path / "below" / marker).touch()
+        below = kinetic.command(["python", "-B", "below/train.py"], cwd=tmp_path, accelerator="cpu")
+        below.result()
+        assert below.logs() == "helped\n"
     nothing = kinetic.command(["sh", "-c", "ls"], cwd=tmp_path, accelerator="cpu")
     nothing.result()
     assert nothing.logs() == ""

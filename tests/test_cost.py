@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+import re
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import act, bill, errors, lifecycle, settings
 from kinetic_orchestration.accelerators import catalogue, parse
-from kinetic_orchestration.cost import PRICES, PRICES_DATE, Total, estimate, line, price, summary
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.cost import (
+    PRICES,
+    PRICES_DATE,
+    Total,
+    affordable,
+    estimate,
+    line,
+    price,
+    summary,
+    times,
+    together,
+)
+from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.values import Limits, Plan, Retry
 
 
 @pytest.mark.parametrize(
@@ -108,7 +132,7 @@ def test_several_slices_cost_several_times_as_much() -> None:
 
 def test_every_estimate_is_plain_data() -> None:
     assert {type(value) for found in catalogue() for value in asdict(estimate(found, 1)).values()} <= {
-        str, float, bool, type(None),
+        str, float, bool, int, type(None),
     }  # fmt: skip
 
 
@@ -127,8 +151,269 @@ def test_totals_count_what_was_paid_for_by_period() -> None:
         (at(2), estimate(parse("v5e-16"), 3600, emulated=True)),
     ]
     assert summary(rows) == [
-        Total("2025-01-02", jobs=3, emulated=1, unpriced=1, chip_hours=9.0, usd=8 * 3.22),
-        Total("2025-01-31", jobs=1, emulated=0, unpriced=0, chip_hours=8.0, usd=8 * 3.22),
+        Total("2025-01-02", jobs=3, emulated=1, unpriced=1, chip_hours=9.0, usd=8 * 3.22, ready_seconds=10800),
+        Total("2025-01-31", jobs=1, emulated=0, unpriced=0, chip_hours=8.0, usd=8 * 3.22, ready_seconds=3600),
     ]
     assert [total.period for total in summary(rows, "week")] == ["2025-W01", "2025-W05"]
     assert [(total.period, total.jobs) for total in summary(rows, "month")] == [("2025-01", 4)]
+
+
+# ---- what the records tell -----------------------------------------------------------------------------------
+
+NOW = 1_700_000_000.0
+ZONE = "us-east5-a"
+
+
+def plan_of(name: str = "v5p-8", **changes: Any) -> Plan:
+    plain = Plan("train", parse(name), "tpu-vm", "gs://b/p", "prod", Limits(), Retry(), emulated=False, zones=(ZONE,))
+    return replace(plain, **changes)
+
+
+class Records:
+    """A job's records as hosts and clients would have written them, each at a time of its own."""
+
+    job = "job-0123456789ab"
+
+    def __init__(self, root: Path) -> None:
+        self.store: LocalStore = open_local(root, "prod")
+
+    def write(self, name: str, at: float, **fields: Any) -> None:
+        self.store.put(name, wire.encode(fields))
+        os.utime(Path(self.store.root) / name, (NOW + at, NOW + at))
+
+    def intend(self, attempt: int, at: float, zone: str = ZONE, allowed: float = 0.0) -> None:
+        placement = {"backend": "tpu-vm", "zone": zone, "name": f"kinetic-0-{self.job.removeprefix('job-')}-{attempt}"}
+        fields = {"attempt": attempt, "boot": "b", "placement": placement, "allowed": allowed}
+        self.write(names.intent(self.job, attempt), at, **fields)
+
+    def start(self, attempt: int, at: float, up: float = 0.0) -> None:
+        self.write(names.host(self.job, attempt, 0, "started.json"), at, boot="b", up=up)
+
+    def end(self, attempt: int, at: float, ran: tuple[float, float] | None) -> None:
+        told = {} if ran is None else {"began": NOW + ran[0], "ended": NOW + ran[1]}
+        self.write(names.host(self.job, attempt, 0, "done.json"), at, **told)
+
+    def judge(self, attempt: int, at: float, kind: str = wire.COMMITTED, cause: str = "") -> None:
+        self.write(names.verdict(self.job, attempt), at, kind=kind, writer="w", time=NOW + at, cause=cause)
+
+    def stays(self) -> list[bill.Stay]:
+        return bill.stays(self.store, self.job)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path / "store é")
+
+
+def test_an_attempts_time_is_queued_ready_and_productive_by_its_records_alone(records: Records) -> None:
+    records.intend(1, 0)
+    records.start(1, 130, up=10)  # booted at 120
+    records.end(1, 500, (200, 480))
+    records.judge(1, 490)
+    assert records.stays() == [bill.Stay(1, ZONE, queued=120, ready=380, productive=pytest.approx(280))]
+
+
+def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
+    records.intend(1, 0)
+    records.judge(1, 60, wire.CLOSED, wire.STOCKOUT)
+    records.intend(2, 60, zone="europe-west4-b")
+    records.start(2, 100)
+    records.end(2, 200, (120, 190))
+    records.judge(2, 195)
+    found = records.stays()
+    assert [(stay.queued, stay.ready, stay.productive) for stay in found] == [(60, 0, 0), (40, 100, 70)]
+    told = bill.estimate_of(plan_of(), found, {})
+    assert (told.attempts, told.queued_seconds, told.region) == (1, 100, "europe-west4")
+
+
+def test_hosts_that_were_killed_without_a_word_were_charged_for_and_count_as_no_use(records: Records) -> None:
+    records.intend(1, 0)
+    records.start(1, 10)
+    records.judge(1, 110, wire.CLOSED, wire.PREEMPTION)
+    assert records.stays() == [bill.Stay(1, ZONE, queued=10, ready=100, productive=0)]
+
+
+def test_a_job_that_everybody_forgot_is_charged_for_until_its_deadline_at_most(records: Records) -> None:
+    records.intend(1, 0, allowed=1000)
+    records.start(1, 100)
+    assert records.stays() == [bill.Stay(1, ZONE, queued=100, ready=900, productive=0)]
+
+
+def test_a_running_attempt_is_told_until_now(records: Records) -> None:
+    now = records.store.now() - NOW
+    records.intend(1, now - 100)
+    records.start(1, now - 60)
+    beat = wire.Beat(wire.RUNNING, began=NOW + now - 30)
+    records.store.put(names.beat(records.job, 1, 0), beat.encode())
+    (stay,) = records.stays()
+    assert stay.queued == pytest.approx(40, abs=0.01)
+    assert stay.ready == pytest.approx(60, abs=5)
+    assert stay.productive == pytest.approx(30, abs=5)
+
+
+def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records: Records) -> None:
+    stays = [bill.Stay(1, "us-west4-a", 10, 3600, 1800), bill.Stay(2, "europe-west4-b", 20, 3600, 3600)]
+    told = bill.estimate_of(plan_of("v5e-8", slices=2, spot=True), stays, {})
+    assert told.chip_hours == 32
+    assert told.usd == pytest.approx(16 * 0.51 + 16 * 0.663)
+    assert (told.attempts, told.goodput, told.spot) == (2, 0.75, True)
+    assert told.region == "us-west4, europe-west4"
+    assert not told.emulated
+    assert bill.estimate_of(plan_of("v5e-8", emulated=True), stays, {}).emulated
+    assert bill.estimate_of(plan_of("v5e-8"), stays, {"v5e": 1.0}).usd == 16.0
+
+
+def test_a_job_that_never_had_hosts_cost_nothing() -> None:
+    told = bill.estimate_of(plan_of(), [], {})
+    assert (told.usd, told.chip_hours, told.attempts, told.goodput) == (0.0, 0.0, 0, None)
+    assert times(told) == "0 attempts, 0.0 s queued, 0.0 s READY, 0.0 s productive"
+
+
+def test_the_line_of_times_says_what_part_was_of_use() -> None:
+    one = estimate(parse("v5p-8"), 7200, zone=ZONE)
+    told = together([one, one], attempts=2, queued=42, ready=14400, productive=5400)
+    assert times(told) == "2 attempts, 42 s queued, 4.0 h READY, 90 min productive, goodput 38%"
+    assert told.usd_per_chip_hour == 4.20
+
+
+def test_what_one_zone_has_no_price_for_leaves_the_whole_unknown() -> None:
+    parts = [estimate(parse("v5p-8"), 60, zone=ZONE), estimate(parse("tpu7x-8"), 60)]
+    assert together(parts, attempts=2, queued=0, ready=120, productive=0).usd is None
+
+
+# ---- limits.cost ---------------------------------------------------------------------------------------------
+
+
+def asked(cost: Any, name: str = "v5p-8", **options: Any) -> JobSpec:
+    return JobSpec(
+        "train", Options(accelerator=name, limits=Limits(cost=cost), backend="tpu-vm", **options), argv=("x",)
+    )
+
+
+def in_the_cloud(tmp_path: Path, **arguments: Any) -> settings.Settings:
+    return settings.load({}, home=tmp_path, store="gs://b/p", deployment="prod", project="proj", **arguments)
+
+
+def test_dollars_become_seconds_in_the_dearest_of_the_zones() -> None:
+    zones = ("us-east5-a", "europe-west4-a")
+    assert affordable(2.97 * 8, parse("v6e-8"), zones) == pytest.approx(3600)
+    assert affordable(2.97 * 8, parse("v6e-8"), zones, slices=2) == pytest.approx(1800)
+    assert affordable(2.08 * 8, parse("v6e-8"), zones, spot=True) == pytest.approx(3600)
+    assert affordable(8, parse("v6e-8"), zones, overrides={"v6e": 1.0}) == pytest.approx(3600)
+
+
+def test_a_cost_limit_bounds_what_the_hosts_are_told(tmp_path: Path) -> None:
+    plan = make_plan(asked(4.20 * 8, cloud=TpuVm(zones=[ZONE])), in_the_cloud(tmp_path))
+    assert plan.affordable == pytest.approx(3600)
+    assert Plan.from_json(plan.to_json()).affordable == plan.affordable
+
+
+@pytest.mark.parametrize(
+    ("cost", "name", "prices", "message"),
+    [
+        (10, "tpu7x-8", "", "KINETIC_PRICES=tpu7x"),
+        (0, "v5p-8", "", "a job that may cost nothing cannot run"),
+        ("10", "v5p-8", "", "limits.cost is '10': give dollars, as a number"),
+        (10, "v5p-8", "v5p=0", "costs nothing by KINETIC_PRICES"),
+    ],
+)
+def test_a_cost_limit_that_cannot_be_kept_is_refused_with_the_setting_that_names_a_price(
+    tmp_path: Path, cost: Any, name: str, prices: str, message: str
+) -> None:
+    with pytest.raises(errors.UsageError, match=re.escape(message)):
+        make_plan(asked(cost, name), in_the_cloud(tmp_path, prices=prices))
+
+
+class _Nowhere(LocalBackend):
+    """The one verb that the next intent needs, of a backend whose hosts are other machines."""
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
+        name = f"kinetic-0-{job_id.removeprefix('job-')}-{attempt}"
+        return {"backend": "tpu-vm", "project": "proj", "zone": ZONE, "name": name, "hosts": 2}
+
+
+def _job(records: Records, tmp_path: Path, plan: Plan) -> act.Job:
+    records.write(names.spec(records.job), 0, plan=plan.to_json(), staged={}, task={})
+    backend = _Nowhere(tmp_path, 0, str(tmp_path), "prod")
+    return act.open_job(records.job, records.store, backend)
+
+
+def test_the_next_attempt_gets_what_money_is_left(records: Records, tmp_path: Path) -> None:
+    job = _job(records, tmp_path, plan_of(affordable=1000.0, limits=Limits(cost=10, run=86400.0, provision=60.0)))
+    act.intend(job, 1)
+    told = wire.decode(records.store.read(names.intent(job.job_id, 1)).data)  # type: ignore[union-attr]
+    assert (told["affordable"], told["allowed"]) == (1000, 1000 + 60 + act.DEADLINE_ALLOWANCE)
+    records.intend(1, 0)
+    records.start(1, 100)
+    records.judge(1, 500, wire.ABORTED, wire.PREEMPTION)
+    act.intend(job, 2)
+    told = wire.decode(records.store.read(names.intent(job.job_id, 2)).data)  # type: ignore[union-attr]
+    assert told["affordable"] == 600
+
+
+def test_no_attempt_follows_once_the_money_is_spent(records: Records, tmp_path: Path) -> None:
+    job = _job(records, tmp_path, plan_of(affordable=300.0, limits=Limits(cost=10)))
+    records.intend(1, 0)
+    records.start(1, 100)
+    records.judge(1, 500, wire.ABORTED, wire.PREEMPTION)
+    act.intend(job, 2)
+    assert records.store.read(names.intent(job.job_id, 2)) is None
+    record = records.store.read(names.verdict(job.job_id, 2))
+    assert record is not None
+    verdict = wire.Verdict.decode(record.data)
+    assert (verdict.cause, verdict.reason) == (
+        wire.DEADLINE,
+        "its slices were held for 400 s, its cost limit of $10.00",
+    )
+    assert lifecycle.CAUSES[verdict.cause][0] is None
+
+
+@kinetic.run(accelerator="cpu")
+def _quick() -> None:
+    pass
+
+
+def test_a_real_jobs_hosts_tell_when_its_program_ran(home: Path) -> None:
+    job = _quick.run_async()
+    job.result(timeout=60)
+    cost = kinetic.attach(job.job_id).cost()
+    assert cost.attempts == 1
+    assert 0 < cost.productive_seconds <= cost.ready_seconds < 60
+    assert cost.emulated
+    assert job.seconds() == cost.ready_seconds
+
+
+@kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(cost=0.03))
+def _costly() -> None:
+    import signal
+    import time
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(300)
+
+
+def test_hosts_end_a_program_at_the_jobs_cost_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three cents at 36 dollars an hour are three seconds, counted from the first moment of the first host."""
+    with Emulator(zones=("us-west4-a",)) as cloud:
+        for name, value in {**cloud.environ(), "KINETIC_PRICES": "v5e=36"}.items():
+            monkeypatch.setenv(name, value)
+        job = _costly.run_async()
+        with pytest.raises(errors.JobTimedOut, match=r"for which limits\.cost pays"):
+            job.result(timeout=90)
+        cost = job.cost()
+        assert cost.usd_per_chip_hour == 36
+        assert 3 < cost.ready_seconds < 60
+        cloud.wait_until_empty()
+
+
+@pytest.mark.parametrize("limits", [Limits(run=float("inf")), Limits(provision="inf")])
+def test_a_limit_without_an_end_is_refused_where_a_slice_costs_money(tmp_path: Path, limits: Limits) -> None:
+    spec = JobSpec("train", Options(accelerator="v5e-8", limits=limits), argv=("true",))
+    with pytest.raises(errors.UsageError, match=r"limits\.(run|provision) has no end"):
+        make_plan(spec, in_the_cloud(tmp_path))
+
+
+@pytest.mark.parametrize("price", ["-1", "nan", "inf", "cheap", ""])
+def test_a_price_is_a_number_of_dollars(price: str) -> None:
+    with pytest.raises(errors.UsageError, match=rf"prices has 'v5e={price}': write dollars per chip-hour"):
+        settings.load({}, prices=f"v5e={price}")

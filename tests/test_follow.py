@@ -70,7 +70,7 @@ def test_cancelling_a_follower_only_detaches(tmp_path: Path) -> None:
             await task
 
     asyncio.run(detach())
-    assert watcher_of(job._job.store)._followers == 0
+    assert watcher_of(job._job.store, job._job.backend)._followers == 0
     assert job.status() is JobStatus.RUNNING
     gate.touch()
     assert job.result() == "gone through"
@@ -118,7 +118,7 @@ def test_a_ring_between_a_look_and_the_sleep_is_not_missed() -> None:
     job = speak.run_async("one")
 
     async def sleep() -> None:
-        with watcher_of(job._job.store).following_async(job.job_id) as doze:
+        with watcher_of(job._job.store, job._job.backend).following_async(job.job_id) as doze:
             doze.clear()
             doze()  # from the watcher's thread, while the follower looks
             await asyncio.sleep(0)

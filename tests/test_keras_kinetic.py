@@ -38,7 +38,7 @@ def run(shared_home: Path, tmp_path: Path) -> Run:
             env={**os.environ, **environ},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done
@@ -430,6 +430,7 @@ def test_a_job_keeps_an_exception_of_the_program_itself(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_keras_on_jax(run: Run) -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("keras is not installed")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent import rules, wire
 from kinetic_orchestration.lifecycle import (
     Close,
     Intend,
@@ -182,6 +182,22 @@ def test_a_change_is_told_once_and_phases_never_go_back() -> None:
     assert told == [QUEUED, PROVISIONING, "preparing", "running"]
 
 
+def test_each_queue_that_is_waited_in_is_told_of() -> None:
+    """A job that moves from zone to zone says where it asks now, and why not where it asked before."""
+    cursor, told = Cursor(), []
+    for zone in ("us-west4-a", "us-central1-a"):
+        waits = glimpse()._replace(observation=Observation(QUEUED, f"ACCEPTED in {zone}"))
+        refused = ended(wire.STOCKOUT)
+        for seen in (glimpse(ABSENT), waits, waits, refused):
+            step = advance(cursor, seen, Policy())
+            cursor = step.cursor
+            told += [(change.phase, change.message, change.attempt) for change in step.changes]
+    assert told == [
+        ("submitted", "", 1), (QUEUED, "ACCEPTED in us-west4-a", 1), (QUEUED, "stockout on host 0: why", 2),
+        (QUEUED, "ACCEPTED in us-central1-a", 2), (QUEUED, "stockout on host 0: why", 3),
+    ]  # fmt: skip
+
+
 # ---- after its verdict ---------------------------------------------------------------------------------------
 
 
@@ -190,6 +206,17 @@ def test_the_one_committed_verdict_is_the_result() -> None:
     assert step.outcome is not None
     assert (step.outcome.status, step.outcome.attempt, step.outcome.verdict) == (JobStatus.SUCCEEDED, 2, COMMITTED)
     assert step.actions == (Release(2),)
+
+
+def test_a_job_that_was_over_before_anybody_looked_is_said_to_have_run_as_well() -> None:
+    for phase, told in (
+        ("", ["running", "succeeded"]),
+        ("preparing", ["running", "succeeded"]),
+        ("running", ["succeeded"]),
+    ):
+        step = advance(Cursor(phase=phase), glimpse(ABSENT, verdict=COMMITTED, done=4), Policy(hosts=4))
+        assert [change.phase for change in step.changes] == told
+        assert step.changes[-2:][0].message == ("" if told == ["succeeded"] else "4 hosts")
 
 
 @pytest.mark.parametrize(
@@ -260,14 +287,25 @@ def test_the_last_lines_are_waited_for() -> None:
     assert advance(Cursor(), glimpse(PRESENT, BEAT, verdict=verdict), Policy()).actions == ()
 
 
-@pytest.mark.parametrize("symptom", lifecycle.BROKEN_HOSTS)
+def test_the_last_lines_of_hosts_that_were_given_up_for_their_silence_are_not_waited_for() -> None:
+    """Nor is the slice kept for them. Of one that still speaks they are."""
+    policy = Policy(hosts=2, silence=90.0)
+    closed = wire.Verdict(wire.CLOSED, "client", 0.0, cause=wire.INFRASTRUCTURE)
+    silent = glimpse(PRESENT, BEAT, BEAT, ages=(91.0, 95.0), verdict=closed, verdict_age=1.0)
+    assert settled(silent, policy)
+    assert advance(Cursor(), silent, policy).actions == (Release(1),)
+    assert not settled(silent._replace(beat_ages=(2.0, 95.0)), policy)
+    assert not settled(silent, policy._replace(silence=0.0))
+
+
+@pytest.mark.parametrize("symptom", [": ".join(words) for words in rules.DRIVER])
 def test_a_program_that_dies_of_broken_hosts_is_not_the_users_failure(symptom: str) -> None:
     for failure in (wire.Failure(message=f"RuntimeError: {symptom} (0)"), wire.Failure(log_tail=f"…\n{symptom}\n")):
         assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=wire.USER, failure=failure)) == wire.INFRASTRUCTURE
 
 
 def test_what_the_hosts_were_told_goes_before_what_their_log_shows() -> None:
-    failure = wire.Failure(message=lifecycle.BROKEN_HOSTS[0])
+    failure = wire.Failure(message=": ".join(rules.DRIVER[0]))
     for cause in (wire.PREEMPTION, wire.CANCELLED, wire.DEADLINE, wire.CONFIGURATION):
         assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=cause, failure=failure)) == cause
     assert classify(wire.Verdict(wire.ABORTED, "", 0.0, cause=wire.USER, failure=wire.Failure("E", "x"))) == wire.USER
@@ -276,6 +314,7 @@ def test_what_the_hosts_were_told_goes_before_what_their_log_shows() -> None:
 def test_every_cause_of_the_wire_has_its_rule() -> None:
     causes = (
         wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE, wire.PREEMPTION, wire.CANCELLED, wire.DEADLINE, wire.STALL,
+        wire.STOCKOUT, wire.QUOTA, wire.INTERNAL,
     )  # fmt: skip
     assert set(lifecycle.CAUSES) == set(causes)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +22,16 @@ class Notebook:
     """One kernel, and the text that its cells print."""
 
     def __init__(self, folder: Path) -> None:
-        self.kernel, self.client = manager.start_new_kernel(kernel_name="python3", cwd=str(folder))
+        self.sockets = tempfile.mkdtemp()  # and no ports, which are chosen before the kernel binds them; a short name
+        self.kernel = manager.KernelManager(kernel_name="python3", transport="ipc", ip=f"{self.sockets}/k")
+        self.kernel.start_kernel(cwd=str(folder))
+        self.client = self.kernel.client()
+        self.client.start_channels()
+        try:
+            self.client.wait_for_ready(timeout=60)
+        except RuntimeError:
+            self.close()
+            raise
 
     def begin(self, code: str) -> str:
         return str(self.client.execute(code))
@@ -50,6 +61,7 @@ class Notebook:
         self.client.stop_channels()
         self.kernel.shutdown_kernel(now=True)
         self.kernel.cleanup_resources()
+        shutil.rmtree(self.sockets)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from kinetic_orchestration import notices, plan
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.values import Limits, Plan, Retry
@@ -41,6 +41,7 @@ SPECS = {
             partition_key="2026-W07",
             distributed=False,
             debug=True,
+            profile="30s",
         ),
     ),
 }
@@ -96,6 +97,14 @@ def test_which_variables_are_captured(patterns: list[str], names: set[str]) -> N
     assert {*open_, *hidden} == names
 
 
+def test_no_credential_goes_to_another_machine_by_a_wildcard(recwarn: pytest.WarningsRecorder) -> None:
+    assert plan.capture(["HF_*", "WANDB_API_KEY"], ENVIRON, remote=True) == (
+        {"HF_HOME": "/models"}, ("WANDB_API_KEY",)
+    )  # fmt: skip
+    assert [str(warning.message).partition(":")[0] for warning in recwarn] == ["HF_TOKEN"]
+    assert "Name it exactly" in str(recwarn[0].message)
+
+
 @pytest.fixture
 def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_said", set())
@@ -132,7 +141,7 @@ def test_an_output_folder_is_a_whole_path_and_an_address_stays(tmp_path: Path, m
 
 
 def test_backends_are_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match="use backend='local'"):
-        plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="tpu-vm")), SETTINGS)
+    with pytest.raises(UsageError, match="needs a store that its hosts can reach"):
+        plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
     with pytest.raises(UsageError, match="there is no backend 'x'"):
         plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)

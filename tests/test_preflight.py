@@ -65,6 +65,15 @@ def test_a_setting_that_cannot_be_is_named_with_its_fix(home: Path, variable: st
     assert told in check(report, "settings").fix
 
 
+def test_a_variable_that_reads_like_a_setting_and_is_none_is_named(home: Path) -> None:
+    others = {"KINETIC_PROFILE_FILE": str(home / "none.toml"), "KINETIC_JOB_ID": "job-1", "KINETIC_TEST_OUTPUT": "x"}
+    report = examine(KINETIC_STROE="gs://bucket/x", **others)
+    assert [entry.name for entry in report.checks].count("settings") == 1
+    warned = check(report, "settings")
+    assert (warned.state, warned.found.split()[0]) == (preflight.WARNING, "KINETIC_STROE")
+    assert warned.fix == "did you mean KINETIC_STORE?"
+
+
 def test_a_store_that_cannot_be_is_named_with_its_fix(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     failed = check(examine(KINETIC_STORE=str(tmp_path / "file")), "store")
@@ -72,16 +81,20 @@ def test_a_store_that_cannot_be_is_named_with_its_fix(home: Path, tmp_path: Path
     assert "KINETIC_STORE" in failed.fix
 
 
-def test_a_bucket_is_refused_by_name_until_its_backend_is_there(home: Path) -> None:
-    failed = check(examine(KINETIC_STORE="gs://bucket/x", KINETIC_DEPLOYMENT="production"), "store")
+def test_a_bucket_that_cannot_be_asked_is_named_with_the_next_step(home: Path) -> None:
+    none = str(home / "none.json")
+    report = examine(
+        KINETIC_STORE="gs://bucket/x", KINETIC_DEPLOYMENT="production", GOOGLE_APPLICATION_CREDENTIALS=none
+    )
+    failed = check(report, "store")
     assert failed.state == preflight.FAILED
-    assert "Cloud TPU backend" in failed.fix
+    assert failed.fix
 
 
 def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None:
-    failed = check(examine(KINETIC_BACKEND="tpu-vm"), "backend")
+    failed = check(examine(KINETIC_BACKEND="gke"), "backend")
     assert failed.state == preflight.FAILED
-    assert "the Cloud TPU backend is not part of this version" in failed.found
+    assert "the GKE backend is not part of this version" in failed.found
     assert "KINETIC_BACKEND=local" in failed.fix
 
 
@@ -106,7 +119,7 @@ def test_doctor_prints_settings_and_checks_and_ends_well(home: Path, capsys: pyt
     assert main(["doctor"]) == 0
     shown = capsys.readouterr()
     assert "KINETIC_HOME" in shown.out
-    assert "keeps a store's promises" in shown.out
+    assert "locking files work as they must" in shown.out
     assert "all is well" in shown.err
 
 

@@ -24,7 +24,10 @@ KINETICS = {
     "list_jobs",
     "run",
 }
-OURS = {"HostContext", "JobStatus", "Limits", "Retry", "TpuVm", "command", "current"}
+OURS = {
+    "HostContext", "JobStatus", "KineticCallback", "Limits", "Profile", "Retry", "TpuVm", "Training", "TrainingEnded", "command",
+    "current", "read_checkpoint",
+}  # fmt: skip
 SDKS = {"absl", "cloudpickle", "dagster", "airflow", "google", "jax", "keras", "kubernetes", "numpy", "rich", "uv"}
 
 

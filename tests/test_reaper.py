@@ -7,15 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import errors, settings
-from kinetic_orchestration.agent import names, processes
+from kinetic_orchestration import act, errors, notices, reaper, settings
+from kinetic_orchestration.agent import digest, names, processes, wire
+from kinetic_orchestration.backends import open_backend, tpu_client
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
+from kinetic_orchestration.plan import make_plan
 from kinetic_orchestration.reaper import reap
+from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.values import Intent, Plan, Staged
 
 DAY = 86400.0
 
@@ -37,9 +47,9 @@ def _reap(**changes: object) -> list[str]:
 
 
 def _age(home: Path, days: float) -> None:
-    """Make every record of the store look that old."""
+    """Make every record of the store look that old, but for what a host is just writing."""
     for path in (home / "store").rglob("*"):
-        if path.is_file():
+        if path.is_file() and ".tmp" not in path.parts:
             then = path.stat().st_mtime - days * DAY
             os.utime(path, (then, then))
 
@@ -54,6 +64,31 @@ def test_a_job_past_its_retention_goes_with_what_only_it_needed(home: Path) -> N
     assert not [entry for entry in store.list("blobs/") if entry.size]
     with pytest.raises(errors.JobNotFound):
         kinetic.attach(job.job_id)
+
+
+def test_a_key_that_is_asked_for_again_after_that_gets_a_job_of_its_own(home: Path) -> None:
+    def asked(add: int) -> kinetic.JobHandle[int]:
+        return kinetic.run(accelerator="cpu", key="weekly")(lambda: 1 + add).run_async()
+
+    first = asked(0)
+    assert first.result(timeout=60) == 1
+    assert asked(1).job_id == first.job_id
+    _age(home, 40)
+    assert "job" in {line.split()[0] for line in _reap()}
+    again = asked(2)
+    assert again.job_id != first.job_id
+    assert again.result(timeout=60) == 3
+
+
+def test_what_killed_uploads_left_half_done_goes_once_it_is_old(home: Path) -> None:
+    assert quick.run_async(1).result(timeout=60) == 1
+    (left,) = (home / "store").glob("*/.tmp")
+    young, old = (left / name for name in ("1-young", "2-old"))
+    for part in (young, old):
+        part.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    assert "parts left by uploads that were killed" in _reap()
+    assert (young.exists(), old.exists()) == (True, False)
 
 
 def test_a_failed_job_is_kept_longer_than_a_good_one(home: Path) -> None:
@@ -128,3 +163,451 @@ def test_a_job_ends_with_its_owner_if_that_was_asked(
     os.utime(owner, (then, then))
     with pytest.raises(errors.JobCancelled, match="its owner has given no sign of life"):
         job.result(timeout=60)
+
+
+# ---- in the cloud --------------------------------------------------------------------------------------------
+
+ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
+STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
+OLD = 1e6  # seconds, for a limit of patience that is over at once when it is taken from zero
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[Emulator]:
+    with Emulator(zones=ZONES, hosts=False, creates_per_minute=None) as cloud:
+        yield cloud
+
+
+class Here:
+    """A submitter that is killed between any two of these lines."""
+
+    def __init__(self, cloud: Emulator) -> None:
+        self.cloud = cloud
+        self.settings = settings.load()
+        self.store = open_store(self.settings.store, self.settings.deployment)
+        self.backend = open_backend("tpu-vm", self.settings)
+        options = Options(accelerator="v6e-8", backend="tpu-vm")
+        self.plan: Plan = replace(make_plan(JobSpec("train", options, argv=("x",)), self.settings, {}), zones=ZONES)
+        self.made = 0
+
+    def admit(self, **plan: Any) -> act.Job:
+        self.made += 1
+        job = f"job-{self.made:012d}"
+        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": {}}
+        self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
+        return act.open_job(job, self.store, self.backend)
+
+    def submit(self, job: act.Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
+        """The intent and the create call; the name of what is there then."""
+        act.intend(job, attempt)
+        return self.make(job.job_id, attempt, deadline=deadline, zone=zone)
+
+    def make(
+        self, job_id: str, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0], **secrets: str
+    ) -> str:
+        placement = {**self.backend.place(self.plan, job_id, attempt), "zone": zone}
+        now = self.store.now()
+        intent = Intent(attempt, f"boot-{job_id}-{attempt}", placement, deadline or now + 3600.0, now)
+        assert self.backend.submit(self.plan, STAGED, job_id, digest.of_bytes(b""), intent, secrets) == ""
+        self.cloud.wait_until(lambda: self.state(placement["name"]) in ("ACTIVE", "FAILED"))
+        return str(placement["name"])
+
+    def state(self, name: str) -> str:
+        found = self.cloud.queued_resource(name)
+        return "" if found is None else str(found["state"]["state"])
+
+    def judge(self, job: act.Job, attempt: int = 1) -> None:
+        act.close(job, attempt, wire.CANCELLED, "enough")
+
+    def reap(self, *, dry_run: bool = False, patience: float = 60.0) -> list[reaper.Reaped]:
+        return reap(self.store, self.backend, self.settings, dry_run=dry_run, patience=patience)
+
+    def left(self) -> list[str]:
+        return [str(found["name"]).rpartition("/")[2] for found in self.cloud.queued_resources()]
+
+
+@pytest.fixture
+def here(
+    clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Here]:
+    """A deployment of its own, whose records and resources need not be old to be so."""
+    for name, value in clouds.environ(deployment=f"of-{abs(hash(request.node.nodeid)):x}").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(reaper, "AGAIN", 0.05)
+    for patience in ("SETTLED", "UNCLAIMED"):
+        monkeypatch.setattr(reaper, patience, -OLD)
+    yield Here(clouds)
+    clouds.clear_faults()
+    for pattern in ("*",):
+        clouds.unstick(pattern)
+    clouds.sweep()
+    clouds.wait_until_empty()
+
+
+def test_what_a_killed_client_left_of_an_attempt_that_has_its_verdict_is_deleted(here: Here) -> None:
+    job = here.admit()
+    name = here.submit(job)
+    here.judge(job)
+    (reaped,) = here.reap()
+    assert reaped[:4] == ("placement", name, "its attempt has its verdict", "us-east5-a")
+    assert reaped.result == reaper.REMOVED
+    assert reaped.usd_per_hour == pytest.approx(8 * 2.70)
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_an_attempt_that_has_just_ended_is_left_to_its_own_hosts_unless_another_has_followed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "SETTLED", OLD)
+    job = here.admit()
+    here.submit(job)
+    here.judge(job)
+    assert here.reap() == []
+    act.intend(job, 2)
+    assert [reaped.why for reaped in here.reap()] == ["a later attempt has taken its place"]
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_what_lives_within_its_deadline_stays_whether_the_store_knows_of_it_or_not(here: Here) -> None:
+    known = here.submit(here.admit())
+    unknown = here.make("job-999999999999")
+    assert here.reap() == []
+    assert sorted(here.left()) == sorted([known, unknown])
+
+
+def test_what_is_past_its_deadline_goes_whether_the_store_knows_of_it_or_not(here: Here) -> None:
+    past = here.store.now() - 3600.0
+    job = here.admit()
+    here.submit(job, deadline=past, zone="us-east5-b")
+    here.make("job-999999999999", deadline=past)
+    found = here.reap()
+    assert sorted((reaped.zone, reaped.why) for reaped in found) == [
+        ("us-east5-a", "its deadline passed 60 min ago"),
+        ("us-east5-b", "its deadline passed 60 min ago"),
+    ]
+    here.cloud.ledger.assert_nothing_left()
+    record = here.store.read(names.verdict(job.job_id, 1))
+    assert record is not None
+    assert wire.Verdict.decode(record.data).cause == wire.DEADLINE
+
+
+@pytest.mark.parametrize("spec", [b"torn", b'{"wire": 99}', b'{"wire": 1, "plan": {}}'])
+def test_a_damaged_or_newer_spec_keeps_nobodys_hosts_alive(here: Here, spec: bytes) -> None:
+    """Or whoever may write to the bucket could have all that costs money run for ever."""
+    past = here.store.now() - 3600.0
+    for _ in range(2):
+        job = here.admit()
+        here.submit(job, deadline=past)
+        here.store.put(names.spec(job.job_id), spec)
+    assert len(here.reap()) == 2
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_clocks_may_be_off_by_minutes_before_a_deadline_counts_as_passed(here: Here) -> None:
+    here.make("job-999999999999", deadline=here.store.now() - reaper.EXPIRED + 60.0)
+    assert here.reap() == []
+
+
+def test_what_was_taken_away_and_nobody_follows_goes_and_its_cause_is_kept(here: Here) -> None:
+    """A SUSPENDED resource costs quota for ever; the job can still go on after a preemption."""
+    job = here.admit()
+    name = here.submit(job)
+    here.cloud.suspend(name)
+    here.cloud.wait_until(lambda: here.state(name) == "SUSPENDED")
+    (reaped,) = here.reap()
+    assert (reaped.why, reaped.usd_per_hour) == ("SUSPENDED, and nobody follows it", 0.0)
+    record = here.store.read(names.verdict(job.job_id, 1))
+    assert record is not None
+    assert wire.Verdict.decode(record.data).cause == wire.PREEMPTION
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_nothing_goes_before_its_verdict_could_be_written(here: Here) -> None:
+    """Found by the simulation: a store that fails in the middle of a pass. The next one makes it good."""
+    job = here.admit()
+    name = here.submit(job)
+    here.cloud.suspend(name)
+    here.cloud.wait_until(lambda: here.state(name) == "SUSPENDED")
+    here.cloud.storage.forbid("get */in/spec.json")
+    (unread,) = here.reap()
+    assert (unread.name, unread.result) == (name, reaper.UNREAD)
+    assert "could not be read" in unread.why
+    assert here.left() == [name]
+    here.cloud.storage.heal()
+    assert [reaped.result for reaped in here.reap()] == [reaper.REMOVED]
+    here.cloud.ledger.assert_nothing_left()
+
+
+@pytest.mark.parametrize("forbidden", ["insert */verdict.json", "get */in/*", "get */verdict.json"])
+def test_what_is_past_its_deadline_goes_whatever_can_be_read_or_written_of_it(here: Here, forbidden: str) -> None:
+    """It costs money, and whoever may write to the bucket could spoil its records."""
+    job = here.admit()
+    here.submit(job, deadline=here.store.now() - 3600.0)
+    here.cloud.storage.forbid(forbidden)
+    (reaped,) = here.reap()
+    here.cloud.storage.heal()
+    assert "its deadline passed" in reaped.why
+    assert reaped.result == reaper.REMOVED
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_one_that_cannot_be_read_keeps_none_of_the_others(here: Here) -> None:
+    spoiled, sound = here.admit(), here.admit()
+    kept, gone = here.submit(spoiled), here.submit(sound)
+    here.judge(spoiled)
+    here.judge(sound)
+    here.cloud.storage.forbid(f"get */{spoiled.job_id}/attempts/1/verdict.json")
+    told = {reaped.name: reaped.result for reaped in here.reap()}
+    here.cloud.storage.heal()
+    assert told == {kept: reaper.UNREAD, gone: reaper.REMOVED}
+    assert [reaped.name for reaped in here.reap()] == [kept]
+
+
+def test_what_failed_to_be_made_goes_although_the_store_knows_nothing_of_it(here: Here) -> None:
+    here.cloud.stockout(ZONES[0], times=1)
+    here.make("job-999999999999")
+    assert [reaped.why for reaped in here.reap()] == ["FAILED, and nobody follows it"]
+    here.cloud.ledger.assert_nothing_left()
+
+
+def test_somebody_may_still_follow_what_has_just_failed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "UNCLAIMED", OLD)
+    here.cloud.stockout(ZONES[0], times=1)
+    here.submit(here.admit())
+    assert here.reap() == []
+
+
+def test_nothing_foreign_and_nothing_without_labels_is_ever_touched(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of another deployment, of another store, of a person, nor one that only has a name like ours."""
+    past = here.store.now() - 1e7
+    ours = here.make("job-999999999999", deadline=past)
+    monkeypatch.setenv("KINETIC_DEPLOYMENT", "another")
+    theirs = Here(here.cloud).make("job-999999999999", deadline=past)
+    parent = f"projects/{here.settings.project}/locations/{ZONES[1]}"
+    node = {"acceleratorType": "v6e-8", "runtimeVersion": "v2-alpha-tpuv6e"}
+    for name, labels in (("by-hand", {}), (ours, {}), ("labelled", {"kinetic-deployment": here.settings.deployment})):
+        spec = {"parent": parent, "nodeId": name, "node": {**node, "labels": labels}}
+        request = {"parent": parent, "queuedResourceId": name, "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
+        here.cloud.call("CreateQueuedResource", request)
+    assert [(reaped.name, reaped.zone) for reaped in here.reap()] == [(ours, ZONES[0])]
+    assert sorted(here.left()) == sorted([theirs, "by-hand", ours, "labelled"])
+
+
+def test_a_dry_run_names_everything_and_deletes_nothing(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    job = here.admit()
+    name = here.submit(job, zone="europe-west4-a")
+    here.judge(job)
+    assert main(["reap", "--dry-run"]) == codes.OK
+    shown = capsys.readouterr()
+    heading, row = shown.out.splitlines()
+    assert heading.split() == ["ZONE", "WHAT", "AGE", "PER", "HOUR", "RESULT", "WHY"]
+    assert row.startswith(f"europe-west4-a  {name}")
+    assert "$23.76  would go  its attempt has its verdict" in row
+    assert here.left() == [name]
+    assert main(["reap"]) == codes.OK
+    assert here.left() == []
+
+
+def test_a_deletion_that_does_not_end_is_told_as_one(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinetic_orchestration.cli.upkeep.DELETION_PATIENCE", 0.3)
+    job = here.admit()
+    name = here.submit(job)
+    here.judge(job)
+    here.cloud.stuck_delete(name)
+    assert main(["reap"]) == codes.RUNNING
+    shown = capsys.readouterr()
+    assert "  deleting  " in shown.out
+    assert "1 still being deleted" in shown.err
+    here.cloud.unstick(name)
+    here.cloud.wait_until(lambda: not here.left())
+    assert main(["reap"]) == codes.OK
+
+
+def test_a_deletion_that_is_refused_is_told_with_what_it_costs(
+    here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinetic_orchestration.cli.upkeep.DELETION_PATIENCE", 0.0)
+    job = here.admit()
+    name = here.submit(job)
+    here.judge(job)
+    here.cloud.deny("client", "tpu.queuedResources.delete")
+    here.cloud.deny("client", "tpu.nodes.delete")
+    assert main(["reap"]) == codes.ENVIRONMENT
+    shown = capsys.readouterr()
+    assert "  left  " in shown.out
+    assert f"{name} in us-east5-a could not be deleted" in shown.err
+    assert here.left() == [name]
+
+
+def test_a_zone_that_cannot_be_read_is_named_and_does_not_stop_the_others(
+    here: Here, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = here.admit()
+    here.submit(job)
+    here.judge(job)
+    for method in ("ListQueuedResources", "ListNodes"):
+        here.cloud.fail(method, 12, zone="-", times=None)
+        here.cloud.fail(method, 14, zone="us-east5-b", times=None)
+    assert main(["reap"]) == codes.ENVIRONMENT
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["us-east5-b", "us-east5-a"]
+    assert "not looked at" in rows[1]
+    assert here.left() == []
+
+
+def test_a_node_without_its_queued_resource_is_found(here: Here) -> None:
+    job = here.admit()
+    name = here.submit(job)
+    here.judge(job)
+    (node,) = here.cloud.nodes()
+    here.cloud.sweep()
+    kept = {key: node[key] for key in ("acceleratorType", "runtimeVersion", "labels")}
+    request = {"parent": node["name"].rpartition("/nodes/")[0], "nodeId": name, "node": kept}
+    here.cloud.call("CreateNode", request)
+    here.cloud.wait_until(lambda: here.cloud.nodes() and here.cloud.nodes()[0]["state"] == "READY")
+    (reaped,) = here.reap()
+    assert (reaped.name, reaped.result, reaped.usd_per_hour) == (name, reaper.REMOVED, pytest.approx(21.6))
+    here.cloud.ledger.assert_nothing_left()
+
+
+# ---- now and then, at a submit -------------------------------------------------------------------------------
+
+
+def passes(here: Here) -> int:
+    """How often somebody has looked through all zones, now that nobody is at it."""
+    deadline = time.monotonic() + 60.0
+    while reaper._at_it and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return here.cloud.count("ListQueuedResources")
+
+
+def elsewhere(here: Here, home: Path) -> settings.Settings:
+    """The settings of a client on another machine."""
+    home.mkdir()
+    return replace(here.settings, home=home)
+
+
+def test_one_client_in_ten_minutes_looks_for_leftovers_for_all(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = here.admit()
+    here.submit(job)
+    here.judge(job)
+    before = passes(here)
+    reaper.reap_now_and_then(here.store, here.backend, here.settings)
+    assert passes(here) - before == 1
+    here.cloud.wait_until_empty()
+    for number in range(3):
+        reaper.reap_now_and_then(here.store, here.backend, elsewhere(here, tmp_path / str(number)))
+    assert passes(here) - before == 1
+    monkeypatch.setattr(reaper, "EVERY", 0.0)
+    reaper.reap_now_and_then(here.store, here.backend, elsewhere(here, tmp_path / "later"))
+    assert passes(here) - before == 2
+
+
+def test_a_look_whose_process_was_killed_is_soon_made_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.store.create(names.REAPED, wire.encode({"writer": "killed", "ended": False}))
+    before = passes(here)
+    reaper.reap_now_and_then(here.store, here.backend, here.settings)
+    assert passes(here) == before
+    monkeypatch.setattr(reaper, "CLAIMED", -OLD)
+    reaper.reap_now_and_then(here.store, here.backend, here.settings)
+    assert passes(here) == before + 1
+
+
+def test_a_submit_does_not_wait_for_a_look_and_hears_of_its_troubles_by_a_warning_at_most(
+    here: Here, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warnings.filters", [])
+    monkeypatch.setattr(notices, "_said", set())
+    here.cloud.slow("ListQueuedResources", 3.0, times=1)
+    here.cloud.fail("ListNodes", 7, times=None)
+    reaper.reap_now_and_then(here.store, here.backend, here.settings)
+    assert here.store.url in reaper._at_it
+    passes(here)
+    assert "leftovers could not be looked for" in str(recwarn.pop(UserWarning).message)
+
+
+# ---- what hosts and followers no longer need -----------------------------------------------------------------
+
+
+def test_secrets_of_jobs_that_are_over_are_destroyed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper, "ENDED", -OLD)
+    over, live = here.admit(), here.admit()
+    for job in (over, live):
+        act.intend(job, 1)
+        here.make(job.job_id, TOKEN="hush")
+    here.judge(over)
+    assert [reaped.name for reaped in here.reap() if reaped.what == "secret"] == [names.secret(over.job_id, "TOKEN")]
+    assert [job for job, _ in here.backend.secrets()] == [live.job_id]
+    here.judge(live)
+    here.reap()
+    assert list(here.backend.secrets()) == []
+
+
+def test_without_secret_manager_there_are_no_secrets_to_destroy(here: Here) -> None:
+    here.cloud.disable("secretmanager.googleapis.com")
+    assert here.reap() == []
+
+
+def test_beats_of_an_attempt_go_an_hour_after_its_verdict_and_no_other(home: Path) -> None:
+    job = quick.run_async(1)
+    assert job.result(timeout=60) == 1
+    live = sleeper.run_async()
+    deadline = time.monotonic() + 30
+    while live.status() is not kinetic.JobStatus.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.02)
+    store, _ = open_place()
+    store.put(names.ring(job.job_id), b"{}")
+    beats = [names.beat(job.job_id, 1, 0), names.ring(job.job_id)]
+    assert not [line for line in _reap() if line.startswith("beats")]
+    _age(home, 0.5 / 24)
+    assert not [line for line in _reap() if line.startswith("beats")]
+    _age(home, 1 / 24)
+    assert [line for line in _reap() if line.startswith("beats")] == ["beats of an attempt that ended more than 1h ago"]
+    assert [store.read(name) for name in beats] == [None, None]
+    assert list(store.list(names.beats_of(live.job_id)))
+    live.cancel(cleanup_timeout=30)
+
+
+def test_tools_and_wheels_stay_while_a_job_names_them_and_caches_go_by_age_alone(home: Path) -> None:
+    job = quick.run_async(1)
+    assert job.result(timeout=60) == 1
+    store, _ = open_place()
+    used, unused = "1" * 64, "2" * 64
+    record = store.read(names.spec(job.job_id))
+    assert record is not None
+    spec = wire.decode(record.data)
+    lock = digest.of_bytes(b"numpy==2 --hash=sha256:" + used.encode())
+    store.create(names.blob(lock), b"numpy==2 --hash=sha256:" + used.encode())
+    spec["staged"] |= {"tools": {"uv": used}, "environment": {"lock": lock}}
+    store.swap(names.spec(job.job_id), wire.encode(spec), record.generation)
+    gone = [names.tool(unused), names.wheel(unused, "a.whl"), names.compiled("k", "entry")]
+    kept = [names.tool(used), names.wheel(used, "b.whl"), "outputs/x/y", "checkpoints/x/y"]
+    for name in (*gone, *kept):
+        store.put(name, b"x")
+    _age(home, 36)
+    assert not [entry for entry in gone if store.read(entry) is None]
+    _age(home, 3)
+    verdict = store.read(names.verdict(job.job_id, 1))
+    assert verdict is not None
+    store.put(names.verdict(job.job_id, 1), verdict.data)  # the job itself is as young as its verdict
+    _reap()
+    assert [name for name in (*gone, *kept) if store.read(name) is not None] == kept
+    assert store.read(names.blob(lock)) is not None
+
+
+def test_what_a_remaining_job_is_made_of_is_asked_for_in_few_requests(here: Here) -> None:
+    """A listing tells when all jobs ended. Nothing of a job is read unless something may go that it might name."""
+    for _ in range(30):
+        job = here.admit()
+        act.intend(job, 1)
+        here.judge(job)
+    before = len(here.cloud.storage.calls)
+    assert list(reaper._records(here.store, here.settings, dry_run=False)) == []
+    assert len(here.cloud.storage.calls) - before <= 8

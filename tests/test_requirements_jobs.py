@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -60,14 +59,9 @@ def test_a_list_of_requirements_is_an_environment_of_its_own_that_the_next_job_r
     assert Path(value["prefix"]).parent == home / "environments"
     assert "building the environment: 2 packages" in str(events(first))
 
-    began = time.monotonic()
     second = run(requirements=["beta"])
     assert second.result() == value
-    took = time.monotonic() - began
     assert "building" not in str(events(second))
-    began = time.monotonic()
-    kinetic.run(accelerator="cpu")(look).run_async().result()
-    assert took < time.monotonic() - began + 1.5, "about as fast as without requirements"
 
 
 def events(job: kinetic.JobHandle[Any]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import io
 import json
 import os
 import pickle
@@ -32,13 +34,14 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
+from kinetic_orchestration.plan import DEBUG_PORT
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 
-def wait_until(condition: Callable[[], object], within: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -113,9 +116,7 @@ def test_every_hosts_lines_are_led_by_its_number(capfd: pytest.CaptureFixture[st
 
 def test_run_async_does_not_wait_and_says_what_it_started(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flag = tmp_path / "go"
-    began = time.monotonic()
     job = wait_for.run_async(str(flag))
-    assert time.monotonic() - began < 5
     assert f"kinetic: {job.job_id} runs wait_for on cpu" in capfd.readouterr().err
     wait_until(lambda: job.status() is RUNNING)
     flag.touch()
@@ -123,13 +124,12 @@ def test_run_async_does_not_wait_and_says_what_it_started(tmp_path: Path, capfd:
     assert job.status() is SUCCEEDED
 
 
-def test_wrong_arguments_are_pythons_own_type_error_before_anything_is_sent(shared_home: Path) -> None:
-    jobs = set(os.listdir(shared_home / "store" / "local" / "jobs"))
+def test_wrong_arguments_are_pythons_own_type_error_before_anything_is_sent(home: Path) -> None:
     with pytest.raises(TypeError, match=r"add\(\) missing a required argument: 'a'"):
         add.run_async()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"add\(\) got an unexpected keyword argument 'c'"):
         add(1, c=3)  # type: ignore[call-arg]
-    assert set(os.listdir(shared_home / "store" / "local" / "jobs")) == jobs
+    assert os.listdir(home) == ["agent"]  # which the fixture has put there
 
 
 def test_a_decorated_function_looks_like_the_function_and_travels_as_the_plain_one() -> None:
@@ -234,21 +234,15 @@ def test_logs_and_tail(done: kinetic.JobHandle[int], capfd: pytest.CaptureFixtur
     assert "adding 1 and 2\n" in capfd.readouterr().out
 
 
-def test_logs_are_followed_live(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flag = tmp_path / "go"
+def test_logs_are_followed_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, shown = tmp_path / "go", io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)  # what a capture takes away while somebody writes may be lost
     job = wait_for.run_async(str(flag))
     thread = threading.Thread(target=job.logs, kwargs={"follow": True})
     thread.start()
-    seen = ""
-
-    def printed() -> bool:
-        nonlocal seen
-        seen += capfd.readouterr().out
-        return "waiting\n" in seen
-
-    wait_until(printed)
+    wait_until(lambda: "waiting\n" in shown.getvalue())
     flag.touch()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive() and job.result() == "seen"
 
 
@@ -289,7 +283,7 @@ def test_result_with_a_timeout_leaves_the_job_alone(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=f"{job.job_id} has not ended within 0.2 s; it goes on"):
         job.result(timeout=0.2)
     flag.touch()
-    assert job.result(timeout=20, cleanup=None, stream_logs=None) == "seen"
+    assert job.result(timeout=60, cleanup=None, stream_logs=None) == "seen"
 
 
 def test_on_status_change_hears_every_change_and_cannot_break_the_job(tmp_path: Path) -> None:
@@ -319,7 +313,7 @@ def test_cancel_ends_the_job_and_releases_its_hosts(tmp_path: Path, shared_home:
     wait_until(lambda: "waiting" in (job.logs() or ""))
     began = time.monotonic()
     job.cancel()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 20  # it does not need its grace
     assert job.status() is kinetic.JobStatus.CANCELLED
     assert not list((shared_home / "run").glob(f"{job.job_id}*"))
     with pytest.raises(JobCancelled, match=f"{job.job_id} was cancelled: cancelled by its user"):
@@ -566,7 +560,7 @@ def test_off_a_host_current_is_a_harmless_stand_in(home: Path) -> None:
     host.log_metrics(step=1, loss=0.1)
     host.progress(1, 2)
     assert Path(host.output_dir).is_dir() and Path(host.checkpoint_dir).is_dir()
-    assert not home.exists()
+    assert os.listdir(home) == ["agent"]  # which the fixture has put there
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------
@@ -619,6 +613,7 @@ def test_ctrl_c_in_a_blocking_call_cancels(interrupt: Callable[[str], tuple[str,
     _, err = interrupt("call")
     found = re.search(r"cancelling (job-\w+)", err)
     assert found is not None, err
+    assert "kinetic: cancelled\n" in err
     assert kinetic.attach(found[1]).status() is kinetic.JobStatus.CANCELLED
 
 
@@ -669,8 +664,8 @@ def attach_debugger(port: int) -> None:
             pass
 
 
-def test_debug_waits_for_a_debugger_on_loopback() -> None:
-    job = debugged.run_async(1)
+@pytest.mark.parametrize("is_taken", [False, True], ids=["", "another session has the usual port"])
+def test_debug_waits_for_a_debugger_on_loopback(is_taken: bool) -> None:
     port = 0
 
     def listening() -> bool:
@@ -679,10 +674,17 @@ def test_debug_waits_for_a_debugger_on_loopback() -> None:
         port = int(found[1]) if found else 0
         return bool(port)
 
-    wait_until(listening)
-    assert "under the debugger" not in (job.logs() or "")
-    attach_debugger(port)
-    assert job.result(timeout=60) == 2 and "under the debugger" in (job.logs() or "")
+    with socket.socket() as other:
+        if is_taken:
+            with contextlib.suppress(OSError):  # one has it anyway
+                other.bind(("127.0.0.1", DEBUG_PORT))
+                other.listen()
+        job = debugged.run_async(1)
+        wait_until(listening)
+        assert port != DEBUG_PORT or not is_taken
+        assert "under the debugger" not in (job.logs() or "")
+        attach_debugger(port)
+        assert job.result(timeout=60) == 2 and "under the debugger" in (job.logs() or "")
 
 
 def test_a_blocking_debug_call_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,16 @@ def test_googles_own_project_variable_comes_last(environ: dict[str, str], tmp_pa
     assert (here.project, here.sources["project"]) == ("googles", "GOOGLE_CLOUD_PROJECT")
 
 
+def test_the_zone_of_a_variable_counts_more_than_the_zones_of_a_profile(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles.toml"
+    profiles.write_text('[default]\nzones = ["us-west4-a", "us-west4-b"]\n')
+    environ = {"KINETIC_HOME": str(tmp_path), "KINETIC_PROFILE_FILE": str(profiles)}
+    assert load(environ).zones == ("us-west4-a", "us-west4-b")
+    here = load(environ | {"KINETIC_ZONE": "us-east5-a"})
+    assert (here.zones, here.sources["zones"]) == (("us-east5-a",), "KINETIC_ZONE")
+    assert load(environ | {"KINETIC_ZONE": "us-east5-a", "KINETIC_ZONES": "us-east5-b"}).zones == ("us-east5-b",)
+
+
 def test_a_profile_is_chosen_by_name(environ: dict[str, str]) -> None:
     here = load(environ | {"KINETIC_PROFILE": "research"})
     assert (here.project, here.distributed, here.zone) == ("of-research", False, "")
@@ -144,3 +154,8 @@ def test_a_home_that_was_asked_for_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"the home .*/file/home \(KINETIC_HOME\) cannot be used: Not a directory"):
         load({"KINETIC_HOME": str(tmp_path / "file" / "home"), "KINETIC_PROFILE_FILE": "/none"})
+
+
+def test_a_bucket_that_has_lost_a_slash_is_not_taken_for_a_folder(environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"the store 'gs:/bucket/kinetic' \(argument\) has lost a slash"):
+        load(environ, store=Path("gs://bucket/kinetic"))

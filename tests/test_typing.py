@@ -63,6 +63,7 @@ REVEALED = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_signatures_and_values_survive_the_decorator(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
@@ -73,7 +74,7 @@ def test_signatures_and_values_survive_the_decorator(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=800,
     )
     assert not checked.stderr, checked.stderr
     revealed = [

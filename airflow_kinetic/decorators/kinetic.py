@@ -2,15 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast, overload
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
 
+from airflow_kinetic.arguments import is_final
+from airflow_kinetic.mapping import checked_task
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
+from kinetic_orchestration import accelerators
+from kinetic_orchestration.data import Data
+from kinetic_orchestration.profile import Profile
+from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.values import Limits, Retry
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class KineticOptions(TypedDict, total=False):
+    """What `KineticTPUOperator` takes beside its function."""
+
+    accelerator: str
+    name: str | None
+    env: Mapping[str, str] | None
+    gcp_conn_id: str
+    impersonation_chain: str | Sequence[str] | None
+    project_id: str | None
+    deferrable: bool
+    durable: bool
+    cancel_on_kill: bool
+    poll_interval: float
+    get_logs: bool
+    zone: str | None
+    zones: str | Sequence[str]
+    spot: bool
+    backend: str | None
+    store: str | None
+    deployment: str | None
+    cloud: TpuVm | None
+    container_image: str | None
+    limits: Limits
+    retry: Retry
+    requirements: str | os.PathLike[str] | Sequence[str] | None
+    python: str | None
+    first_party: Sequence[str]
+    capture_env_vars: Sequence[str] | None
+    secrets: Mapping[str, str] | None
+    volumes: Mapping[str, Data] | None
+    output_dir: str | None
+    distributed: bool | None
+    keras_backend: str | None
+    profile: Profile | int | str | None
+    partition_key: str | None
+    labels: Mapping[str, str] | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """What every task takes."""
+
+    task_id: str
+    task_display_name: str | None
+    multiple_outputs: bool | None
+    do_xcom_push: bool
+    inlets: Any
+    outlets: Any
+    owner: str
+    params: Any
+    default_args: dict[str, Any] | None
+    doc: str | None
+    doc_md: str | None
+    doc_json: str | None
+    doc_yaml: str | None
+    doc_rst: str | None
+    map_index_template: str | None
+    depends_on_past: bool
+    wait_for_downstream: bool
+    ignore_first_depends_on_past: bool
+    wait_for_past_depends_before_skipping: bool
+    trigger_rule: str
+    start_date: datetime | None
+    end_date: datetime | None
+    retries: int | None
+    retry_delay: timedelta | float
+    retry_exponential_backoff: float
+    max_retry_delay: timedelta | float | None
+    retry_policy: Any
+    execution_timeout: timedelta | None
+    pool: str | None
+    pool_slots: int
+    queue: str
+    priority_weight: int
+    weight_rule: Any
+    max_active_tis_per_dag: int | None
+    max_active_tis_per_dagrun: int | None
+    executor: str | None
+    executor_config: dict[Any, Any] | None
+    resources: dict[str, Any] | None
+    run_as_user: str | None
+    render_template_as_native_obj: bool | None
+    allow_nested_operators: bool
+    email: str | Sequence[str] | None
+    email_on_retry: bool
+    email_on_failure: bool
+    on_execute_callback: Any
+    on_failure_callback: Any
+    on_success_callback: Any
+    on_retry_callback: Any
+    on_skipped_callback: Any
+    pre_execute: Any
+    post_execute: Any
+    logger_name: str | None
+    dag: Any
+    task_group: Any
+
+
+class Options(KineticOptions, TaskOptions, total=False):
+    """All that `@task.kinetic(…)` takes."""
 
 
 class KineticDecoratedOperator(DecoratedOperator, KineticTPUOperator):
@@ -21,28 +131,31 @@ class KineticDecoratedOperator(DecoratedOperator, KineticTPUOperator):
     shallow_copy_attrs: Sequence[str] = KineticTPUOperator.shallow_copy_attrs
     custom_operator_name = "@task.kinetic"
 
-    def __init__(self, *, python_callable: Callable[..., Any], op_args: Any, op_kwargs: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Collection[Any],
+        op_kwargs: Mapping[str, Any],
+        **kwargs: Any,
+    ) -> None:
         call = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
-        super().__init__(kwargs_to_upstream=call, **call, **kwargs)
+        super().__init__(kwargs_to_upstream=call, **cast("dict[str, Any]", call), **kwargs)
 
 
 @overload
-def kinetic_task(python_callable: Callable[P, R]) -> Task[P, R]: ...
+def kinetic_task(python_callable: Callable[P, R], /) -> Task[P, R]: ...
 
 
 @overload
-def kinetic_task(
-    *, accelerator: str = ..., multiple_outputs: bool | None = None, **kwargs: Any
-) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def kinetic_task(**options: Unpack[Options]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
 
-def kinetic_task(
-    python_callable: Callable[..., Any] | None = None, *, multiple_outputs: bool | None = None, **kwargs: Any
-) -> Any:
+def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Make a function a task that runs on an accelerator: the parameters of `KineticTPUOperator`, and any task's."""
-    return task_decorator_factory(
-        python_callable,
-        multiple_outputs=multiple_outputs,
-        decorated_operator_class=cast("Any", KineticDecoratedOperator),
-        **kwargs,
+    if isinstance(accelerator := options.get("accelerator"), str) and is_final(accelerator):
+        accelerators.parse(accelerator)  # a task that is mapped is made only when it runs
+    made: Any = task_decorator_factory(
+        python_callable, decorated_operator_class=cast("Any", KineticDecoratedOperator), **options
     )
+    return checked_task(made) if python_callable is not None else lambda function: checked_task(made(function))

@@ -1,85 +1,136 @@
 """One Airflow task, one job: launched by a worker, waited for there or on a triggerer, its value handed on.
 
-Responsible for who the task is, for what Airflow does to it (deferring, resuming, killing) and for what goes to
-XCom. Everything about the job itself is the core's.
+Responsible for what Airflow does to a task (deferring, resuming, timing out, killing, clearing) and for what it leaves
+behind: XCom, asset events, links, lineage. Everything about the job itself is the core's.
 """
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import functools
 import inspect
 import json
 import os
+import re
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
-from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
+from airflow_kinetic import keeper, pin
+from airflow_kinetic.arguments import plain, untemplated, with_context
+from airflow_kinetic.declared import check, options_of
+from airflow_kinetic.links.kinetic import (
+    KineticConsoleLink,
+    KineticCurvesLink,
+    KineticJobLink,
+    KineticLogLink,
+    KineticProfileLink,
+    ShowsLinks,
+    url_of_curves,
+    url_of_profile,
+    urls_of,
+)
+from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from kinetic_orchestration.agent import names
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import JobCancelled, JobNotFound, StoreError, UsageError
 from kinetic_orchestration.identity import Identity
+from kinetic_orchestration.identity import job_id as job_id_of
+from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
     DEFAULT_ACCELERATOR,
     JobSpec,
-    Options,
     TpuVm,
     check_function,
     check_options,
     name_of,
 )
-from kinetic_orchestration.values import Limits, Outcome, Retry
+from kinetic_orchestration.values import JobStatus, Limits, Outcome, Retry
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from kinetic_orchestration.act import Job
+    from kinetic_orchestration.follow import Follower
 
-# What a task's context has that means the same on another machine. The rest is Airflow's own objects.
-TRAVELLING = frozenset({"ds", "ds_nodash", "run_id", "task_instance_key_str", "ts", "ts_nodash", "ts_nodash_with_tz"})
+BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
+KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
+LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
 
 
-class KineticTPUOperator(BaseOperator):
-    """Run a function on an accelerator. Deferred, it holds no worker, and its hosts' lines are in the task's log.
+class KineticTPUOperator(ShowsLinks, BaseOperator):
+    """Run a function or a script on an accelerator. Deferred, it holds no worker, and its hosts' lines are in its log.
 
     :param python_callable: the function; one decorated by `kinetic.run` is taken without its own options
-    :param op_args: its positional arguments (templated)
-    :param op_kwargs: its keyword arguments (templated)
+    :param script: instead of a function, a Python file, by its path from the DAG file's folder (templated). It runs
+        with the project around it and has no value
+    :param op_args: the function's positional arguments, or the script's (templated)
+    :param op_kwargs: the function's keyword arguments (templated)
     :param accelerator: such as ``v5e-8`` (templated)
+    :param name: what the job is called; by default as its function or script (templated)
+    :param env: variables of the program, which all who read the store can read: secrets go in `secrets` (templated)
+    :param gcp_conn_id: the connection to Google Cloud. A job on this machine needs none (templated)
+    :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
+    :param project_id: by default the connection's (templated)
     :param deferrable: wait on a triggerer instead of on a worker
-    :param durable: a retry finds the job of the try before, if it lives or succeeded, instead of a second one
-    :param cancel_on_kill: the job ends when the task is cleared, marked or stopped by somebody
+    :param durable: a retry finds the job of the try before, if it lives or succeeded, instead of a second one. Only a
+        task that is waited for on a worker may do without
+    :param cancel_on_kill: the job ends when the task is cleared, marked or stopped by somebody, or out of time
+    :param poll_interval: while deferred, so many seconds at least lie between two looks at the job; 0: as it rings
+    :param get_logs: write the hosts' lines to the task's log, not only what becomes of the job
 
-    All other parameters are those of `kinetic_orchestration.run`. In a deferred task `execution_timeout`, which
-    Airflow does not apply there, is the job's `limits.total` unless that is given.
+    All other parameters are those of `kinetic_orchestration.run`. The job's metrics are in the `extra` of the events of
+    the task's outlets. `execution_timeout` counts while the task is deferred, too, from the beginning of each try.
     """
 
     template_fields: Sequence[str] = (
-        "op_args", "op_kwargs", "accelerator", "project_id", "zones", "store", "deployment", "output_dir", "labels",
+        "op_args", "op_kwargs", "script", "accelerator", "name", "env", "zone", "zones", "project_id", "gcp_conn_id",
+        "impersonation_chain", "store", "deployment", "output_dir", "partition_key", "container_image", "labels",
+        "profile",
     )  # fmt: skip
-    template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"op_args": "py", "op_kwargs": "py", "env": "json"}
     shallow_copy_attrs: Sequence[str] = ("python_callable",)
+    operator_extra_links = (
+        KineticJobLink(), KineticLogLink(), KineticConsoleLink(), KineticCurvesLink(), KineticProfileLink(),
+    )  # fmt: skip
     ui_color = "#e8f0fe"
 
     def __init__(
         self,
         *,
-        python_callable: Callable[..., Any],
+        python_callable: Callable[..., Any] | None = None,
+        script: str | None = None,
         op_args: Collection[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         accelerator: str = DEFAULT_ACCELERATOR,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        gcp_conn_id: str = DEFAULT_CONNECTION,
+        impersonation_chain: str | Sequence[str] | None = None,
+        project_id: str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         durable: bool = True,
         cancel_on_kill: bool = True,
-        project_id: str | None = None,
-        zones: Sequence[str] = (),
+        poll_interval: float = 0.0,
+        get_logs: bool = True,
+        zone: str | None = None,
+        zones: str | Sequence[str] = (),
         spot: bool = False,
         backend: str | None = None,
         store: str | None = None,
         deployment: str | None = None,
         cloud: TpuVm | None = None,
+        container_image: str | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         retry: Retry = Retry(),  # noqa: B008 - frozen
         requirements: str | os.PathLike[str] | Sequence[str] | None = None,
@@ -90,24 +141,36 @@ class KineticTPUOperator(BaseOperator):
         volumes: Mapping[str, Data] | None = None,
         output_dir: str | None = None,
         distributed: bool | None = None,
+        keras_backend: str | None = None,
+        profile: Profile | int | str | None = None,
+        partition_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.python_callable = check_function(python_callable)
+        self.python_callable: Any = check_function(python_callable) if python_callable is not None else None
+        self.script = script
         self.op_args: Collection[Any] = op_args or []
         self.op_kwargs: Mapping[str, Any] = op_kwargs or {}
         self.accelerator = accelerator
+        self.name = name
+        self.env = env
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+        self.project_id = project_id
         self.deferrable = deferrable
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
-        self.project_id = project_id
+        self.poll_interval = poll_interval
+        self.get_logs = get_logs
+        self.zone = zone
         self.zones = zones
         self.spot = spot
         self.backend = backend
         self.store = store
         self.deployment = deployment
         self.cloud = cloud
+        self.container_image = container_image
         self.limits = limits
         self.retry = retry
         self.requirements = requirements
@@ -118,131 +181,413 @@ class KineticTPUOperator(BaseOperator):
         self.volumes = volumes
         self.output_dir = output_dir
         self.distributed = distributed
+        self.keras_backend = keras_backend
+        self.profile = profile
+        self.partition_key = partition_key
         self.labels = labels
+        self._token = keeper.new_token()
         self._job: Job | None = None
-        self._asked: tuple[JobSpec, Identity] | None = None
-        options = self._options()
-        check_options(
-            options if is_final(accelerator) else dataclasses.replace(options, accelerator=DEFAULT_ACCELERATOR)
-        )
+        self._job_id = ""  # once it is claimed
+        self._asked: tuple[JobSpec, Identity, Place] | None = None
+        self._launching = False
+        self._executing = False
+        self._killed = False
+        self._killing: threading.Thread | None = None
+        check({name: getattr(self, name) for name in declared_with()}, self.template_fields)
+
+    @classmethod
+    def partial(cls, **given: Any) -> OperatorPartial:
+        """As of any operator. What is wrong with it is told by `expand`, while the DAG is parsed, too."""
+        from airflow_kinetic.mapping import CheckedPartial
+
+        return CheckedPartial.of(super().partial(**given))
+
+    # ---- what Airflow calls ------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
         from airflow_kinetic.task_log import TaskLog
         from kinetic_orchestration.follow import Follower, follow
-        from kinetic_orchestration.launch import launch
 
-        spec = self._spec(context)
-        identity = self._identity(spec, context)
-        self._asked = (spec, identity) if identity is not None else None
-        self._job = job = launch(spec, identity)
-        self.log.info("Job %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, job.job_id)
-        follower, emit = Follower(job), TaskLog(job.policy.hosts)
-        outcome = follower.step(emit)
-        if outcome is None and self.deferrable:
-            self._defer(job, follower.cursor.to_json())
-        outcome = outcome or follow(follower, emit)
-        assert outcome is not None  # no timeout and no stop were given
-        return self._finish(job, outcome)
+        began = time.time()
+        with self._leaving_nothing_undone():
+            self._refuse_if_killed()
+            spec, place = self._placed(self._spec(context))
+            with self._looked_after(context, place):
+                job = self._launched(spec, place, context)
+                self.log.info("Job %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, job.job_id)
+                self.kinetic_urls = urls_of(job.job_id, place)
+                # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
+                if self.deferrable and Follower(job).step() is None and not self._killed:
+                    self._defer(Follower(job), place, began)
+                log = TaskLog(job.policy.hosts, lines=self.get_logs)
+                outcome = follow(Follower(job), log)
+            assert outcome is not None  # no timeout and no stop were given
+            return self._finish(context, job, outcome, log.metrics)
 
-    def execute_complete(self, context: Context, event: dict[str, str]) -> Any:
-        """Where a deferred task goes on: with its job ended, by whatever way."""
-        from airflow_kinetic.triggers.kinetic import open_job
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Where a deferred task goes on: with its job ended, by whatever way, or because it is out of time."""
+        from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
         from kinetic_orchestration.follow import Follower, follow
 
-        del context
-        self._job = job = open_job(**event)
-        outcome = follow(Follower(job))
-        assert outcome is not None
-        return self._finish(job, outcome)
+        place, self._job_id = Place(**event["place"]), event["job_id"]
+        self.kinetic_urls = urls_of(self._job_id, place)
+        with self._leaving_nothing_undone():
+            with self._looked_after(context, place):
+                if event["how"] == UNREACHABLE:
+                    raise StoreError(event["message"])
+                job = place.open(self._job_id, event["spec_digest"])
+                keeper.take(job.store, job.job_id, self._token)
+                self._job = job
+                if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
+                    raise self._out_of_time(job, event.get("limit"))
+                outcome = follow(Follower(job))
+            assert outcome is not None  # no timeout and no stop were given
+            return self._finish(context, job, outcome, event["metrics"])
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralError, TaskDeferralTimeout) as error:
+            kept = pin.kept_pin(context)
+            if kept is not None and kept.place is not None:
+                self.kinetic_urls = urls_of(kept.job_id, kept.place)
+                at_once = isinstance(error, TaskDeferralTimeout)
+                self._give_up(context, kept.place, kept.job_id, error, at_once=at_once)
+            raise
 
     def on_kill(self) -> None:
-        from airflow_kinetic.triggers.kinetic import cancel
-        from kinetic_orchestration.launch import find
-
+        """In a signal handler, on top of whatever the main thread was just at: for a lock that it holds, an import that
+        is half done or an answer that it is about to read, this frame would wait in vain. So a thread does it all, for
+        which `execute` waits at its end, and nobody else before that.
+        """
+        self._killed = True
         if not self.cancel_on_kill:
             return
-        job = self._job or (find(*self._asked) if self._asked is not None else None)  # killed while it was launched
-        if job is not None:
-            cancel(job, "its Airflow task was killed")
+        if self._killing is None:
+            run = contextvars.copy_context().run
+            self._killing = threading.Thread(target=run, args=(self._kill,), name="kinetic-kill", daemon=True)
+            self._killing.start()
+        if not self._executing and self._killing.is_alive():
+            self._killing.join(KILL_SECONDS)
 
-    def _options(self) -> Options:
-        cloud = self.cloud
-        if self.zones:
-            cloud = dataclasses.replace(cloud or TpuVm(), zones=self.zones)
-        limits = self.limits
-        if self.deferrable and self.execution_timeout is not None and limits.total is None:
-            limits = dataclasses.replace(limits, total=self.execution_timeout.total_seconds())
-        return Options(
-            accelerator=self.accelerator, backend=self.backend, project=self.project_id, spot=self.spot, cloud=cloud,
-            limits=limits, retry=self.retry, requirements=self.requirements, python=self.python,
-            first_party=self.first_party, capture_env_vars=self.capture_env_vars, secrets=self.secrets,
-            volumes=self.volumes, output_dir=self.output_dir, store=self.store, deployment=self.deployment,
-            distributed=self.distributed, labels=self.labels or {},
-        )  # fmt: skip
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Buckets and folders that the job read and wrote, where Airflow has OpenLineage."""
+        from airflow_kinetic.lineage import lineage_of
+
+        del task_instance
+        return lineage_of([self.op_args, self.op_kwargs, self.volumes or {}], self._output())
+
+    # ---- being killed ------------------------------------------------------------------------------------------
+
+    def _kill(self) -> None:
+        """Cancel the job, also if it is only being launched: then as soon as it is there."""
+        job: Job | None = None
+        try:
+            while True:
+                launching = self._launching  # before the look: what is launched after it was claimed after it, too
+                job = self._job or self._found()
+                if job is not None and keeper.cancel_if_kept(job, self._token, "its Airflow task was killed"):
+                    return
+                if not launching:
+                    break
+                time.sleep(LOOK_AGAIN)
+        except Exception as error:
+            self.log.warning("The task was killed, and its job could not be cancelled: %s", error)
+        else:
+            if job is not None:
+                self.log.info("Job %s is left alone: it has another keeper by now", job.job_id)
+
+    def _found(self) -> Job | None:
+        from kinetic_orchestration.launch import find
+
+        if self._asked is None:
+            return None
+        spec, identity, place = self._asked
+        with place.acting():
+            return find(spec, identity)
+
+    def _refuse_if_killed(self) -> None:
+        if self._killed and self.cancel_on_kill:
+            raise JobCancelled("the Airflow task was killed before its job was made", job_id=self._job_id)
+
+    @contextmanager
+    def _leaving_nothing_undone(self) -> Iterator[None]:
+        """Airflow ends the process without waiting for threads."""
+        self._executing = True
+        try:
+            yield
+        finally:
+            self._executing = False  # first: whoever is killed from now on waits by itself
+            if self._killing is not None:
+                self._killing.join(KILL_SECONDS)
+
+    # ---- the job -----------------------------------------------------------------------------------------------
 
     def _spec(self, context: Context) -> JobSpec:
-        function, args = self.python_callable, tuple(self.op_args)
-        kwargs = with_context(function, args, self.op_kwargs, context)
-        return JobSpec(name_of(function), self._options(), function, args, kwargs)
+        args = tuple(plain(list(untemplated(self.op_args, "op_args", "[…]")), "op_args"))
+        kwargs = plain(untemplated(self.op_kwargs, "op_kwargs", "{…}"), "op_kwargs")
+        env = plain(untemplated(self.env or {}, "env", "{…}"), "env")
+        untemplated(self.labels, "labels", "{…}")
+        given = {name: getattr(self, name) for name in declared_with()}
+        options = check_options(options_of(given, self.zones))
+        for variable, value in env.items():
+            if not isinstance(value, str):
+                raise UsageError(f"env[{variable!r}] is {value!r}: the value of a variable is text")
+        if self.script is not None:
+            file = Path(context["dag"].fileloc).parent / self.script
+            if not file.is_file():
+                raise UsageError(f"the script {self.script} is not there: looked for it as {file}")
+            argv = ("python", file.name, *map(str, args))
+            name = _checked_name(self.name or file.name)
+            return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env)
+        function = self.python_callable
+        kwargs = with_context(function, args, kwargs, context)
+        name = _checked_name(self.name) if self.name else name_of(function)
+        return JobSpec(name, options, function, args, kwargs, env=env)
 
-    def _identity(self, spec: JobSpec, context: Context) -> Identity | None:
-        """The same over automatic retries, another after every clear, which raises the number of tries."""
-        from kinetic_orchestration.launch import settings_for
+    def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
+        """Where it goes, and as whom. The connection is opened only if that is Google's."""
+        place = Place.here(
+            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
+            backend=self.backend, project=self.project_id,
+        )  # fmt: skip
+        if not place.is_google:
+            return spec, place
+        return dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project)), place
 
-        if not self.durable:
-            return None
-        task = context["ti"]
-        index = "" if task.map_index is None or task.map_index < 0 else str(task.map_index)
-        epoch = task.max_tries - (self.retries or 0)
-        step = f"{task.dag_id}/{task.task_id}"  # both may hold dots, neither a slash
-        return Identity(settings_for(spec).deployment, "airflow", task.run_id, step, index, epoch)
+    def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
+        """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
+        from kinetic_orchestration.launch import find, identity_of, launch, other_than_asked
+        from kinetic_orchestration.stores import open_store
 
-    def _defer(self, job: Job, cursor: list[Any]) -> None:
+        with place.acting():
+            kept = pinned = None
+            if self.durable:
+                kept = pin.kept_pin(context)
+                pinned = self._pinned(context, kept)._replace(place=place)
+            identity = identity_of(spec) if pinned is None else _identity(place.deployment, context["ti"], pinned)
+            if pinned is not None and kept is None:
+                # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
+                # which, so that it need not be kept again.
+                pinned = pinned._replace(job_id=job_id_of(identity, 1))
+                pin.keep(context, pinned)
+
+            def claimed(job_id: str) -> None:
+                self._job_id = job_id
+                self._refuse_if_killed()
+                if pinned is not None and (kept is not None or pinned.job_id != job_id):
+                    pin.keep(context, pinned._replace(job_id=job_id))
+                # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
+                # of its successor.
+                keeper.take(open_store(place.store, place.deployment), job_id, self._token)
+
+            self._asked, self._launching = (spec, identity, place), True
+            try:
+                if pinned is not None and kept is not None:
+                    if kept.epoch != pinned.epoch:
+                        self._call_back(kept)
+                    elif (left := find(spec, identity)) is not None:
+                        self._take_over(left, cleared=pin.was_cleared(kept, pinned.clears))
+                job = launch(spec, identity, claimed=claimed)
+                self._job = job
+            finally:
+                self._launching = False
+            if differs := other_than_asked(spec, job):
+                self.log.warning("Job %s goes on as it was submitted before, with %s", job.job_id, differs)
+            return job
+
+    def _pinned(self, context: Context, kept: pin.Pin | None) -> pin.Pin:
+        task, run = context["ti"], context.get("dag_run")
+        clears = getattr(run, "clear_number", None)
+        found = pin.pin_now(kept, task.max_tries, self.retries or 0, task.try_number, clears)
+        return found._replace(life=pin.new_life()) if kept is None and pin.has_state(context) else found
+
+    def _take_over(self, left: Job, *, cleared: bool) -> None:
+        """The job of the try before, of which nobody knows yet whether it lives."""
+        from kinetic_orchestration.follow import Follower
+
+        keeper.take(left.store, left.job_id, self._token)
+        keeper.wait_for_the_end(
+            left, lambda: self.log.info("Job %s was cancelled. Its hosts are waited for", left.job_id)
+        )
+        if cleared and Follower(left).step() is None:
+            self.log.info(
+                "This try goes on with job %s of the try before. Tasks of this DAG run were cleared meanwhile, and "
+                "Airflow does not tell whether this one was, with nobody there to cancel its job. If so, clear it "
+                "once more", left.job_id,
+            )  # fmt: skip
+
+    def _call_back(self, kept: pin.Pin) -> None:
+        """The job of before a clear: whoever was to end it may have been dead, or may not have begun to watch."""
+        if not self.cancel_on_kill or kept.place is None or not kept.job_id:
+            return
+        try:
+            if keeper.call_back(kept.place.open(kept.job_id), "its Airflow task was cleared"):
+                self.log.info("Job %s, which the task had before it was cleared, is cancelled", kept.job_id)
+        except JobNotFound:
+            pass  # it was never made
+        except Exception as error:  # its connection may have gone since, and the new job has to begin all the same
+            self.log.warning("Job %s of before the clear could not be cancelled: %s", kept.job_id, error)
+
+    def _defer(self, follower: Follower, place: Place, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
-        plan = job.plan()
+        now = time.time()
+        limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
+        deadline = None if limit is None else began + limit
         trigger = KineticJobTrigger(
-            job_id=job.job_id, store=plan.store, deployment=plan.deployment, backend=plan.backend,
-            cursor=json.loads(json.dumps(cursor)), deferred=time.time(), cancel_on_kill=self.cancel_on_kill,
+            job_id=follower.job.job_id, place=place._asdict(),
+            cursor=json.loads(json.dumps(follower.cursor.to_json())), deferred=now, deadline=deadline,
+            poll_interval=float(self.poll_interval), get_logs=self.get_logs, keeps=self.cancel_on_kill,
+            limit=limit,
         )  # fmt: skip
-        self.defer(trigger=trigger, method_name="execute_complete")
+        back_stop = None if deadline is None else timedelta(seconds=deadline - now + BACK_STOP)
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=back_stop)
 
-    def _finish(self, job: Job, outcome: Outcome) -> Any:
-        from airflow_kinetic.xcom import value_for_xcom
+    # ---- its end -----------------------------------------------------------------------------------------------
 
-        value, whole = value_for_xcom(job, outcome)
+    def _finish(self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
+        from airflow_kinetic.configuration import xcom_limit
+        from airflow_kinetic.xcom import uri_of_result, value_for_xcom
+        from kinetic_orchestration import act
+        from kinetic_orchestration.results import error_of
+
+        if outcome.status is JobStatus.CANCELLED and not self._killed and not act.may_begin_anew(job):
+            # By a person, who does not want to see it begin again; a retry would only find it cancelled.
+            raise AirflowFailException(str(error_of(job, outcome)))
+        profile, curves = self._show_profile(job), self._show_curves(job)
+        value, whole = value_for_xcom(job, outcome, xcom_limit())
         if not whole:
             self.multiple_outputs = False  # one URI, whatever the function was annotated with
             self.log.info(
                 "The value is no small JSON and stays in the store; XCom has its URI, %s. To read it: "
                 "kinetic_orchestration.attach(%r).result()", value, job.job_id,
             )  # fmt: skip
+        more = {"value": "" if value is None else uri_of_result(job, outcome), "profile": profile, "curves": curves}
+        self._tell_outlets(context, job, outcome, metrics, more)
         return value
 
+    def _show_profile(self, job: Job) -> str:
+        """Where it lies; "" if there is none."""
+        from kinetic_orchestration.errors import KineticError
+        from kinetic_orchestration.job import JobHandle
 
-def is_final(value: Any) -> bool:
-    """Whether a templated field is known while the DAG is parsed."""
-    return isinstance(value, str) and "{{" not in value and "{%" not in value
+        handle: JobHandle[Any] = JobHandle(job)
+        try:
+            place = handle.profile_dir()
+        except KineticError:  # it is worth no task
+            return ""
+        if place:
+            self.log.info("The profile of job %s: %s", job.job_id, names.xprof(place))
+            self.kinetic_urls = {**self.kinetic_urls, **url_of_profile(place)}
+        return place
+
+    def _show_curves(self, job: Job) -> str:
+        """Where the picture is of what it reported and of what its devices did; "" if there is none."""
+        from kinetic_orchestration.cost import times
+        from kinetic_orchestration.errors import KineticError
+        from kinetic_orchestration.job import JobHandle
+
+        handle: JobHandle[Any] = JobHandle(job)
+        try:
+            page, cost = handle.picture_url(), handle.cost()
+        except KineticError:  # it is worth no task
+            return ""
+        self.log.info("%s; %s", cost, times(cost))
+        if page:
+            self.log.info("The curves of job %s, of what it reported and of its devices: %s", job.job_id, page)
+            self.kinetic_urls = {**self.kinetic_urls, **url_of_curves(page)}
+        return page
+
+    def _tell_outlets(
+        self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str], more: Mapping[str, str]
+    ) -> None:
+        from airflow.sdk import Asset
+        from airflow.sdk.definitions.asset import AssetRef
+
+        outlets = [outlet for outlet in self.outlets if isinstance(outlet, (Asset, AssetRef))]
+        if not outlets:
+            return
+        plan = job.plan()
+        told: dict[str, Any] = {
+            "job_id": job.job_id, "accelerator": plan.slice.name, "attempts": outcome.attempts,
+            "output_dir": self._output(), **{name: text for name, text in more.items() if text},
+            "metrics": dict(metrics),
+        }  # fmt: skip
+        for outlet in outlets:
+            accessor = context["outlet_events"][outlet]
+            accessor.extra = {**accessor.extra, **told}
+
+    def _output(self) -> str:
+        return "" if self._job is None else str(self._job.spec()["task"]["output_dir"])
+
+    def _out_of_time(self, job: Job, limit: float | None) -> AirflowTaskTimeout:
+        after = "" if limit is None else f" after {timedelta(seconds=limit)}"
+        what = "goes on"
+        if self.cancel_on_kill:
+            keeper.cancel(job, "its Airflow task was out of time")
+            what = "was cancelled"
+        return AirflowTaskTimeout(
+            f"the task was out of time{after}, its execution_timeout; job {job.job_id} {what}. "
+            f"Its log: kinetic-orchestration logs {job.job_id}"
+        )
+
+    @contextmanager
+    def _looked_after(self, context: Context, place: Place) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if self._job_id:
+                self._give_up(context, place, self._job_id, error, at_once=self._killed or not self.durable)
+            raise
+
+    def _give_up(
+        self, context: Context, place: Place, job_id: str, failure: BaseException, *, at_once: bool = False
+    ) -> None:
+        """The task fails though its job has not ended. The next try finds it; after the last one nobody would."""
+        if not self.cancel_on_kill or (not at_once and self._is_tried_again(context, failure)):
+            return
+        try:
+            job = place.open(job_id)
+            if not self._killed or keeper.is_kept_by(job, self._token):
+                keeper.call_back(job, "its Airflow task failed while it waited")
+        except JobNotFound:
+            pass  # it was never made
+        except Exception as error:  # what failed the task is what is to be told
+            self.log.warning("Job %s could not be cancelled, and goes on: %s", job_id, error)
+
+    def _is_tried_again(self, context: Context, failure: BaseException) -> bool:
+        """As Airflow decides it a moment later."""
+        from airflow.sdk import RetryAction
+
+        task = context["ti"]
+        if task.try_number > task.max_tries:
+            return False
+        if self.retry_policy is None:
+            return True
+        try:
+            decision = self.retry_policy.evaluate(failure, task.try_number, task.max_tries, context)
+        except Exception:  # then it counts as none
+            return True
+        return decision.action is not RetryAction.FAIL
 
 
-def with_context(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], context: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The keyword arguments, with what the function asks of the task's context by name, as other tasks may."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some callables written in C have none
-        return dict(kwargs)
-    given = signature.bind_partial(*args, **kwargs).arguments
-    found = dict(kwargs)
-    for name, parameter in signature.parameters.items():
-        if name in given or name not in KNOWN_CONTEXT_KEYS:
-            continue
-        if name in TRAVELLING and name in context:
-            found[name] = context[name]
-        elif parameter.default is inspect.Parameter.empty:
-            raise UsageError(
-                f"{name_of(function)}() asks for {name!r} of the task's context, which cannot travel to a host. Pass "
-                "what it needs of it as an argument: templates are rendered in op_args and op_kwargs."
-            )
-    return found
+@functools.cache
+def declared_with() -> dict[str, Any]:
+    """The operator's own parameters, and what each is unless it is given."""
+    parameters = inspect.signature(KineticTPUOperator.__init__).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in ("self", "kwargs")}
+
+
+def _identity(deployment: str, task: Any, pinned: pin.Pin) -> Identity:
+    index = "" if task.map_index is None or task.map_index < 0 else str(task.map_index)
+    step = f"{task.dag_id}/{task.task_id}"  # both may hold dots, neither a slash
+    if pinned.life:
+        index = f"{index}/{pinned.life}"
+    return Identity(deployment, "airflow", task.run_id, step, index, pinned.epoch)
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise UsageError(f"name is {name!r}: write it with letters, digits, '-', '_' and '.' alone")
+    return name

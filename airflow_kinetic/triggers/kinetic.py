@@ -1,83 +1,232 @@
 """Waits for a job on a triggerer: its hosts' lines go to the task's log, its end resumes the task.
 
-Imports this package alone, never the user's code: a triggerer need not have the DAGs. Knows neither what the job
-computes nor what becomes of its value.
+Imports this package alone, never the user's code: a triggerer need not have the DAGs. Looks its connection up itself.
+Knows neither what the job computes nor what becomes of its value.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_kinetic import keeper, threads
+from airflow_kinetic.configuration import line_budget
+from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
+from airflow_kinetic.place import Place
 from airflow_kinetic.task_log import TaskLog
-from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.follow import Follower, afollow
-from kinetic_orchestration.job import open_place
-from kinetic_orchestration.values import Cursor
+from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
+from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
+from kinetic_orchestration.values import Cursor, Outcome
 
 # A trigger that fires in the first seconds after the deferral can meet a scheduler that has not noted it yet,
 # which fails the task (apache/airflow issues 66374, 67287, 71580, 72716).
 SETTLED = 10.0
+# Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
+# by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
+# airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
+LAST_WORDS = 0.5  # so long they take,
+LINES_READ = 100.0  # and a second more for so many that any trigger wrote of late, when the triggerer is busy;
+MOST_LAST_WORDS = 8.0  # the socket holds no more than a few hundred
+FIRST_LOOK = 60.0  # a trigger that begins so soon after the deferral is the first one
+OPEN_SECONDS = 15.0  # what one try to reach the job may take
+FIRST_PATIENCE = 10.0  # of the first trigger, with a store that it cannot reach, and two tries at least
+FIRST_AGAIN = 1.0  # between them
+AGAIN = 10.0  # between two tries of a trigger that was there before
+KILL_SECONDS = 25.0  # in which a cancel that failed is tried again
+JITTER = 0.2  # of a wait, so that a thousand triggers that began together do not go on together
+
+ENDED, OUT_OF_TIME, UNREACHABLE = "ended", "out of time", "unreachable"
 
 
 class KineticJobTrigger(BaseTrigger):
-    """One trigger for the whole wait. `cursor` is how far the log was written before."""
+    """One trigger for the whole wait.
+
+    :param job_id: the job
+    :param place: the fields of its `Place`
+    :param cursor: how far its log was written before
+    :param deferred: when the task was
+    :param deadline: when it is out of time, if ever
+    :param poll_interval: so many seconds at least lie between two looks
+    :param get_logs: whether the hosts' lines are written, or only what becomes of the job
+    :param keeps: whether the job is the task's own, and ends when the task is killed; else it is only watched
+    :param metrics: those that were told before
+    :param limit: the seconds from the task's beginning to the deadline
+    """
 
     def __init__(
         self,
         *,
         job_id: str,
-        store: str,
-        deployment: str,
-        backend: str,
+        place: dict[str, Any],
         cursor: list[Any],
         deferred: float,
-        cancel_on_kill: bool = True,
+        deadline: float | None = None,
+        poll_interval: float = 0.0,
+        get_logs: bool = True,
+        keeps: bool = True,
+        metrics: dict[str, float | str] | None = None,
+        limit: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
-        self.store = store
-        self.deployment = deployment
-        self.backend = backend
+        # Of a thousand triggers, most name the same place; each came out of the database with texts of its own.
+        self.place = {name: sys.intern(said) if isinstance(said, str) else said for name, said in place.items()}
         self.cursor = cursor
         self.deferred = deferred
-        self.cancel_on_kill = cancel_on_kill
+        self.deadline = deadline
+        self.poll_interval = poll_interval
+        self.get_logs = get_logs
+        self.keeps = keeps
+        self.metrics = metrics
+        self.limit = limit
+        self._token = keeper.new_token()
+        self._made = time.monotonic()  # by the triggerer, when it takes it
+        self._job: Job | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("job_id", "store", "deployment", "backend", "cursor", "deferred", "cancel_on_kill")
+        names = (
+            "job_id", "place", "cursor", "deferred", "deadline", "poll_interval", "get_logs", "keeps", "metrics",
+            "limit",
+        )  # fmt: skip
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        job = await asyncio.to_thread(self._open)
-        await afollow(Follower(job, Cursor.from_json(self.cursor)), TaskLog(job.policy.hosts))
+        how, message, follower, log = ENDED, "", None, None
+        try:
+            async with asyncio.timeout(self._left()) as bound:
+                job = self._job = await self._opened()
+                follower = _Follower(job, Cursor.from_json(self.cursor))
+                log = TaskLog(
+                    job.policy.hosts, budget=line_budget(), whole_log=self._whole_log(), lines=self.get_logs,
+                    metrics=self.metrics,
+                )  # fmt: skip
+                log.hold()
+                await afollow(follower, log, pause=self.poll_interval * random.uniform(1.0, 1.0 + JITTER))
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            how = OUT_OF_TIME
+        except _Unreachable as error:
+            how, message = UNREACHABLE, str(error)
+        if log is not None:
+            log.end()
         if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
-            await asyncio.sleep(self.deferred + SETTLED - time.time())
-        place = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
-        yield TriggerEvent({"job_id": self.job_id, **place})  # type: ignore[no-untyped-call]
+            since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
+            settled = since + SETTLED * random.uniform(1.0, 1.0 + JITTER)
+            await asyncio.sleep(max(settled, _last_words()))
+        event = {
+            "job_id": self.job_id,
+            "place": self.place,
+            "spec_digest": (Cursor.from_json(self.cursor) if follower is None else follower.cursor).spec,
+            "how": how,
+            "message": message,
+            "limit": self.limit,
+            "metrics": log.metrics if log is not None else self.metrics or {},
+        }
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """The task was cleared or marked by somebody: its job ends too. Not called when a triggerer goes away."""
-        if self.cancel_on_kill:
-            await asyncio.to_thread(self._cancel)
+        give_up, pause = time.monotonic() + KILL_SECONDS, FIRST_AGAIN
+        while self.keeps:
+            within = min(OPEN_SECONDS, give_up - time.monotonic())
+            try:
+                await threads.run(self._cancel, within=within, kind="kill")
+                return
+            except JobNotFound:
+                raise
+            except Exception as error:
+                if time.monotonic() + pause > give_up:
+                    raise
+                reason = f"no answer within {within:.0f} s" if isinstance(error, threads.TooSlow) else str(error)
+                self.log.warning("Job %s could not be cancelled, and that is tried again: %s", self.job_id, reason)
+            await asyncio.sleep(pause)
+            pause = 2 * pause
+
+    def _left(self) -> float | None:
+        return None if self.deadline is None else max(0.0, self.deadline - time.time())
+
+    async def _opened(self) -> Job:
+        """The job. That the worker's store is not this one is told at once; that it gives no answer, within seconds,
+        but by a trigger which had reached it before.
+        """
+        first = abs(time.time() - self.deferred) < FIRST_LOOK
+        patience, pause = (FIRST_PATIENCE, FIRST_AGAIN) if first else (STORE_PATIENCE, AGAIN)
+        give_up, tries = time.monotonic() + patience, 0
+        while True:
+            tries += 1
+            try:
+                return await threads.run(self._open, within=OPEN_SECONDS)
+            except threads.TooSlow:
+                reason = f"no answer within {OPEN_SECONDS:g} s"
+            except Exception as error:  # of whatever stands between here and the store
+                reason = str(error) if isinstance(error, KineticError) else f"{type(error).__name__}: {error}"
+                if isinstance(error, (JobNotFound, Denied, UsageError)):  # nor will it be otherwise in a moment
+                    raise _Unreachable(self._advice(reason, first)) from None
+            if time.monotonic() >= give_up and tries > 1:
+                raise _Unreachable(self._advice(reason, first))
+            self.log.warning("The store of job %s cannot be reached now, and is asked again: %s", self.job_id, reason)
+            await asyncio.sleep(pause * random.uniform(1.0, 1.0 + JITTER))
 
     def _open(self) -> Job:
-        return open_job(self.job_id, store=self.store, deployment=self.deployment, backend=self.backend)
+        job = Place(**self.place).open(self.job_id, Cursor.from_json(self.cursor).spec)
+        if self.keeps:
+            keeper.take(job.store, self.job_id, self._token)
+        return job
+
+    def _advice(self, reason: str, first: bool) -> str:
+        store, here = self.place["store"], socket.gethostname()
+        if not first:
+            return (
+                f"the triggerer on {here} cannot reach job {self.job_id} in {store} any more: {reason.rstrip('.')}. "
+                "The job may go on, and a retry finds it: clear the task once that is mended"
+            )
+        fix = (
+            "let triggerers have the connection, the network and the rights that workers have"
+            if "://" in store
+            else "a folder works only if workers and triggerers share it; name a bucket with store= or KINETIC_STORE"
+        )
+        return (
+            f"the triggerer on {here} cannot reach job {self.job_id}, which a worker has just put into "
+            f"{store}: {reason.rstrip('.')}. What helps: {fix}. Or wait on a worker, with deferrable=False"
+        )
+
+    def _whole_log(self) -> str:
+        url = urls_of(self.job_id, Place(**self.place))[KineticLogLink.key]
+        return f"kinetic-orchestration logs {self.job_id}, or {url}"
 
     def _cancel(self) -> None:
-        cancel(self._open(), "its Airflow task was killed while deferred")
+        job, since = self._job, None
+        if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
+            job = Place(**self.place).open(self.job_id, Cursor.from_json(self.cursor).spec)
+            since = job.store.now() - (time.monotonic() - self._made)
+        if not keeper.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
+            self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
 
 
-def open_job(job_id: str, **place: str) -> Job:
-    store, backend = open_place(**place)
-    return act.open_job(job_id, store, backend)
+def _last_words() -> float:
+    return min(MOST_LAST_WORDS, LAST_WORDS + line_budget().spent() / LINES_READ)
 
 
-def cancel(job: Job, reason: str) -> None:
-    """Ask for the end, and see to it once. Does not wait: killing has little time, and the hosts see the record."""
-    act.cancel(job, reason, "airflow")
-    Follower(job).step()
+class _Follower(Follower):
+    """Whose first step reads all that was said before."""
+
+    __slots__ = ()
+
+    def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
+        outcome = super().step_if_reachable(emit)
+        if isinstance(emit, TaskLog) and not self.unreachable:
+            emit.let_go()
+        return outcome
+
+
+class _Unreachable(Exception):
+    """The message has the fix."""

@@ -7,7 +7,8 @@ class Assignment:
     """Enough for a host to find its work, and the digests that vouch for it."""
 
     __slots__ = (
-        "attempt", "boot", "home", "host", "hosts", "job", "marker", "python", "run", "spec", "store",
+        "attempt", "boot", "deadline", "home", "host", "hosts", "job", "marker", "python", "resource", "run", "spec",
+        "store",
     )  # fmt: skip
 
     def __init__(
@@ -23,6 +24,8 @@ class Assignment:
         home: str,
         python: str,
         marker: str,
+        resource: str = "",
+        deadline: str = "",
     ) -> None:
         self.store = store
         self.job = job
@@ -35,6 +38,8 @@ class Assignment:
         self.home = home
         self.python = python  # that runs the program, if that is known before everything else
         self.marker = marker
+        self.resource = resource  # what this host deletes when all is over: itself; "" on this machine
+        self.deadline = deadline  # when it does so in any case, by the store's clock; "" on this machine
 
     @classmethod
     def from_words(cls, words: list[str]) -> Assignment:

@@ -7,6 +7,7 @@ its agent; then it becomes the command, or calls the function and leaves the out
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import os
@@ -26,8 +27,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if warm:
         faulthandler.enable()
-        with contextlib.suppress(ImportError):
-            import cloudpickle  # noqa: F401 - on the way to the first line, this is most of the time
     from kinetic_orchestration.agent import payload, processes  # noqa: F401
 
     processes.die_with_parent()
@@ -44,10 +43,21 @@ def main() -> None:
         _become(go["argv"])
     # Apart from stderr, so that a stack dump is neither mixed into the program's lines nor taken for its progress.
     stacks = os.open(f"{go['stacks']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
     sys.argv = [go["name"]]
-    sys.exit(_call(go))
+    try:
+        code = _call(go)
+    except BaseException:  # it cannot say what it came to, on a full disk perhaps: others must not wait for it
+        try:
+            _flush()
+            sys.excepthook(*sys.exc_info())
+            _finish_checkpoints()
+        finally:
+            _flush()
+            os._exit(1)
+    sys.exit(code)
 
 
 def _become(argv: list[str]) -> None:
@@ -61,6 +71,7 @@ def _become(argv: list[str]) -> None:
 
 def _call(go: dict[str, Any]) -> int:
     from kinetic_orchestration.agent import distributed, payload, wire
+    from kinetic_orchestration.agent.records import RecordsError
 
     for stream in (sys.stdout, sys.stderr):
         # Not write_through, which PYTHONUNBUFFERED sets: it makes several writes of one print.
@@ -69,6 +80,7 @@ def _call(go: dict[str, Any]) -> int:
         )
     distributed.install()
     outcome = go["outcome"]
+    distributed.together = f"{outcome}.waits"
     try:
         if go["debug"]:
             _wait_for_debugger(go["debug"])
@@ -88,22 +100,47 @@ def _call(go: dict[str, Any]) -> int:
         else:
             return _report(outcome, payload.dump_exception(error, outcome), _code(error))
     except BaseException as error:
-        return _report(outcome, payload.dump_exception(error, outcome), 1)
+        if isinstance(error, ModuleNotFoundError):
+            from kinetic_orchestration.agent import lacking
+
+            lacking.explain(error)
+        record = payload.dump_exception(error, outcome)
+        if isinstance(error, RecordsError) and error.errno == errno.EIO:
+            record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function
+        return _report(outcome, record, 1)
     if not go["value"]:
         return _report(outcome, {"kind": "value", "digest": "", "size": 0}, 0)
     return _report(outcome, payload.dump_value(value, outcome), 0)
 
 
+def _finish_checkpoints() -> None:
+    """A loop that an exception ended leaves one on its way, and who has reported a failure is ended at once."""
+    beside: Any = sys.modules.get("kinetic_orchestration.training.beside")
+    if beside is not None:
+        beside.finish()
+
+
 def _report(outcome: str, record: dict[str, Any], code: int) -> int:
     """Leave the record beside the outcome's bytes, whole or not at all; the agent waits for its name."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    from kinetic_orchestration.agent import distributed
+
+    _flush()
     if record["kind"] in ("unpicklable", "unwritable"):
         code = 1
+    if code:
+        _finish_checkpoints()
     with open(outcome + ".tmp", "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump({**record, "code": code}, file)
     os.replace(outcome + ".tmp", outcome + ".json")
+    if code:
+        distributed.together = ""
     return code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the program may have closed it, or put something else in its place
+            stream.flush()
 
 
 def _code(error: SystemExit) -> int:
@@ -119,18 +156,15 @@ async def _awaited(value: Any) -> Any:
 
 def _wait_for_debugger(port: int) -> None:
     """On loopback, at the usual port or another that is free; after a while the function runs without."""
-    import socket
     import threading
 
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
     import debugpy  # noqa: T100
 
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:  # another session has it
-            port = 0
-    _, port = debugpy.listen(("127.0.0.1", port))  # noqa: T100
+    try:
+        _, port = debugpy.listen(("127.0.0.1", port))  # noqa: T100
+    except RuntimeError:  # another session has it
+        _, port = debugpy.listen(("127.0.0.1", 0))  # noqa: T100
     os.environ["PYTHONBREAKPOINT"] = "debugpy.breakpoint"
     patience = threading.Timer(DEBUG_PATIENCE, debugpy.wait_for_client.cancel)
     patience.daemon = True

@@ -96,7 +96,14 @@ class Hasher:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-digest")
             self._free = threading.Semaphore(_PENDING)
         self._free.acquire()
-        chunk = self._pool.submit(self._take, len(self._chunks) * CHUNK, self._pieces)
+        offset = len(self._chunks) * CHUNK
+        try:
+            chunk = self._pool.submit(self._take, offset, self._pieces)
+        except RuntimeError:  # the program is at its end, and no thread begins any more
+            from concurrent.futures import Future
+
+            chunk = Future()
+            chunk.set_result(self._take(offset, self._pieces))
         chunk.add_done_callback(self._done)
         self._chunks.append(chunk)
         self._pieces = []

@@ -40,8 +40,17 @@ _FOREIGN = (
 )
 
 
+# What a package index says that may answer in a moment; and what it says itself, so that other hosts may hear better.
+_REFUSED = r"\((429|50[0234])\b"
+_PASSING = rf"{_REFUSED}|timed out|connection reset|dns error|temporary failure"
+PAUSES = (2.0, 8.0, 20.0)
+PATIENCE = 60.0  # of all that; uv asks several times itself
+
+
 class BuildFailed(Exception):
     """The environment could not be built; the message has uv's own text and the next step."""
+
+    passing = False  # the index itself was out of order
 
 
 def ensure(
@@ -53,13 +62,15 @@ def ensure(
     python: str = "",
     env: Mapping[str, str] | None = None,
     note: Callable[[str], object] | None = None,
+    links: Callable[[], str] | None = None,
 ) -> str:
     """The path of the environment's interpreter; built first if no job on this host has built it yet.
 
     `root` is the folder of all environments, `digest` that of the lock.
     `uv` and `python` default to the uv on PATH and the running interpreter; `python` may also be a version,
     which uv then finds or downloads. `env` is added to the environment of uv: its index settings, which are
-    never written down here. `note` gets a line for the log when there is something to wait for.
+    never written down here. `links` brings a folder of wheels to install from, as far as they go, and is asked
+    when uv's cache does not do. `note` gets a line for the log when there is something to wait for.
     """
     note = note or _silent
     python = python or sys.executable
@@ -76,7 +87,7 @@ def ensure(
                 lock.take(wait=True)
             if not _usable(folder):
                 run = _Uv(_find_uv(uv), _environ(env), root, lock.descriptor)
-                _build(folder, lock_text, python, run, note)
+                _build(folder, lock_text, python, run, note, links)
     except OSError as error:
         raise BuildFailed(
             f"The environment could not be written to {folder}: {error.strerror}. "
@@ -160,11 +171,28 @@ def with_own(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     for name, value in own.items():
         separator = {"UV_FIND_LINKS": ",", "UV_INDEX": " "}.get(name)
         before = env.get(name) or os.environ.get(name, "") if separator else ""
-        merged[name] = (separator or "").join(filter(None, (before, os.path.expandvars(value))))
+        merged[name] = (separator or "").join(filter(None, (before, _filled_in(value, env))))
     return merged
 
 
-def _build(folder: str, lock_text: str, python: str, run: _Uv, note: Callable[[str], object]) -> None:
+def _filled_in(value: str, env: Mapping[str, str]) -> str:
+    import re
+
+    def variable(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(2)
+        return env.get(name) or os.environ.get(name) or match.group()
+
+    return re.sub(r"\$(?:(\w+)|\{([^}]*)\})", variable, value)
+
+
+def _build(
+    folder: str,
+    lock_text: str,
+    python: str,
+    run: _Uv,
+    note: Callable[[str], object],
+    links: Callable[[], str] | None,
+) -> None:
     import json
     import shutil
     import time
@@ -182,12 +210,67 @@ def _build(folder: str, lock_text: str, python: str, run: _Uv, note: Callable[[s
             sync.insert(2, "--require-hashes")
         # What uv has in its cache needs no index; asking it anyway costs more than the installation.
         if run.fails([*sync, "--offline"]):
-            run(sync)
+            if wheels := links() if links is not None else "":
+                sync[2:2] = ["--find-links", wheels]
+            if not wheels or run.fails([*sync, "--offline"]):
+                _from_index(run, sync, note)
     _write(os.path.join(folder, MARKER), json.dumps({"python": python, "uv": run.path, "packages": count}))
     note(f"the environment is ready after {time.monotonic() - started:.1f} s")
 
 
+def _from_index(run: _Uv, sync: Sequence[str], note: Callable[[str], object]) -> None:
+    """An index that is out of order for a moment should cost no job the hosts that it has."""
+    import re
+    import time
+
+    began = time.monotonic()
+    for pause in PAUSES:
+        if not run.fails(sync):
+            return
+        if not re.search(_PASSING, run.text, re.I) or time.monotonic() - began > PATIENCE:
+            raise run.failure(sync)
+        note(f"the package index is asked again in {pause:g} s: {run.text.splitlines()[-1].strip()}")
+        time.sleep(pause)
+    run(sync)
+
+
+def warm_up(python: str, modules: Sequence[str], note: Callable[[str], object]) -> None:
+    """Import modules once, so that the next import finds their byte code made and their files in memory.
+
+    By the way with the least priority, and nothing depends on it.
+    """
+    import time
+
+    began = time.monotonic()
+    command = ["nice", "-n", "19", python, "-I", "-c", f"import {', '.join(modules)}"]
+    code, _ = told(command, {**_environ(None), "JAX_PLATFORMS": "cpu"}, os.path.dirname(python))
+    if code == "0":
+        note(f"{' and '.join(modules)} was imported ahead, in {time.monotonic() - began:.1f} s")
+
+
 TELLING = '"$@"; code=$?; echo; echo $code'
+
+
+def told(command: Sequence[str], environ: Mapping[str, str], folder: str, held: Sequence[int] = ()) -> tuple[str, str]:
+    """A command's exit code, as text, and all that it wrote.
+
+    The code is the last line of what is read: the agent's loop collects whatever child ends, and may well be first to
+    see it. Without that line it was killed.
+    """
+    import subprocess
+
+    done = subprocess.run(
+        ["sh", "-c", TELLING, "sh", *command],
+        env=environ,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=tuple(held),
+        check=False,
+    )
+    text, _, code = done.stdout.decode(errors="replace").rstrip("\n").rpartition("\n")
+    return code, text
 
 
 class _Uv:
@@ -198,22 +281,8 @@ class _Uv:
         self.text = ""
 
     def fails(self, arguments: Sequence[str]) -> bool:
-        """Its exit code is the last line of what is read: the agent's loop collects whatever child ends, and may well
-        be first to see it. Without that line it was killed.
-        """
-        import subprocess
-
-        done = subprocess.run(
-            ["sh", "-c", TELLING, "sh", self.path, *arguments, "--no-progress", "--color", "never"],
-            env=self.environ,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(self.descriptor,),
-            check=False,
-        )
-        text, _, code = done.stdout.decode(errors="replace").rstrip("\n").rpartition("\n")
+        command = [self.path, *arguments, "--no-progress", "--color", "never"]
+        code, text = told(command, self.environ, self.folder, (self.descriptor,))
         if code == "127":
             raise BuildFailed(_no_uv(self.path))
         self.text = redact(text).strip()
@@ -221,12 +290,19 @@ class _Uv:
 
     def __call__(self, arguments: Sequence[str]) -> None:
         if self.fails(arguments):
-            step = "uv " + " ".join(arguments[: 2 if arguments[0] == "pip" else 1])
-            raise BuildFailed(
-                f"The environment could not be built, `{step}` failed:\n{self.text}\n"
-                "The next job starts it anew. If a package is missing, make the lock anew for this platform, "
-                "or give this host the package index that the lock was made with."
-            )
+            raise self.failure(arguments)
+
+    def failure(self, arguments: Sequence[str]) -> BuildFailed:
+        import re
+
+        step = "uv " + " ".join(arguments[: 2 if arguments[0] == "pip" else 1])
+        failed = BuildFailed(
+            f"The environment could not be built, `{step}` failed:\n{self.text}\n"
+            "The next job starts it anew. If a package is missing, make the lock anew for this platform, "
+            "or give this host the package index that the lock was made with."
+        )
+        failed.passing = re.search(_REFUSED, self.text) is not None
+        return failed
 
 
 class _Lock:

@@ -14,6 +14,7 @@ ERR = "e"
 NOTE = "n"  # the agent's own words: stack dumps, warnings
 METRICS = "m"  # JSON: {"step": …, "values": {…}}
 PROGRESS = "p"  # JSON: {"done": …, "total": …, "unit": …}
+PROFILE = "x"  # of a program's events only: that it was captured. The agent keeps it as a record
 NEXT = ">"  # the segment is full; the next number follows
 
 SEGMENT_BYTES = 4 << 20
@@ -43,7 +44,8 @@ def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame],
         if end < 0:
             return frames, at
         header = data[at:end].split(b" ")
-        if header[0][:1] != _MARK or len(header) != 3 or not (header[1] + header[2]).isdigit():
+        numbers = header[1:]
+        if header[0][:1] != _MARK or len(numbers) != 2 or not all(n.isdigit() and len(n) < 20 for n in numbers):
             return frames, at  # torn by a power cut: zeros, or bytes of nobody's
         stop = end + 1 + int(header[2])
         if stop > len(data):

@@ -81,8 +81,12 @@ def speak_for(assignment: Assignment, code: int, evidence: str = "") -> None:
 
 
 def leave(assignment: Assignment) -> None:
-    """Nothing of this host stays on the machine."""
+    """Nothing of this host stays on the machine, nor the machine itself if it was made for this host."""
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
+    if assignment.resource:
+        from kinetic_orchestration.agent.retire import retire
+
+        retire(assignment)
     try:
         os.unlink(lock_of(assignment))
         os.rmdir(assignment.run)

@@ -1,4 +1,4 @@
-"""The agent of one host of one attempt: prepares, runs the program, ships its output, and obeys the rules.
+"""The agent of one host of one attempt: prepares, has the program run (`minder`), and obeys the rules.
 
 One loop: pump what the program printed, look at the records, decide (`rules`), act. It needs the store and
 nothing else; whoever submitted the job may be gone.
@@ -7,81 +7,109 @@ nothing else; whoever submitted the job may be gone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent import distributed, frames, names, processes, program, rules, wire
+from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.output import EMULATION, LogWriter, widen, without_emulation
-from kinetic_orchestration.agent.patience import Patient
-from kinetic_orchestration.agent.records import FileRecords, Record
+from kinetic_orchestration.agent.minder import Minder
+from kinetic_orchestration.agent.orders import orders
+from kinetic_orchestration.agent.output import LogWriter
+from kinetic_orchestration.agent.records import Record, open_records
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.agent.compiled import CompileCache
+    from kinetic_orchestration.agent.measuring import Measuring
 
 TICK = 0.05
 BEAT = 1.0
-TAIL = 8 << 10
-LAST_WORDS = 2.0  # for what the program left running and still prints
 LOOK_AT_OTHERS = 5.0
 REPORT_SILENCE = 600.0
+REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as theirs have ended
+PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
+PROOF_PACE = 5.0
+COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
+DEVICES = ("CUDA_VISIBLE_DEVICES",)  # which of the machine's the program is given
+LONGEST_UNIT = 80  # of what is done: a beat that is too large is none
 
 
 class Host:
+    spec: Ahead | None = None  # both asked for at once, where every look is a request
+    promised: Ahead | None = None
+    sending: Ahead | None = None  # the value
+    rights: tuple[Ahead, ...] = ()
+    measuring: Measuring | None = None  # what devices do, and metrics
+    devices: dict[str, Any] | None = None  # the newest sample of what they do
+
     def __init__(
         self, assignment: Assignment, private: dict[str, dict[str, str]], started: program.Program | None = None
     ) -> None:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
-        self.records: FileRecords = Patient(assignment.store)
+        self.compiled: CompileCache | None = None
+        self.records: Any = open_records(assignment.store)
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
-        self.outcome = os.path.join(self.scratch, "outcome")
-        self.events = os.path.join(self.scratch, "events")
-        self.stacks = os.path.join(self.scratch, "stacks")
-        self.log = LogWriter(self.records, assignment.job, assignment.attempt, assignment.host)
+        key = (assignment.job, assignment.attempt, assignment.host)
+        self.sight: Any
+        self.log: Any
+        if self.records.remote:
+            from kinetic_orchestration.agent.lookout import Lookout
+            from kinetic_orchestration.agent.segments import SegmentWriter
+
+            self.sight = Lookout(self.records, assignment, self._compose, self._wake)
+            self.log = SegmentWriter(
+                self.records, *key, watched=self.sight.watched, begun=self.sight.stir, hosts=assignment.hosts
+            )
+        else:
+            from kinetic_orchestration.agent.sight import Sight
+
+            self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
         self.task: dict[str, Any] = {}
-        self.child = 0
-        self.go = -1
-        self.pipes: dict[int, tuple[str, frames.Lines]] = {}
+        self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
-            self._take_on(started)
-        self.preempted = ""
+            self.minder.take_on(started)
+        self.python = ""  # that the program needs, once that is known
+        self.preempted = ""  # the notice
         self.prepared = False
         self.unready: rules.Exit | None = None
-        self.running = False
         self.exit: rules.Exit | None = None
         self.started: dict[int, dict[str, Any]] = {}
         self.exits: dict[int, tuple[int, float]] = {}
+        self.returned: dict[int, float] = {}  # hosts whose function has, or that wait for the others: when it was seen
         self.verdict: wire.Verdict | None = None
-        self.began = self.active = time.monotonic()
+        self.began = time.monotonic()
         self.run_began = 0.0
+        self.affordable = 0.0  # seconds that the job's limit of cost leaves to this attempt
+        self.proof, self.prove_at = "", 0.0
+        self.uncommitted = 0.0  # since when the value could not be written
+        self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
         self.silence_reported = REPORT_SILENCE
+        self.left_behind_reported = False
         self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
         self.owner_read = self.owner_silence = 0.0
         self.beaten = (0.0, "")
-        self.progress: dict[str, Any] = {}
-        self.events_read = 0
-        self.stacks_read: dict[str, int] = {}
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self.beats_read = 0.0
         self.state = wire.STARTING
-        self.tail = b""
-        self.wake_in, self.wake_out = os.pipe()
-        for end in (self.wake_in, self.wake_out):
-            os.set_blocking(end, False)
 
     # ---- the whole life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
+        self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.records.remote)
+        self.promised = Ahead(self._promise, beside=self.records.remote)
         if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.minder.wake_out, warn_on_full_buffer=False)
         try:
             os.makedirs(self.scratch, exist_ok=True)
             processes.adopt_orphans()
@@ -89,6 +117,8 @@ class Host:
             self._loop()
         except Refused as error:
             self._decide(wire.CONFIGURATION, str(error), self.at.host)
+        except (Restarted, Unplaced) as error:
+            self._decide(wire.INFRASTRUCTURE, str(error), self.at.host)
         except Exception:
             self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{_raised()}", self.at.host)
         finally:
@@ -101,36 +131,60 @@ class Host:
             self._pump(within)
             self._look()
             move = rules.decide(self._view())
-            within = TICK if isinstance(move, rules.Wait) else 0.0  # what was done may allow the next at once
             if isinstance(move, rules.Start):
                 self._start()
             elif isinstance(move, rules.Abort):
+                if move.cause == wire.PREEMPTION:
+                    # Before a word to the store, which may take longer than the machine has left.
+                    self.minder.ask_to_end(move.cause, rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
             elif isinstance(move, rules.Commit):
-                self._commit()
+                self._try_to_commit()
             elif isinstance(move, rules.Stop):
                 self._end(move.grace)
                 return
+            idle = isinstance(move, rules.Wait) or (isinstance(move, rules.Commit) and self.verdict is None)
+            self._start_ahead()
+            within = TICK if idle else 0.0  # what was done may allow the next at once
             self._beat()
+            if self.measuring is not None:
+                self.devices = self.measuring.sample() or self.devices
 
     # ---- prepare -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         from kinetic_orchestration.agent import digest
 
-        spec = self.records.read(names.spec(self.at.job))
+        promised = self.promised or Ahead(self._promise, beside=self.records.remote)
+        placed = Ahead(self._address, beside=bool(self.at.resource) and self.at.hosts > 1)
+        spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
         if spec is None or digest.of_bytes(spec.data) != self.at.spec:
             raise Refused(
                 f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
                 "run; submit the job again"
             )
         self.task = wire.decode(spec.data, "spec.json")["task"]
-        record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine(), "address": "127.0.0.1"}
-        if self.at.host == 0 and self.at.hosts > 1:
+        self.minder.command, self.minder.emulated = bool(self.task["argv"]), bool(self.task.get("emulated"))
+        self.addresses = ["127.0.0.1"] * self.at.hosts
+        if self.at.resource:
+            self._ask_account()
+            self._keep_or_end_program()
+        # With the other hosts, also where each is an imitation of a machine.
+        self.shares_machine = placed.result().startswith("127.")
+        if self.at.resource:
+            self._watch_machine()
+        if promise := promised.result():
+            self.affordable = promise.get("affordable", 0.0) if self.task.get("affordable") else 0.0
+            self.moved = int(promise["placement"].get("moved", 0))
+        record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine()}
+        if self.at.resource:
+            record["up"] = _machine_age(self.at.home)
+        if self.at.host == 0 and self.at.hosts > 1 and self.shares_machine:
             record["ports"] = _free_ports(self.at.hosts)
         life, name = wire.encode(record), self._name("started.json")
-        if self.records.create(name, life) is None and self._read(name) != life:
-            raise ValueError("this host started before: another life of it is recorded (a reboot in mid-run?)")
+        if self.records.create(name, life) is None and (before := self._read(name)) not in (life, None):
+            raise Restarted(wire.decode(before), record)
+        self.sight.open()
         self._set_state(wire.PREPARING)
         if self.task["quick"]:
             self._prepare()
@@ -139,295 +193,360 @@ class Host:
 
         threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
 
+    def _promise(self) -> dict[str, Any]:
+        found = self._read(names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
+        return {} if found is None else wire.decode(found, "the intent")
+
+    def _address(self) -> str:
+        """By which the other hosts reach this one, if there are any."""
+        if not self.at.resource or self.at.hosts == 1:
+            return "127.0.0.1"
+        from kinetic_orchestration.agent import vm
+
+        if not (found := vm.address()):
+            raise Unplaced(
+                f"the metadata server of host {self.at.host} did not say within {vm.SILENCE:.0f} s which address this "
+                "machine has, so that the other hosts could not have reached it. Nothing was run"
+            )
+        return found
+
+    def _watch_machine(self) -> None:
+        """This host has a machine of its own, which may be taken away."""
+        from kinetic_orchestration.agent import vm
+
+        vm.watch(self._on_notice)
+
+    def _ask_account(self) -> None:
+        """What the machine's own account has to be able to do. The answers are waited for before anything is run."""
+        from kinetic_orchestration.agent import vm
+
+        self.rights = Ahead(vm.check_rights, self.task["project"]), Ahead(vm.secrets, self.task["secrets"])
+
+    def _keep_or_end_program(self) -> None:
+        """A machine of its own starts a process for the program before it knows what to run, and in what.
+
+        It is of use to a command, and to a function whose environment turns out to be this Python's own.
+        """
+        wanted = self.task["environment"] or {}
+        own = not wanted.get("packages", wanted) and self.task["python"] in ("", None, self.minder.python)
+        foreign = wanted and any(name in os.environ for name in program.FOREIGN)
+        if self.minder.child and (not own or foreign) and not self.task["argv"]:
+            self.minder.drop()
+
+    def _on_notice(self, text: str) -> None:
+        self.preempted = self.preempted or text
+        self.log.hurry()
+        self._wake()
+
+    def _wake(self) -> None:
+        self.minder.wake()
+
     def _prepare(self) -> None:
         """Everything the program needs on this host's disk. On a thread of its own when it may take a while."""
         from kinetic_orchestration.agent import prepare
 
         try:
-            self.ready = prepare.prepare(self.records, self.task, self.scratch, self.at.home, self.uv, self._note)
+            others = Ahead(self._find_others, beside=bool(self.at.resource))
+            if self.at.resource:
+                self._use_account()
+                self._open_compile_cache()
+            own = self.task["environment"].get("secrets", ()) if self.task["environment"] else ()
+            uv = {**self.uv, **{name: self.secrets[name] for name in own if name in self.secrets}}
+            self.ready = prepare.prepare(
+                self.records, self.task, self.scratch, self.at.home, uv, self._note, self._found_python
+            )
+            others.result()
+            self._compile_cache()  # waits for it here, with a bound, and not in the loop
             self.prepared = True
         except prepare.NotReady as error:
             self.unready = rules.Exit(1, error.cause, str(error))
         except Exception:
             self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{_raised()}")
-        with contextlib.suppress(BlockingIOError):
-            os.write(self.wake_out, b"\0")
+        self._wake()
+
+    def _open_compile_cache(self) -> None:
+        if not ((self.task["environment"] or {}).get("compiles") or self.task.get("image")):
+            return  # there is no JAX that could use one
+        from kinetic_orchestration.agent import compiled
+
+        if (key := compiled.key(self.task)) and "JAX_COMPILATION_CACHE_DIR" not in self.task["env"]:
+            self.compiled = compiled.CompileCache(
+                self.records, key, self.at.home, self._note,
+                pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task["env"],
+            )  # fmt: skip
+
+    def _use_account(self) -> None:
+        """What the machine's own account has to be able to do, before anything of the user's runs."""
+        from kinetic_orchestration.agent import prepare, vm
+
+        try:
+            unknown, secrets = (right.result() for right in self.rights)
+        except vm.Denied as error:
+            raise prepare.NotReady(str(error)) from None
+        except OSError as error:
+            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
+        if unknown:
+            self._note(unknown)
+        self.secrets |= secrets
+
+    def _found_python(self, python: str) -> None:
+        """The environment is there, and other things may not be: the program's process need not wait for them."""
+        self.python = python
+        self._wake()
+
+    def _find_others(self) -> None:
+        if self.at.hosts == 1 or self.shares_machine:
+            return
+        from kinetic_orchestration.agent import prepare, vm  # which takes longer to import than such a host to start
+
+        try:
+            self.addresses = vm.addresses(self.at, self.task.get("slices", 1))
+        except vm.Denied as error:
+            raise prepare.NotReady(str(error)) from None
+        except OSError as error:
+            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
+
+    def _ports(self) -> dict[str, int]:
+        """Of host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
+        chosen = self.started[0].get("ports", {}) if self.shares_machine else distributed.PORTS
+        return {use: int(port) for use, port in chosen.items()}
 
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
-        isolated = bool(self.task["environment"])
-        self._take_on(program.start(python, kind, self.at.marker, self.secrets, isolated=isolated))
+        self.minder.spawn(python, kind, self._own_secrets(), isolated=bool(self.task["environment"]))
 
-    def _take_on(self, started: program.Program) -> None:
-        self.child, self.go = started.pid, started.go
-        for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
-            os.set_blocking(end, False)
-            widen(end)
-            self.pipes[end] = (stream, frames.Lines())
+    def _own_secrets(self) -> dict[str, str]:
+        """The program's: the passwords of a package index are for those who install from it."""
+        hidden = (self.task["environment"] or {}).get("installer_only", ())
+        return {name: value for name, value in self.secrets.items() if name not in hidden}
+
+    def _start_ahead(self) -> None:
+        """While code or data are still on their way, Python starts."""
+        wanted = self.python and not self.task["argv"] and not self.minder.running
+        if wanted and self.exit is None and self.unready is None and self.verdict is None:
+            if self.minder.child and self.minder.python != self.python:
+                self.minder.drop()
+            if not self.minder.child:
+                self._spawn(self.python, program.FUNCTION)
 
     def _start(self) -> None:
         task = self.task
-        if not self.child:
+        if self.minder.child and not task["argv"] and self.minder.python != self.ready.python:
+            self.minder.drop()
+        if not self.minder.child:
             if task["argv"]:  # what it becomes may be older than the agent is able to run, or no Python at all
                 self._spawn(sys.executable, program.COMMAND)
             else:
                 self._spawn(self.ready.python, program.FUNCTION)
-        os.makedirs(self.stacks, exist_ok=True)
-        addresses = [self.started[host]["address"] for host in range(self.at.hosts)]
-        env = {
-            **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
-            **(
-                distributed.emulated(task["devices"])
-                if task["emulated"]
-                else distributed.real(task["devices"], os.environ.get("CUDA_VISIBLE_DEVICES"))
-            ),
-            **distributed.environment(
-                self.at.host, self.at.hosts, addresses, self.started[0].get("ports", {}), join=task["distributed"]
-            ),
-            **self._compile_cache(),
-            "KINETIC_JOB_ID": self.at.job,
-            "KINETIC_ATTEMPT": str(self.at.attempt),
-            "KINETIC_HOST_INDEX": str(self.at.host),
-            "KINETIC_HOST_COUNT": str(self.at.hosts),
-            "KINETIC_OUTPUT_DIR": task["output_dir"],
-            "KINETIC_CHECKPOINT_DIR": task["checkpoint_dir"],
-            "KINETIC_PARTITION_KEY": task["partition_key"],
-            "KINETIC_EVENTS": self.events,
-        }
-        agent = sys.path[0]
-        if task["argv"]:
-            env["KINETIC_SITE"] = agent
-            env["KINETIC_STACKS"] = self.stacks
-            path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *self.ready.path]
-            inherited = [] if task["environment"] else [os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, *inherited]))
-            programs, places = os.path.dirname(self.ready.python), os.environ.get("PATH", os.defpath)
-            if task["environment"] or programs not in places.split(os.pathsep):
-                env["PATH"] = programs + os.pathsep + places  # a script's own `python` is the job's
-        message = {
-            "drop": [name for name in os.environ if distributed.is_stale(name)],
-            "env": env,
-            "cwd": self.ready.cwd,
-            "path": self.ready.path,
-            "site": agent,
-            "argv": self.ready.argv,
-            "name": task["name"],
-            "payload": self.ready.payload,
-            "digest": task["payload"].get("digest", ""),
-            "data": self.ready.data,
-            "outcome": self.outcome,
-            "stacks": self.stacks,
-            "value": self.at.host == 0,
-            "debug": task["debug"] if self.at.host == 0 else 0,
-        }
-        data = json.dumps(message).encode() + b"\n"
-        with open(self.go, "wb", buffering=0) as pipe:
-            while data:
-                data = data[pipe.write(data) :]
-        self.running = True
-        self.run_began = self.active = time.monotonic()
+        extra = {**self._compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
+        place = self.addresses, self._ports()
+        message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], os.environ)
+        message["env"] = {**self._own_secrets(), **message["env"]}  # a process that was started ahead lacks them
+        self.minder.begin(message)
+        self.run_began = self.minder.active
         self._set_state(wire.RUNNING)
+        if task.get("device_metrics"):
+            kind = "" if task["emulated"] else task["accelerator"]["kind"]
+            seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
+            variable, value = self.at.marker.split("=", 1)
+            environ = {**os.environ, **task["env"], **seen, variable: value}
+            self._measuring().begin(kind, self.ready.python, environ)
 
     def _compile_cache(self) -> dict[str, str]:
         """What JAX compiled before need not be compiled again, unless the user has a cache of their own."""
+        if self.compiled is not None:
+            return self.compiled.environ()
         if not self.task["compile_cache"] or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             return {}
         return {"JAX_COMPILATION_CACHE_DIR": os.path.join(self.at.home, "cache", "compile")}
 
     def _pump(self, within: float) -> None:
-        """Move what the program wrote into the log, whole lines at a time; return early when anything happens."""
-        ready, _, _ = select.select([self.wake_in, *self.pipes], [], [], within)
-        moved = 0
-        for end in ready:
-            if end == self.wake_in:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(end, 4096)
-                continue
-            moved += self._drain(end)
-        self._read_events()
-        if 0 < moved < 32 << 10:
-            time.sleep(0.002)  # let a flood of short writes gather, so that it costs few of ours
-        for end, (stream, lines) in self.pipes.items():
-            if end not in ready and lines.ended and (whole := lines.flush()):
-                self._write(stream, whole)
-        for pid, status in processes.reap():
-            if pid == self.child:
+        """Sleep until anything happens, at most so long, while the program's output goes into the log."""
+        for pid, status in self.minder.pump(within):
+            if self.measuring is not None:
+                self.measuring.ended(pid)
+            if pid == self.minder.child:
                 self._on_exit(os.waitstatus_to_exitcode(status))
 
-    def _drain(self, end: int) -> int:
-        stream, lines = self.pipes[end]
-        try:
-            data = os.read(end, 1 << 20)
-        except BlockingIOError:
-            return 0
-        whole = lines.feed(data) if data else lines.flush()
-        if EMULATION in whole and stream == frames.OUT and self.task.get("emulated"):
-            whole = without_emulation(whole)
-        if whole:
-            self._write(stream, whole)
-        if not data:
-            os.close(end)
-            del self.pipes[end]
-        return len(data)
+    def _hear(self, kind: str, payloads: list[bytes]) -> None:
+        """What the program told beside its output."""
+        if kind == frames.METRICS:
+            self._measuring().report(payloads)
+        elif kind == frames.PROFILE:
+            for payload in payloads:
+                self._keep_profile(payload)
 
-    def _write(self, stream: str, whole: bytes) -> None:
-        self.log.write(stream, whole)
-        self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
-        self.active = time.monotonic()
+    def _measuring(self) -> Measuring:
+        if self.measuring is None:
+            from kinetic_orchestration.agent.measuring import Measuring
 
-    def _read_events(self) -> None:
-        """Metrics and progress that the program has left in its events file, one JSON object a line."""
+            self.measuring = Measuring(self.records, self.sight, self.at, self.task["name"], self._note)
+        return self.measuring
+
+    def _keep_profile(self, payload: bytes) -> None:
+        """For who shows where it is. The profile itself is in its place already."""
         try:
-            size = os.stat(self.events).st_size
-        except OSError:
-            return
-        if size <= self.events_read:
-            return
-        with open(self.events, "rb") as file:
-            file.seek(self.events_read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.events_read += len(whole)
-        for line in whole.splitlines():
-            kind, payload = line[:1].decode(), line[1:]
-            self.log.write(kind, payload)
-            if kind == frames.PROGRESS:
-                self.progress = json.loads(payload)
-        self.active = time.monotonic()
+            self.records.create(self._name("profile.json"), wire.encode(json.loads(payload)))
+        except (OSError, ValueError) as error:
+            self._note(f"the profile of this host is captured, and will not be shown: {error}")
 
     def _on_exit(self, code: int) -> None:
         """The program is gone: take the last of its output, then whatever it left running."""
-        self.child = 0
-        now = time.monotonic()
-        quiet, enough = now + 0.2, now + LAST_WORDS
-        while self.pipes and time.monotonic() < min(quiet, enough):
-            ready, _, _ = select.select(list(self.pipes), [], [], 0.02)
-            if not ready and processes.childless():
-                break
-            for end in ready:
-                if self._drain(end):
-                    quiet = time.monotonic() + 0.2
-        self._read_events()
-        if not self.running:
-            if self.exit is None and self.verdict is None:
+        self._stop_measuring()
+        self.minder.last_words()
+        if not self.minder.running:
+            if not self.python:  # it was only a guess, such as a command of that name which is no Python
+                self.minder.give_up()
+            elif self.exit is None and self.verdict is None:
                 reason = f"the program's process ended with exit code {code} before it was told to start"
                 self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._exit_of(code)
-        self._set_state(wire.ENDING)
+            self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task["argv"])))
         self._record_exit()
+        self._set_state(wire.ENDING)
+
+    def _stop_measuring(self) -> None:
+        if self.measuring is not None:
+            self.measuring.stop()
 
     def _record_exit(self) -> None:
         assert self.exit is not None
         if self.at.host in self.exits:
             return
+        self.log.flush()  # whoever sees the exit finds all that was said before it
         self.exits[self.at.host] = (self.exit.code, time.monotonic())
         if self.at.hosts > 1:
-            self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
+            try:
+                self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
+            except OSError:
+                if not self.records.remote:  # else the beat tells the others
+                    raise
 
-    def _exit_of(self, code: int) -> rules.Exit:
-        report = self._report()
-        if code == 0 and (report is not None or self.task["argv"]):
-            return rules.Exit(0)
-        if report is not None and report["code"] != 0:
-            return _exit_of_report(report)
-        if code == 0:
-            return rules.Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
-        late = " after it had returned its value" if report is not None else ""
-        if code < 0:
-            hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
-            return rules.Exit(code, wire.USER, f"the program was ended by {processes.signal_name(-code)}{late}{hint}")
-        return rules.Exit(code, wire.USER, f"the program ended with exit code {code}{late}")
+    def _blamed(self, exit_: rules.Exit) -> rules.Exit:
+        """A program may die of its machine, and first of all."""
+        if exit_.code == 0 or exit_.cause != wire.USER or not self.at.resource:
+            return exit_
+        from kinetic_orchestration.agent import vm
+
+        self.preempted = self.preempted or vm.notice()
+        traceback = (self._report() or {}).get("traceback", "")
+        told = f"{exit_.reason}\n{traceback}\n{self.minder.tail.decode('utf-8', 'replace')}"
+        if rules.is_driver(told):
+            return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
+        return exit_
 
     def _report(self) -> dict[str, Any] | None:
-        try:
-            with open(self.outcome + ".json", encoding="utf-8") as file:
-                report = json.load(file)
-        except OSError:
-            return None
-        assert isinstance(report, dict)
-        return report
+        return self.minder.report()
 
     # ---- look and decide ---------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Read what others have written; all of it is cheap on a file system."""
+        """Take in what others have written."""
         if self.verdict is None:
-            self.verdict = self._read_verdict()
+            self.verdict = _verdict(self.sight.verdict())
         self.cancelled = ""
-        if (data := self._read(names.cancel(self.at.job))) is not None:
+        if (data := self.sight.cancel()) is not None:
             self.cancelled = wire.decode(data).get("reason") or "cancelled"
         if len(self.started) < self.at.hosts:
             for host in range(self.at.hosts):
-                if host not in self.started and (data := self._read(self._name("started.json", host))) is not None:
-                    self.started[host] = wire.decode(data)
-        if self.at.hosts > 1 and self.running:
+                if host not in self.started and (life := self.sight.started(host)) is not None:
+                    self.started[host] = life
+        if self.at.hosts > 1 and self.minder.running:
             for host in range(self.at.hosts):
-                if host not in self.exits and (data := self._read(self._name("exit.json", host))) is not None:
-                    self.exits[host] = (wire.decode(data)["code"], time.monotonic())
-        if self.task["owned"] and (owner := self.records.read(names.owner(self.at.job))) is not None:
-            self._watch_owner(owner)
-        if self.unready is not None and self.exit is None:
-            self.exit = self.unready
-        if self.running and self.exit is None and (report := self._report()) is not None and report["code"] != 0:
-            self.exit = _exit_of_report(report)
-            self._record_exit()
-        if self.at.hosts > 1 and self.running and time.monotonic() - self.beats_read > LOOK_AT_OTHERS:
-            self._look_at_others()
+                if host not in self.exits and (code := self.sight.exit(host)) is not None:
+                    self.exits[host] = (code, time.monotonic())
+        if self.task["owned"] and (owner := self.sight.owner()) is not None:
+            self._watch_owner(*owner)
+        if self.exit is None:
+            self.exit = self.unready or self._mute()
+        running, others = self.minder.running, self.at.hosts > 1
+        if running and self.exit is None:
+            self._hear_report()
+        if running and others and (now := self.sight.looked()) - self.beats_read > LOOK_AT_OTHERS:
+            self._look_at_others(now)
         self._watch_silence()
 
-    def _watch_owner(self, beat: Record) -> None:
+    def _hear_report(self) -> None:
+        """Of a program that has not ended yet, and may never do if its function failed."""
+        report = self._report()
+        if report is not None and report["code"] != 0:
+            self.exit = self._blamed(rules.exit_of_report(report))
+            self._record_exit()
+        elif report is not None or self.minder.waits():
+            self.returned.setdefault(self.at.host, time.monotonic())
+
+    def _mute(self) -> rules.Exit | None:
+        denied, cause = self.sight.denied()
+        if not denied:
+            return None
+        return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
+
+    def _watch_owner(self, beat: Record, moment: float) -> None:
         """An old beat counts once it has not changed for a while under our eyes: on a machine that wakes from its
-        sleep, the owner's is as old as all others.
+        sleep, the owner's is as old as all others. It counts up to the `moment` at which it was looked for.
         """
         now = time.monotonic()
         if beat.generation != self.owner[0] or now - self.owner_read > rules.OWNER_PATIENCE / 2:
             self.owner = beat.generation, now
         self.owner_read = now
         unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT
-        self.owner_silence = self.records.now() - beat.updated if unchanged else 0.0
+        self.owner_silence = moment - beat.updated if unchanged else 0.0
 
-    def _look_at_others(self) -> None:
+    def _look_at_others(self, now: float) -> None:
         """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a
         laptop's sleep, a paused container) would take each other for dead when they wake.
         """
-        now = time.monotonic()
         stopped = now - self.beats_read > LOOK_AT_OTHERS + rules.LOST / 2
         self.beats_read = now
         for host in range(self.at.hosts):
-            beat = self.records.read(names.beat(self.at.job, self.at.attempt, host))
-            generation = 0 if beat is None else beat.generation
+            generation, beat = self.sight.beat_of(host)
+            if beat is not None and beat.returned:
+                self.returned.setdefault(host, now)
             if host != self.at.host and (stopped or self.beats.get(host, (-1, now))[0] != generation):
                 self.beats[host] = generation, now
 
     def _watch_silence(self) -> None:
         """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
-        silence = time.monotonic() - self.active
-        limit = self.task.get("stall") or 0.0
+        silence = time.monotonic() - max([self.minder.active, *self.returned.values()])
+        limit, _ = self._stall_limit()
         self.silence = silence
-        if (
-            not self.running
-            or self.exit is not None
-            or (silence < self.silence_reported and not (limit and silence > limit / 2))
-        ):
+        done = self.returned | {host: seen for host, (code, seen) in self.exits.items() if code == 0}
+        behind = time.monotonic() - min(done.values(), default=float("inf"))
+        report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
+        is_behind = self.at.host not in done and not self.left_behind_reported
+        early = is_behind and min(behind, report_at) > REPORT_LEFT_BEHIND
+        if early:
+            report_at = REPORT_LEFT_BEHIND
+        if not self.minder.running or self.exit is not None or silence < report_at:
             return
         for host in range(self.at.hosts):
-            if (
-                host != self.at.host
-                and (data := self._read(names.beat(self.at.job, self.at.attempt, host))) is not None
-                and (beat := wire.Beat.read(data)) is not None
-            ):
+            if host != self.at.host and (beat := self.sight.beat_of(host)[1]) is not None:
                 self.silence = min(self.silence, max(0.0, self.records.now() - beat.active))
-        report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
         if self.silence > report_at and self.silence_reported != float("inf"):
-            self.silence_reported = float("inf") if limit else self.silence_reported * 2
-            self._note(f"no host has shown progress for {self.silence:.0f} s; the stacks of this host follow")
+            if early:
+                self.left_behind_reported = True
+            else:
+                self.silence_reported = float("inf") if limit else self.silence_reported * 2
+            without = f", and {_programs_of(sorted(done))} done" if done else ""
+            self._note(f"no host has shown progress for {self.silence:.0f} s{without}; the stacks of this host follow")
             self._dump_stacks()
+
+    def _stall_limit(self) -> tuple[float, str]:
+        """The user's; without one, that of hosts which wait for others that may be waiting for them. Once all are done,
+        what they still do is theirs.
+        """
+        if limit := self.task.get("stall"):
+            return limit, ""
+        waiting = sorted(self.returned.keys() - self.exits.keys())
+        if not waiting or len(self.returned.keys() | self.exits.keys()) == self.at.hosts:
+            return 0.0, ""
+        return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
 
     def _view(self) -> rules.View:
         now = time.monotonic()
+        stall_limit, stall_limit_of = self._stall_limit()
         return rules.View(
             index=self.at.host,
             hosts=self.at.hosts,
@@ -436,19 +555,27 @@ class Host:
             preempted=self.preempted,
             owner_silence=self.owner_silence,
             prepared=self.prepared,
-            running=self.running,
+            running=self.minder.running,
             started=frozenset(self.started),
             exit=self.exit,
             echo=self._is_echo(),
+            echo_limit=rules.ECHO + 2 * self.sight.cadence(),
             exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
             quiet=tuple((host, self.beats_read - seen) for host, (_, seen) in self.beats.items()),
             barrier_age=now - self.began,
             barrier_limit=self.task["provision"],
-            run_age=now - self.run_began if self.running else 0.0,
-            run_limit=self.task["run"] or 0.0,
-            silence=self.silence if self.running else 0.0,
-            stall_limit=self.task["stall"] or 0.0,
+            run_age=now - self.run_began if self.minder.running else 0.0,
+            run_limit=self._run_limit(),
+            run_limit_of=", for which limits.cost pays" if self.affordable else "",
+            silence=self.silence if self.minder.running else 0.0,
+            stall_limit=stall_limit,
+            stall_limit_of=stall_limit_of,
         )
+
+    def _run_limit(self) -> float:
+        """What the job's money is enough for counts from the host's first moment on, its limit from the program's."""
+        affordable = round(max(1.0, self.affordable - (self.run_began - self.began)), 1) if self.affordable else 0.0
+        return min((limit for limit in (self.task["run"], affordable) if limit), default=0.0)
 
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0 or self.exit.cause != wire.USER:
@@ -459,7 +586,7 @@ class Host:
             return False
         report = self._report() or {}
         text = report.get("type", "") + " " + self.exit.reason
-        return rules.is_echo(text if self.exit.code > 0 else text + self.tail.decode("utf-8", "replace"))
+        return rules.is_echo(text if self.exit.code > 0 else text + self.minder.tail.decode("utf-8", "replace"))
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
@@ -469,22 +596,23 @@ class Host:
             self._dump_stacks()
         self._write_verdict(
             wire.Verdict(
-                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure
+                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
+                proof=self._prove(failure.digest) if failure is not None else "",
             )
-        )
+        )  # fmt: skip
 
     def _failure(self, reason: str) -> wire.Failure:
         report = self._report() or {}
         if report.get("kind") == "tampered":
             self._discard_payload()
         if report.get("digest") and report["kind"] == "exception":
-            self.records.upload(self._name("exception"), self.outcome, move=True)
+            self.records.upload(self._name("exception"), self.minder.files["outcome"], move=True)
         code = self.exit.code if self.exit is not None else None
         return wire.Failure(
             type=report.get("type", ""),
             message=report.get("message", reason),
             traceback=report.get("traceback", ""),
-            log_tail=self.tail.decode("utf-8", "replace"),
+            log_tail=self.minder.tail.decode("utf-8", "replace"),
             exit_code=code,
             digest=report.get("digest", "") if report.get("kind") == "exception" else "",
             size=report.get("size", 0),
@@ -496,75 +624,106 @@ class Host:
 
         prepare.discard(self.records, names.blob(self.task["payload"]["digest"]))
 
+    def _try_to_commit(self) -> None:
+        """What a job came to is worth more patience than any one request has; meanwhile the rules go on."""
+        try:
+            self._commit()
+        except OSError as error:
+            now = time.monotonic()
+            self.uncommitted = self.uncommitted or now
+            patience = COMMIT_PATIENCE.get(error.errno or 0, 0.0) if self.records.remote else 0.0
+            if now - self.uncommitted >= patience:
+                raise
+
     def _commit(self) -> None:
         report = self._report() or {}
-        if report.get("digest"):
-            self.records.upload(self._name("result"), self.outcome, move=True)
+        value, now = report.get("digest", ""), time.monotonic()
+        if value and self.sending is None:  # beside the proof
+            self.sending = Ahead(self._send_value, beside=self.records.remote)
+        if self.at.resource and value and not self.proof:
+            if now < self.prove_at:
+                return
+            self.proof, self.prove_at = self._prove(value), now + PROOF_PACE
+            if not self.proof and now - self.exits[self.at.host][1] < PROOF_PATIENCE:
+                return
+        if self.sending is not None:
+            try:
+                self.sending.result()
+            except OSError:
+                self.sending = None
+                raise
         self._write_verdict(
             wire.Verdict(
                 wire.COMMITTED, self.at.boot, time.time(),
-                host=0, digest=report.get("digest", ""), size=report.get("size", 0),
+                host=0, digest=value, size=report.get("size", 0), proof=self.proof, format=report.get("format", ""),
             )
         )  # fmt: skip
+
+    def _send_value(self) -> None:
+        self.records.upload(self._name("result"), self.minder.files["outcome"], move=not self.records.remote)
+
+    def _prove(self, value: str) -> str:
+        """So that who may write to the store cannot pass off another value as this host's."""
+        if not (self.at.resource and value):
+            return ""
+        from kinetic_orchestration.agent import boot
+
+        return boot.identity(f"kinetic/{self.at.job}/{self.at.attempt}/{value}")
 
     def _write_verdict(self, verdict: wire.Verdict) -> None:
         name = names.verdict(self.at.job, self.at.attempt)
         if self.records.create(name, verdict.encode()) is not None:
             self.verdict = verdict
         else:
-            self.verdict = self._read_verdict()
+            self.verdict = _verdict(self._read(name))
         self.records.ring(self.at.job)
-
-    def _read_verdict(self) -> wire.Verdict | None:
-        data = self._read(names.verdict(self.at.job, self.at.attempt))
-        if data is None:
-            return None
-        try:
-            return wire.Verdict.decode(data)
-        except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
-            return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
+        self.sight.stir()
 
     # ---- end ---------------------------------------------------------------------------------------------
 
     def _end(self, grace: float) -> None:
         """End the program: ask, wait, then SIGKILL whatever descends from this host."""
-        if self.verdict is not None and self.verdict.cause == wire.STALL and self.child:
+        if self.verdict is not None and self.verdict.cause == wire.STALL and self.minder.child:
             self._dump_stacks()
-        if self.child and grace:
-            if self.task["argv"]:
-                processes.send(-self.child, signal.SIGTERM)  # a shell tells nobody below it
-            else:
-                processes.send(self.child, signal.SIGTERM)
+        if self.minder.child and grace:
+            self.minder.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
             deadline = time.monotonic() + grace
-            while (self.child or self._has_more()) and time.monotonic() < deadline:
+            while self.minder.lives() and time.monotonic() < deadline:
                 self._pump(min(TICK, grace))
                 self._beat()
-        self._kill()
-
-    def _has_more(self) -> bool:
-        """Of a command, what it started may take the same time to end."""
-        return bool(self.task["argv"]) and not processes.childless()
-
-    def _kill(self) -> None:
-        left = processes.end_descendants(os.getpid())
-        self.child = 0
-        for end in list(self.pipes):
-            while self._drain(end):
-                pass
-        for _stream, lines in self.pipes.values():
-            if rest := lines.flush():
-                self.log.write(_stream, rest)
-        self._read_events()
-        self._read_stacks()
-        if left:
+        self._stop_measuring()
+        if left := self.minder.kill():
             self._note(f"processes {left} did not end")
 
     def _farewell(self, cut: bool = False) -> None:
+        if self.measuring is not None:
+            self.measuring.end()
         for volume in self.ready.volumes if self.prepared else ():
             volume.release()
-        self.records.create(self._name("done.json"), wire.encode({"boot": self.at.boot, "cut": cut}))
+        if self.compiled is not None:
+            self.compiled.close(1.0 if self.preempted else 5.0)
+        cut = not self.log.close() or cut
+        if self.measuring is not None:
+            self.measuring.close(swiftly=bool(self.preempted))
+        self.records.create(
+            self._name("done.json"), wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()})
+        )
         self._set_state(wire.DONE)
-        self.records.ring(self.at.job)
+        self.sight.close()
+
+    def _ran(self) -> dict[str, float]:
+        """When the program began and ended, by the store's clock: what of the attempt's time was of use."""
+        if not self.run_began:
+            return {}
+        offset = self.records.now() - time.monotonic()
+        _, ended = self.exits.get(self.at.host, (0, time.monotonic()))
+        return {"began": self.run_began + offset, "ended": ended + offset}
+
+    def _took(self) -> dict[str, Any]:
+        """When each part of the preparation began and ended, by the store's clock."""
+        offset = self.records.now() - time.monotonic()
+        spans = dict(self.ready.spans) if self.prepared else {}  # a copy: an import ahead may end just now
+        return {"prepared": {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}}
 
     # ---- small things ------------------------------------------------------------------------------------
 
@@ -574,21 +733,26 @@ class Host:
         if state == self.state and now - at < BEAT:
             return
         self.beaten = (now, self.state)
-        active = self.records.now() - (now - self.active)
-        beat = wire.Beat(
+        self.sight.beat(self._compose, changed=state != self.state)
+
+    def _compose(self) -> wire.Beat:
+        ended = self.exits.get(self.at.host)
+        return wire.Beat(
             self.state,
             self.at.boot,
             self.log.segment,
             self.log.offset,
-            active,
-            done=self.progress.get("done", 0.0),
-            total=self.progress.get("total", 0.0),
-            unit=self.progress.get("unit", ""),
-            exit=self.exit.code if self.exit is not None else None,
+            self.records.now() - (time.monotonic() - self.minder.active),
+            done=self.minder.progress.get("done", 0.0),
+            total=self.minder.progress.get("total", 0.0),
+            unit=str(self.minder.progress.get("unit", ""))[:LONGEST_UNIT],
+            exit=None if ended is None else ended[0],
+            returned=self.at.host in self.returned,
+            verdict=self.verdict is not None,
+            began=self._ran().get("began", 0.0),
+            rate=self.minder.progress.get("rate", 0.0),
+            devices=self.devices,
         )
-        self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), beat.encode())
-        if state != self.state:
-            self.records.ring(self.at.job)
 
     def _set_state(self, state: str) -> None:
         self.state = state
@@ -598,28 +762,11 @@ class Host:
         self.preempted = f"this host received {processes.signal_name(number)}"
 
     def _dump_stacks(self) -> None:
-        """Into the log, as our own words: the program's silence goes on. A process that can, has a file for it."""
-        able = set(map(int, os.listdir(self.stacks))) if self.running else set()
-        waited = {process.pid for process in processes.descendants(os.getpid())} & able
-        for pid in waited:
-            processes.send(pid, signal.SIGUSR2)
-        deadline = time.monotonic() + 1.0
-        while waited and self.child and time.monotonic() < deadline:
+        waited = self.minder.ask_for_stacks()
+        deadline = time.monotonic() + 5.0
+        while waited and self.minder.child and not self.preempted and time.monotonic() < deadline:
             self._pump(0.02)
-            waited -= self._read_stacks()
-
-    def _read_stacks(self) -> set[int]:
-        """Move what was dumped to the log; whose it was."""
-        moved = set()
-        for name in os.listdir(self.stacks) if self.running else ():
-            with open(os.path.join(self.stacks, name), "rb") as file:
-                file.seek(self.stacks_read.get(name, 0))
-                data = file.read()
-            if whole := data[: data.rfind(b"\n") + 1]:
-                self.stacks_read[name] = self.stacks_read.get(name, 0) + len(whole)
-                self.log.write(frames.NOTE, whole)
-                moved.add(int(name))
-        return moved
+            waited -= self.minder.read_stacks()
 
     def _note(self, text: str) -> None:
         self.log.write(frames.NOTE, text.encode() + b"\n")
@@ -632,14 +779,46 @@ class Host:
         return None if record is None else record.data
 
 
+class Restarted(Exception):
+    """This host has had another life in this attempt: what ran in it is lost."""
+
+    def __init__(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
+        super().__init__(
+            "this machine was restarted in mid-run (another boot id)" if was != machine
+            else "the agent of this host was started again in mid-run"
+        )  # fmt: skip
+
+
+class Unplaced(Exception):
+    """Nobody could find this host."""
+
+
 class Refused(Exception):
     """What this host was told to run is not what was submitted."""
 
 
-def _exit_of_report(report: dict[str, Any]) -> rules.Exit:
-    kind, message = report.get("type", "").rpartition(".")[2], report.get("message", "")
-    reason = f"{kind}: {message}" if kind and report["kind"] == "exception" else message
-    return rules.Exit(report["code"], report.get("cause", wire.USER), reason)
+def _programs_of(hosts: list[int]) -> str:
+    if len(hosts) == 1:
+        return f"the program of host {hosts[0]} is"
+    return f"the programs of {len(hosts)} hosts ({', '.join(map(str, hosts[:8]))}{', …' if hosts[8:] else ''}) are"
+
+
+def _verdict(data: bytes | None) -> wire.Verdict | None:
+    if data is None:
+        return None
+    try:
+        return wire.Verdict.decode(data)
+    except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
+        return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
+
+
+def _machine_age(home: str) -> float:
+    """Seconds since the machine's first boot, at which the startup script armed its deadline."""
+    try:
+        return max(0.0, time.time() - os.stat(os.path.join(home, "deadline.lock")).st_mtime)
+    except OSError:
+        return 0.0
 
 
 def _raised() -> str:
@@ -656,12 +835,12 @@ def _free_ports(hosts: int) -> dict[str, int]:
 
     chooser = random.SystemRandom()
     for _ in range(200):
-        base = chooser.randrange(20_000, 32_000 - hosts - 2)
+        base = chooser.randrange(20_000, 32_000 - hosts - 3)
         with contextlib.ExitStack() as stack:
             try:
-                for port in range(base, base + hosts + 2):
+                for port in range(base, base + hosts + 3):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return {"jax": base, "torch": base + 1, "tensorflow": base + 2}
+            return {"jax": base, "torch": base + 1, "megascale": base + 2, "tensorflow": base + 3}
     raise OSError("no free ports between 20000 and 32000")

@@ -7,6 +7,7 @@ A name is relative to `<store>/<deployment>/`. What the client writes lies under
 from __future__ import annotations
 
 DEPLOYMENT = "deployment.json"
+REAPED = "reaped.json"  # when somebody last looked for leftovers
 
 
 def blob(digest: str) -> str:
@@ -39,6 +40,8 @@ def group_end(group_id: str) -> str:
 
 JOBS = "jobs/"
 BEATS = "beats/"
+TOOLS = "tools/"
+WHEELS = "wheels/"
 
 
 def job(job_id: str) -> str:
@@ -47,6 +50,11 @@ def job(job_id: str) -> str:
 
 def spec(job_id: str) -> str:
     return f"jobs/{job_id}/in/spec.json"
+
+
+def signature(job_id: str, digest: str) -> str:
+    """The word for a spec of whoever has the deployment's signing key. By digest, because the spec may be another's."""
+    return f"jobs/{job_id}/in/signatures/{digest}"
 
 
 def cancel(job_id: str) -> str:
@@ -58,8 +66,21 @@ def owner(job_id: str) -> str:
     return f"jobs/{job_id}/in/owner.json"
 
 
+def keeper(job_id: str) -> str:
+    """Which of an orchestrator's processes looks after the job now: one that was replaced must not end it."""
+    return f"jobs/{job_id}/in/keeper.json"
+
+
 def intent(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/in/attempts/{attempt}/intent.json"
+
+
+def intents(job_id: str) -> str:
+    return f"jobs/{job_id}/in/attempts/"
+
+
+def verdicts(job_id: str) -> str:
+    return f"jobs/{job_id}/attempts/"
 
 
 def placement(job_id: str, attempt: int) -> str:
@@ -87,8 +108,57 @@ def beat(job_id: str, attempt: int, index: int) -> str:
     return f"beats/{job_id}/{attempt}/{index}"
 
 
+def beats_of(job_id: str) -> str:
+    """All that its hosts and its followers tell each other in passing: beats, the ring and the eye."""
+    return f"{BEATS}{job_id}/"
+
+
+def ring(job_id: str) -> str:
+    """On a store without a bell: changed by whoever wrote a cancel or a verdict, so that all look at them now."""
+    return f"{BEATS}{job_id}/ring"
+
+
+def eye(job_id: str) -> str:
+    """On a store without a bell: young while somebody reads the job's log."""
+    return f"{BEATS}{job_id}/eye"
+
+
+def tool(name: str) -> str:
+    """What a host without a package index needs before all else: uv, an interpreter."""
+    return f"{TOOLS}{name}"
+
+
+def wheel(digest: str, name: str) -> str:
+    return f"{WHEELS}{digest[:2]}/{digest}/{name}"
+
+
+def compiled(key: str, entry: str) -> str:
+    """An entry of JAX's compile cache, shared by all jobs of the same key."""
+    return f"compiled/{key}/{entry}"
+
+
+def secret(job_id: str, variable: str) -> str:
+    """In Secret Manager: what a variable held that must not lie in the store."""
+    return f"kinetic-{job_id}-{variable}"
+
+
 def output_dir(job_id: str) -> str:
     return f"outputs/{job_id}"
+
+
+def picture(job_id: str) -> str:
+    """What it reported and what its devices did. Beside its outputs: a program may want to find their folder empty."""
+    return f"{output_dir(job_id)}.svg"
+
+
+def profile(output: str) -> str:
+    """Where what `profile=` captured lies in a job's outputs: XProf's log directory."""
+    return f"{output.rstrip('/')}/profile"
+
+
+def xprof(place: str) -> str:
+    """The command that opens it."""
+    return f"xprof --logdir {place}"
 
 
 def checkpoint_dir(identity_key: str) -> str:

@@ -1,4 +1,4 @@
-"""The record store for those who must not give up at once: asked again while a file system refuses for a moment."""
+"""The record store on files, for those who must not give up at once: asked again while it refuses for a moment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import errno
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kinetic_orchestration.agent.records import FileRecords, Record
+from kinetic_orchestration.agent.files import FileRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kinetic_orchestration.agent.records import Record
 
 _T = TypeVar("_T")
 

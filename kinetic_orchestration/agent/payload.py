@@ -20,6 +20,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent.digest import Hasher, of_bytes
+from kinetic_orchestration.agent.wire import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,10 @@ ALIGNMENT = 64
 IN_BAND = 64 << 10
 # A larger file is mapped; a smaller one is read, because every mapping keeps a file open.
 MAPPED = 16 << 20
+# A value that is plain JSON is kept as such, up to so many bytes, values and levels: it can be read without any trust.
+LARGEST_PLAIN = 4 << 20
+_MOST_VALUES = 200_000
+_DEEPEST = 100
 # What a disk answers, and never a value.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
@@ -84,8 +89,8 @@ def load(
 ) -> Any:
     """The value of a file. Its arrays are writeable and private to this process.
 
-    With `expected_digest` nothing is unpickled unless every byte is as it was sent. `data` are the paths on
-    this machine of what was wrapped in `Data`, in the order in which it was found.
+    With `expected_digest` ("" is no file's) nothing is unpickled unless every byte is as it was sent. `data` are the
+    paths on this machine of what was wrapped in `Data`, in the order in which it was found.
     """
     return _load(path, expected_digest, data, names_first=True)
 
@@ -93,7 +98,7 @@ def load(
 def _load(path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], names_first: bool) -> Any:
     memory = _memory(path)
     view = memoryview(memory)
-    if expected_digest:
+    if expected_digest is not None:
         found = of_bytes(view)
         if found != expected_digest:
             raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected_digest} was sent")
@@ -301,9 +306,66 @@ class Part(types.ModuleType):
         return importlib.import_module, (self.__name__,)
 
 
+def load_plain(path: str | os.PathLike[str], expected_digest: str) -> Any:
+    """The value of a file of plain JSON. Whoever wrote it, nothing is run."""
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_PLAIN + 1)
+    if len(data) > LARGEST_PLAIN:
+        raise Tampered(f"{os.fspath(path)} has more than {LARGEST_PLAIN >> 20} MiB, which no plain value has")
+    if of_bytes(data) != expected_digest:
+        raise Tampered(f"{os.fspath(path)} has the digest {of_bytes(data)}, but {expected_digest} was sent")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Tampered(f"{os.fspath(path)} is not JSON ({error}), though it is said to be") from None
+
+
+def plain(value: Any) -> bytes | None:
+    """The value as JSON, if JSON gives it back exactly as it is."""
+    if not _is_plain(value):
+        return None
+    try:
+        data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:  # nan; half of a surrogate pair; an integer of more digits than Python reads back
+        return None
+    return data if len(data) <= LARGEST_PLAIN else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of JSON's own types alone, and of no list or dict that is in it twice."""
+    seen: set[int] = set()
+    level = [value]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is list or kind is dict:
+                if id(item) in seen:
+                    return False
+                seen.add(id(item))
+                if len(seen) + len(below) + len(item) > _MOST_VALUES:
+                    return False
+                if kind is list:
+                    below += item
+                elif all(type(key) is str for key in item):
+                    below += item.values()
+                else:
+                    return False
+            elif not (kind is str or kind is int or kind is float or kind is bool or item is None):
+                return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
 def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Write a result; its record. A value that cannot travel is recorded as such, with its repr."""
     try:
+        if (data := plain(value)) is not None:
+            with open(path, "wb") as file:
+                file.write(data)
+            return {"kind": "value", "digest": of_bytes(data), "size": len(data), "format": PLAIN}
         digest, size = dump(value, path, _outcome_pickler())
     except Exception as error:  # a user's __reduce__ may raise anything
         if isinstance(error, OSError) and error.errno in DISK:
@@ -322,7 +384,7 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
             "repr": shown,
             "reason": reason,
         }
-    return {"kind": "value", "digest": digest, "size": size}
+    return {"kind": "value", "digest": digest, "size": size, "format": ""}
 
 
 def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import digest, names, wire
-from kinetic_orchestration.agent.records import FileRecords
+from kinetic_orchestration.agent.ahead import Ahead, Several
+from kinetic_orchestration.agent.blobs import Blobs
 
 AGAIN = "submit the job again, which sends what is missing"
+DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
 
 
 class NotReady(Exception):
@@ -37,27 +42,41 @@ class Ready(NamedTuple):
     payload: str
     data: list[str]
     volumes: list[Any]  # to be released at the end
+    spans: Mapping[str, tuple[float, float]] = MappingProxyType({})  # of each part, by the steady clock
 
 
 def prepare(
-    records: FileRecords,
+    records: Any,
     task: dict[str, Any],
     scratch: str,
     home: str,
     uv: dict[str, str],
     note: Callable[[str], None],
+    found: Callable[[str], None] = lambda _: None,
 ) -> Ready:
-    """`uv` are the settings of the package index, which may hold passwords and are never written down."""
+    """`uv` are the settings of the package index, which may hold passwords and are never written down.
+
+    On a machine of its own all parts come side by side. `found` is told the interpreter as soon as it is there.
+    """
     root = os.path.join(scratch, "project")
     os.makedirs(root, exist_ok=True)
-    if task["tree"]:
-        _unpack(records, task["tree"], root)
-    python = _environment(records, task, home, uv, note)
-    packages = [
-        _package(records, item, os.path.join(scratch, "packages", str(number)))
-        for number, item in enumerate(task["packages"])
-    ]
-    data = [_data(records, item, home) for item in task["data"]]
+    blobs = Blobs(records, os.path.join(scratch, "blobs"))
+    spans: dict[str, tuple[float, float]] = {}
+
+    def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead:
+        return Ahead(_timed, spans, what, work, records, *rest, beside=records.remote)
+
+    environment = begin("environment", _environment, task, home, uv, note)
+    payload = begin("payload", _payload, blobs, task["payload"])
+    brought = Several(
+        lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
+        list(enumerate(task["data"])), most=DATA_AT_ONCE, beside=records.remote,
+    )  # fmt: skip
+    code = begin("code", _code, blobs, task, root, scratch)
+    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=records.remote)
+    packages = code.result()
+    data = brought.result()
+    python = warm.result()
     volumes = _volumes(task["volumes"], data, home)
     for folder in (task["output_dir"], task["checkpoint_dir"]):
         _make(folder)
@@ -67,21 +86,61 @@ def prepare(
     argv = list(task["argv"])
     if argv and argv[0] in ("python", "python3"):
         argv[0] = python
-    return Ready(python, cwd, path, argv, _payload(records, task["payload"]), data, volumes)
+    return Ready(python, cwd, path, argv, payload.result(), data, volumes, spans)
 
 
-def _payload(records: FileRecords, payload: dict[str, Any]) -> str:
+def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[..., Any], *rest: Any) -> Any:
+    began = time.monotonic()
+    try:
+        return work(*rest)
+    finally:
+        spans[what] = began, time.monotonic()
+
+
+def _warm(
+    environment: Ahead,
+    found: Callable[[str], None],
+    others: Sequence[Ahead | Several],
+    task: dict[str, Any],
+    spans: dict[str, tuple[float, float]],
+    note: Callable[[str], None],
+) -> str:
+    """The interpreter; and while other things are still on their way, the first import of JAX is gone through.
+
+    In a process of its own, which leaves byte code and a warm disk: a program may set JAX's variables before it imports
+    JAX itself, and must find it as if nobody had.
+    """
+    python: str = environment.result()
+    found(python)
+    modules = (task["environment"] or {}).get("warm", ())
+    if modules and any(other.pending for other in others):
+        from kinetic_orchestration.agent.environment import warm_up
+
+        Ahead(_timed, spans, "import", warm_up, python, modules, note)
+    return python
+
+
+def _code(records: Any, blobs: Blobs, task: dict[str, Any], root: str, scratch: str) -> list[str]:
+    if task["tree"]:
+        _unpack(records, blobs, task["tree"], root)
+    return [
+        _package(records, blobs, item, os.path.join(scratch, "packages", str(number)))
+        for number, item in enumerate(task["packages"])
+    ]
+
+
+def _payload(records: Any, blobs: Blobs, payload: dict[str, Any]) -> str:
     if not payload:
         return ""
-    path = records.local_path(names.blob(payload["digest"]))
+    path = blobs.path(payload["digest"])
     if path is None:
         raise NotReady(f"{names.blob(payload['digest'])} is not in the store {records.root}: {AGAIN}")
     return path
 
 
-def _pack(records: FileRecords) -> Callable[[str], str]:
+def _pack(records: Any, blobs: Blobs) -> Callable[[str], str]:
     def open_pack(blob: str) -> str:
-        path = records.local_path(names.blob(blob))
+        path = blobs.path(blob)
         if path is None:
             raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
         return path
@@ -89,14 +148,16 @@ def _pack(records: FileRecords) -> Callable[[str], str]:
     return open_pack
 
 
-def _unpack(records: FileRecords, tree_digest: str, target: str) -> None:
+def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
     from kinetic_orchestration.agent import tree
 
     record = records.read(names.tree(tree_digest))
     if record is None:
         raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
     try:
-        tree.unpack(_manifest(record.data), _pack(records), target, tree_digest)
+        manifest = _manifest(record.data)
+        blobs.fetch(pack.id for pack in tree.packs_of(manifest))
+        tree.unpack(manifest, _pack(records, blobs), target, tree_digest)
     except (tree.Damaged, Missing) as error:
         # Else it would be found there for ever, and nothing sent in its place.
         if pack := getattr(error, "pack", ""):
@@ -115,18 +176,21 @@ def _manifest(data: bytes) -> dict[str, Any]:
     return manifest
 
 
-def discard(records: FileRecords, name: str) -> None:
+def discard(records: Any, name: str) -> None:
     """An object that is not what its name says."""
     with contextlib.suppress(OSError):
         records.delete(name)
 
 
-def _environment(
-    records: FileRecords, task: dict[str, Any], home: str, uv: dict[str, str], note: Callable[[str], None]
-) -> str:
+def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, str], note: Callable[[str], None]) -> str:
     wanted: dict[str, Any] | None = task["environment"]
     if not wanted or "lock" not in wanted:
-        return str(task["python"])
+        return str(task["python"] or sys.executable)
+    if not wanted["interpreter"] and not wanted["packages"] and not task["tools"].get("python"):
+        from kinetic_orchestration.agent import boot
+
+        if python := boot.python_of(wanted["python"]):
+            return python
     from kinetic_orchestration.agent import environment
 
     record = records.read(names.blob(wanted["lock"]))
@@ -134,45 +198,73 @@ def _environment(
         discard(records, names.blob(wanted["lock"]))
         raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
     try:
+        if not wanted["interpreter"]:  # of the submitter's machine, which is another one
+            from kinetic_orchestration.agent import toolbox
+
+            settings = environment.with_own(uv, wanted["settings"])
+            return toolbox.provide(records, wanted, task["tools"], record.data.decode(), home, settings, note)
         python = environment.ensure(
             record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
             uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
         )  # fmt: skip
         environment.hold(python)  # for as long as this agent lives
     except environment.BuildFailed as error:
-        raise NotReady(str(error)) from None
+        raise NotReady(str(error), wire.INFRASTRUCTURE if error.passing else wire.CONFIGURATION) from None
     return python
 
 
-def _package(records: FileRecords, item: dict[str, str], folder: str) -> str:
+def _package(records: Any, blobs: Blobs, item: dict[str, str], folder: str) -> str:
     target = os.path.join(folder, item["at"])
     os.makedirs(target)
-    _unpack(records, item["digest"], target)
+    _unpack(records, blobs, item["digest"], target)
     return folder
 
 
-def _data(records: FileRecords, item: dict[str, str], home: str) -> str:
-    """A folder or file of data, unpacked once on this machine and shared by all that read it."""
+def _data(records: Any, blobs: Blobs, item: dict[str, str], home: str) -> str:
+    """A folder or file of data, brought once to this machine and shared by all that read it."""
+    if item["here"]:
+        return item["here"]
+    if url := item.get("url", ""):
+        return _kept(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
+
+    def unpack(root: str) -> str:
+        content = os.path.join(root, "content")
+        os.makedirs(content)
+        _unpack(records, blobs, item["digest"], content)
+        return content
+
+    content = _kept(os.path.join(home, "cache", "data", item["digest"]), unpack)
+    return os.path.join(content, item["file"]) if item["file"] else content
+
+
+def _kept(root: str, bring: Callable[[str], str]) -> str:
+    """The path that `bring` gave when it filled this folder, now or at another time."""
     import fcntl
     import shutil
 
-    if item["here"]:
-        return item["here"]
-    root = os.path.join(home, "cache", "data", item["digest"])
     os.makedirs(root, exist_ok=True)
-    content = os.path.join(root, "content")
     complete = os.path.join(root, "complete")
-    if not os.path.exists(complete):
-        with open(os.path.join(root, "lock"), "w", encoding="ascii") as lock:
+    with open(os.path.join(root, "lock"), "w", encoding="ascii") as lock:
+        if not os.path.exists(complete):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(complete):
-                shutil.rmtree(content, ignore_errors=True)
-                os.makedirs(content)
-                _unpack(records, item["digest"], content)
-                with open(complete, "w", encoding="ascii"):
-                    pass
+        if not os.path.exists(complete):
+            shutil.rmtree(os.path.join(root, "content"), ignore_errors=True)
+            path = os.path.relpath(bring(root), root)
+            with open(complete + ".new", "w", encoding="utf-8") as file:
+                file.write(path)
+            os.replace(complete + ".new", complete)
     os.utime(root)
-    return os.path.join(content, item["file"]) if item["file"] else content
+    with open(complete, encoding="utf-8") as file:
+        return os.path.join(root, file.read() or "content")
+
+
+def _copied(url: str, root: str) -> str:
+    from kinetic_orchestration.agent.blobs import copy_bucket
+
+    try:
+        return copy_bucket(url, root)
+    except OSError as error:
+        raise NotReady(f"the data at {url} could not be brought here: {error}") from None
 
 
 def _make(folder: str) -> None:

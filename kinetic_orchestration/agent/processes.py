@@ -10,12 +10,18 @@ import os
 import signal
 import sys
 import time
+from _thread import get_ident
 from collections import namedtuple
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _LINUX = sys.platform.startswith("linux")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOKS = 50  # at the list of all processes, for those that were born since the last
 
 
 class Process(namedtuple("Process", "pid parent started zombie")):
@@ -34,6 +40,41 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent dies. Linux only."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def leave_forks(leave: Callable[[], object]) -> None:
+    """What this program does at a SIGTERM is not for the workers that it forks: each calls `leave` first of all, and is
+    ended by one that comes while it is being forked, too.
+    """
+    masks: dict[int, set[signal.Signals | int]] = {}  # of each thread that is forking
+
+    def hold() -> None:
+        masks[get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # kept first: a handler may raise any time
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def let_go() -> None:
+        if (mask := masks.get(get_ident())) is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            masks.pop(get_ident(), None)
+
+    def begin() -> None:
+        try:
+            leave()
+        finally:
+            let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=begin)
+    os.register_at_fork(after_in_parent=let_go)  # the first may have met a handler that raised
+
+
+def catches(pid: int | str, number: int) -> bool | None:
+    """Whether a process has a handler of that signal, Python's or one that Python knows nothing of. None: who knows."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):  # gone, or not Linux
+        return None
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -79,12 +120,29 @@ def _listing() -> dict[int, Process]:
         text = os.popen("ps -axo pid=,ppid=,stat=,lstart=").read()
         rows = (line.split(None, 3) for line in text.splitlines())
         return {int(row[0]): Process(int(row[0]), int(row[1]), row[3], row[2][0] == "Z") for row in rows}
-    found = (find(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    found = (find(pid) for pid in _pids())
     return {process.pid: process for process in found if process is not None}
+
+
+def _pids() -> Iterator[int]:
+    """Of all processes, with those that are born meanwhile: of a chain in which each bears the next one and ends, one
+    list may have only such as are gone when they are looked at.
+    """
+    seen: set[int] = set()
+    for _ in range(_LOOKS):
+        fresh = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()} - seen
+        if not fresh:
+            return
+        yield from fresh
+        seen |= fresh
 
 
 def descendants(*pids: int) -> list[Process]:
     """All living descendants, the nearest first."""
+    return [process for process in _below(*pids) if not process.zombie]
+
+
+def _below(*pids: int) -> list[Process]:
     children: dict[int, list[Process]] = {}
     for process in _listing().values():
         children.setdefault(process.parent, []).append(process)
@@ -92,7 +150,7 @@ def descendants(*pids: int) -> list[Process]:
     look = list(pids)
     while look:
         below = children.get(look.pop(0), [])
-        found += [process for process in below if not process.zombie]
+        found += below
         look += [process.pid for process in below]
     return found
 
@@ -104,18 +162,17 @@ def marked(marker: str) -> list[Process]:
         pids = [int(line.split(None, 1)[0]) for line in text.splitlines() if f" {marker}" in line]
     else:
         wanted = marker.encode()
-        pids = []
-        for entry in os.listdir("/proc"):
-            if not entry.isdigit():
-                continue
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
-                        pids.append(int(entry))
-            except OSError:
-                continue
+        pids = [pid for pid in _pids() if wanted in _environ(pid)]
     found = (find(pid) for pid in pids if pid != os.getpid())
     return [process for process in found if process is not None and not process.zombie]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def signal_name(number: int) -> str:
@@ -158,14 +215,19 @@ def childless() -> bool:
 
 
 def end_descendants(pid: int, within: float = 10.0) -> list[int]:
-    """SIGKILL every descendant until none is left; those that would not die (in the kernel's hands) are returned."""
+    """SIGKILL every descendant until none is left; those that would not die (in the kernel's hands) are returned.
+
+    Of this very process, if it adopts orphans, none is left when it has no child: the kernel knows that without a look
+    at every process of the machine, which those that are just being born may escape.
+    """
     deadline = time.monotonic() + within
-    while True:
-        if pid == os.getpid() and childless():
-            return []  # known without looking at every process of the machine
-        found = descendants(pid)
-        if not found or time.monotonic() > deadline:
-            return [process.pid for process in found]
-        for process in found:
+    own = pid == os.getpid()
+    while not (own and childless()):
+        below = _below(pid)
+        living = [process.pid for process in below if not process.zombie]
+        if (not living and not own) or time.monotonic() > deadline:
+            return living
+        for process in below:  # one whose first thread has ended looks like a zombie
             send(process.pid, signal.SIGKILL)
         time.sleep(0.005)
+    return []

@@ -12,6 +12,7 @@ from kinetic_orchestration.agent import distributed
 
 FUNCTION = "function"
 COMMAND = "command"
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # what would lead a Python out of its environment
 
 
 class Program:
@@ -34,7 +35,7 @@ def start(python: str, kind: str, marker: str, secrets: dict[str, str], *, isola
     os.set_inheritable(control, True)
     environment = {name: value for name, value in os.environ.items() if not distributed.is_stale(name)}
     if isolated:
-        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        for name in FOREIGN:
             environment.pop(name, None)
     environment.update(secrets)
     variable, value = marker.split("=", 1)

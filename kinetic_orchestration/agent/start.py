@@ -21,24 +21,53 @@ def main() -> None:
     assignment = Assignment.from_words(sys.argv[1:])
     private = _decoded(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
     lock = take(assignment)
-    if lock is None or os.fork():
+    if lock is None:
         os._exit(0)
+    if child := os.fork():
+        os._exit(_remain(child) if os.getpid() == 1 else 0)
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     for end in (0, 1, 2):
         os.dup2(null, end)
     guard = os.getpid()
     agent = os.fork()
+    call("kinetic-guard" if agent else "kinetic-agent")
     if agent == 0:
         started = None
         if assignment.python:
-            started = program.start(assignment.python, program.FUNCTION, assignment.marker, private.get("env", {}))
+            try:
+                started = program.start(assignment.python, program.FUNCTION, assignment.marker, private.get("env", {}))
+            except OSError:  # no process could be made; what that means is told when there must be one
+                pass
         from kinetic_orchestration.agent.guard import be_the_agent
 
         be_the_agent(assignment, private, started, guard)
     from kinetic_orchestration.agent.guard import be_the_guard
 
     be_the_guard(assignment, lock, agent)
+
+
+def call(name: str) -> None:
+    """What `ps` and `top` show of this process: all of a host share their command line."""
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write(name)
+    except OSError:  # a system that knows no such thing
+        pass
+
+
+def _remain(guard: int) -> int:
+    """A container ends with its first process, so that one stays as long as the host does, and hands on its signals.
+    It ends as the guard did, by a signal as a shell tells it: of a guard that was killed, its container has to speak.
+    """
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: os.kill(guard, received))
+    while (ended := os.wait())[0] != guard:
+        pass
+    code = os.waitstatus_to_exitcode(ended[1])
+    return code if code >= 0 else 128 - code
 
 
 def _decoded(private: bytes) -> dict[str, dict[str, str]]:

@@ -129,7 +129,11 @@ def entries_of(manifest: Mapping[str, Any]) -> list[Entry]:
 
 def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
     check_version(manifest)
-    return [Pack(*pack) for pack in manifest["packs"]]
+    packs = [Pack(*pack) for pack in manifest["packs"]]
+    for pack in packs:  # the tree's digest does not cover where its contents lie
+        if not (isinstance(pack.id, str) and len(pack.id) == 64 and pack.id.isalnum()):
+            raise Damaged(f"the manifest names a pack {pack.id!r:.80}: it was changed after it was sent")
+    return packs
 
 
 def check_version(manifest: Mapping[str, Any]) -> None:
@@ -161,6 +165,7 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
     for folder in sorted(folders):
         os.mkdir(root + _encode(folder))
 
+    packs = packs_of(manifest)
     by_place: dict[int, list[tuple[int, int, int, bytes, str]]] = {}
     for path, mode, size, sha256, pack, offset in manifest["files"]:
         by_place.setdefault(pack, []).append((offset, size, mode, root + _encode(path), sha256))
@@ -170,8 +175,7 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
             for _, _, mode, path, sha256 in files:
                 _write(path, mode, (), sha256)
             continue
-        pack = Pack(*manifest["packs"][number])
-        _unpack_one(pack, open_pack(pack.id), files)
+        _unpack_one(packs[number], open_pack(packs[number].id), files)
 
     # Last, so that nothing is ever written through one.
     for path, text in manifest["links"]:

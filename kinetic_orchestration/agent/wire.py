@@ -21,6 +21,8 @@ class Newer(ValueError):
     """Written by a newer version of this package."""
 
 
+PLAIN = "json"  # a value that anybody may read; any other is pickled, and unpickled only by who may trust it
+
 # Why an attempt ended. What follows from each is a table in the core's lifecycle.
 USER = "user"
 CONFIGURATION = "configuration"
@@ -29,6 +31,10 @@ PREEMPTION = "preemption"
 CANCELLED = "cancelled"
 DEADLINE = "deadline"
 STALL = "stall"
+# Why a slice was never had. They cost an attempt nothing: the next one asks elsewhere, or later.
+STOCKOUT = "stockout"
+QUOTA = "quota"
+INTERNAL = "internal"  # of the cloud's own making
 
 COMMITTED = "committed"
 ABORTED = "aborted"
@@ -52,7 +58,7 @@ def decode(data: bytes, name: str = "record") -> dict[str, Any]:
     try:
         fields = json.loads(data)
         version = fields["wire"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Unreadable(f"{name} is not a whole record ({len(data)} bytes)") from None
     if not isinstance(version, int) or version > WIRE:
         raise Newer(
@@ -61,6 +67,35 @@ def decode(data: bytes, name: str = "record") -> dict[str, Any]:
         )
     assert isinstance(fields, dict)
     return fields
+
+
+_TEXT, _WHOLE, _NUMBER = (str,), (int,), (int, float)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("type", "message", "traceback", "log_tail", "digest", "kind", "writer", "cause", "reason"), _TEXT),
+    **dict.fromkeys(("format", "proof", "state", "boot", "unit"), _TEXT),
+    **dict.fromkeys(("exit_code", "host", "exit"), (int, type(None))),
+    **dict.fromkeys(("size", "segment", "offset"), _WHOLE),
+    **dict.fromkeys(("time", "active", "done", "total", "rate"), _NUMBER),
+    **dict.fromkeys(("verdict", "returned"), (bool,)),
+    "devices": (dict, type(None)),
+}
+
+
+def _made(of: type[Any], fields: dict[str, Any], name: str) -> Any:
+    """Of the fields that this version knows, each of its kind: whoever can write to the store may have written them."""
+    found = {key: fields[key] for key in of._fields if key in fields}
+    for key, value in found.items():
+        if (kinds := _KINDS.get(key)) and not (isinstance(value, kinds) and (kinds is not _NUMBER or _is_float(value))):
+            raise Unreadable(f"{name} is not one: its {key} is {value!r:.80}")
+    try:
+        return of(**found)
+    except TypeError:
+        raise Unreadable(f"{name} is not a whole one: it has {', '.join(found) or 'nothing'}") from None
+
+
+def _is_float(value: object) -> bool:
+    """JSON's whole numbers may have any length."""
+    return not isinstance(value, int) or abs(value) < 1 << 1000
 
 
 class Failure(NamedTuple):
@@ -79,7 +114,8 @@ class Failure(NamedTuple):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Failure:
-        return cls(**{key: fields[key] for key in cls._fields if key in fields})
+        made: Failure = _made(cls, fields, "the verdict's failure")
+        return made
 
 
 class Verdict(NamedTuple):
@@ -94,6 +130,8 @@ class Verdict(NamedTuple):
     digest: str = ""  # of host 0's value
     size: int = 0
     failure: Failure | None = None
+    proof: str = ""  # the word of the host's machine for the digest (of the value, or of the failure's exception)
+    format: str = ""  # of the value: PLAIN, or "" for a pickle
 
     def encode(self) -> bytes:
         fields = {key: value for key, value in self._asdict().items() if value not in ("", None)}
@@ -106,8 +144,11 @@ class Verdict(NamedTuple):
         fields = decode(data, "the verdict")
         failure = fields.get("failure")
         if failure is not None:
+            if not isinstance(failure, dict):
+                raise Unreadable(f"the verdict is not one: its failure is {failure!r:.80}")
             fields["failure"] = Failure.from_json(failure)
-        return cls(**{key: fields[key] for key in cls._fields if key in fields})
+        made: Verdict = _made(cls, fields, "the verdict")
+        return made
 
 
 class Beat(NamedTuple):
@@ -122,19 +163,35 @@ class Beat(NamedTuple):
     total: float = 0.0
     unit: str = ""
     exit: int | None = None
+    returned: bool = False  # its function has, or its program waits for the others'
+    verdict: bool = False  # this host has seen one: whoever has not should look
+    began: float = 0.0  # when the program did, by the store's time
+    rate: float = 0.0  # of what is done, a second
+    devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
 
     def encode(self) -> bytes:
-        return encode(self._asdict())
+        return encode({key: value for key, value in self._asdict().items() if value is not None or key == "exit"})
 
     @classmethod
     def read(cls, data: bytes) -> Beat | None:
-        """A beat is written without waiting for the disk: after a power cut, it may be none."""
+        """A beat is written without waiting for the disk: after a power cut, it may be none. Nor is one of a newer
+        version: whoever looks at all jobs goes on with those that it understands.
+        """
         try:
             return cls.decode(data)
-        except Unreadable:
+        except (Unreadable, Newer):
             return None
 
     @classmethod
     def decode(cls, data: bytes) -> Beat:
-        fields = decode(data, "a beat")
-        return cls(**{key: fields[key] for key in cls._fields if key in fields})
+        made: Beat = _made(cls, decode(data, "a beat"), "a beat")
+        return made
+
+
+def open_eye(again_in: float) -> bytes:
+    """Of a reader who opens it again after so many seconds."""
+    return b"%d" % again_in
+
+
+def opened_again_in(eye: bytes) -> float:
+    return float(eye) if len(eye) < 8 and eye.isdigit() else 25.0

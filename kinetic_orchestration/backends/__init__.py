@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.values import Intent, Observation, Plan
+from kinetic_orchestration.values import Freed, Intent, Observation, Past, Plan, Staged
 
 
 class Backend(Protocol):
@@ -17,13 +17,21 @@ class Backend(Protocol):
     def check(self, plan: Plan) -> None:
         """Refuse a plan that can never run here, before anything is sent."""
 
+    def prepare(self) -> None:
+        """Load, beside what is done meanwhile, what the first call needs. Nothing is asked."""
+
     def emulates(self, slice_: Slice) -> bool:
         """Whether ordinary processors stand for the slice's chips here."""
 
-    def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
-        """Where this attempt will be: a deterministic name, JSON. Nothing is made."""
+    def dry_run(self, plan: Plan) -> str:
+        """What the first attempt would ask for, for people; '' where nothing is asked of anybody."""
 
-    def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """Where this attempt will be: a deterministic name, JSON. Nothing is made. Raises NoPlace."""
+
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
+    ) -> str:
         """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''."""
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
@@ -33,10 +41,22 @@ class Backend(Protocol):
         """Wake the hosts, so that they see the cancel record now."""
 
     def leftovers(self) -> Iterable[dict[str, Any]]:
-        """Every placement that can be found here, with its `job`, `attempt` and `age`: what the reaper looks at."""
+        """Every placement of this deployment that can be found: what the reaper looks at.
 
-    def release(self, placement: Mapping[str, Any]) -> bool:
-        """Free everything of this placement; True once nothing is left."""
+        Each with its `job` and `attempt`, and with its `age`, or with when it was `created` by a clock that the store's
+        goes by, too. One that costs money also with what it `expires` at and its `state` in the backend's own words,
+        DELETING once its end is under way. A `zone` that could not be read is an entry, too, which says why it is
+        `unread`.
+        """
+
+    def secrets(self) -> Iterable[tuple[str, str]]:
+        """The job and the name of each secret that is still kept for hosts outside the store."""
+
+    def forget(self, secret: str) -> bool:
+        """Destroy one of them; True once it is gone."""
+
+    def release(self, placement: Mapping[str, Any]) -> Freed:
+        """Free everything of this placement. What cannot be freed now is no exception."""
 
 
 def open_backend(name: str, settings: Settings) -> Backend:
@@ -44,4 +64,8 @@ def open_backend(name: str, settings: Settings) -> Backend:
         from kinetic_orchestration.backends.local import LocalBackend
 
         return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment)
+    if name == "tpu-vm":
+        from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
+
+        return TpuVmBackend(settings)
     raise UsageError(f"there is no backend {name!r}")

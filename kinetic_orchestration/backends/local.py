@@ -28,7 +28,20 @@ from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
-from kinetic_orchestration.values import ABSENT, ELSEWHERE, GONE, PARTIAL, PRESENT, WOUNDED, Intent, Observation, Plan
+from kinetic_orchestration.values import (
+    ABSENT,
+    ELSEWHERE,
+    GONE,
+    PARTIAL,
+    PRESENT,
+    WOUNDED,
+    Freed,
+    Intent,
+    Observation,
+    Past,
+    Plan,
+    Staged,
+)
 
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
 GOOGLE = "0x1ae0"  # as a vendor on the PCI bus
@@ -54,11 +67,19 @@ class LocalBackend:
 
     def check(self, plan: Plan) -> None:
         check_size(plan.slice, self._max_hosts)
+        for mount in plan.volumes:
+            _check_mount(mount)
+
+    def prepare(self) -> None:
+        pass
 
     def emulates(self, slice_: Slice) -> bool:
         return not has_real(slice_)
 
-    def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
+    def dry_run(self, plan: Plan) -> str:
+        return ""
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         return {
             "backend": "local",
             "run": str(self._runs / f"{job_id}-{attempt}"),
@@ -66,7 +87,9 @@ class LocalBackend:
             "machine": processes.machine(),
         }
 
-    def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
+    ) -> str:
         run = Path(intent.placement["run"])
         self._runs.mkdir(parents=True, exist_ok=True)
         with self._admission():
@@ -160,19 +183,19 @@ class LocalBackend:
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Nothing to wake: on this machine hosts look at their records twenty times a second."""
 
-    def release(self, placement: Mapping[str, Any]) -> bool:
+    def release(self, placement: Mapping[str, Any]) -> Freed:
         if placement["machine"] != processes.machine():
-            return False
+            return Freed.UNDER_WAY  # nothing that is done here would change it
         run = Path(placement["run"])
         farewell = time.monotonic() + FAREWELL_PATIENCE
         while any(_held(lock) for lock in _locks(run).values()) and time.monotonic() < farewell:
             time.sleep(0.002)
         if not run.exists():
-            return True
+            return Freed.DONE
         if not self._end(run):
-            return False
+            return Freed.REFUSED
         remove_tree(str(run))
-        return True
+        return Freed.DONE
 
     def _end(self, run: Path) -> bool:
         """Stop everybody first: whoever is killed while others run may leave a child that nothing tells as ours."""
@@ -207,6 +230,13 @@ class LocalBackend:
                     "job": found[1], "attempt": int(found[2]), "age": time.time() - changed,
                 }  # fmt: skip
 
+    def secrets(self) -> tuple[tuple[str, str], ...]:
+        """None: they go by an inherited pipe."""
+        return ()
+
+    def forget(self, secret: str) -> bool:
+        return True
+
     def _processes_of(self, run: Path) -> list[processes.Process]:
         """Everybody by the mark in the environment, whoever the parent is now, the guards by their lock files as
         well, and all that descends from them, marked or not.
@@ -230,6 +260,7 @@ class LocalBackend:
             fcntl.flock(gate, fcntl.LOCK_EX)
             yield
         finally:
+            fcntl.flock(gate, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open as well
             os.close(gate)
 
     def _must_wait(self, hosts: int, run: Path) -> str:
@@ -250,6 +281,22 @@ class LocalBackend:
 def marker(run: Path) -> str:
     """The assignment that every process of a placement carries in its environment."""
     return f"KINETIC_PLACEMENT={run}"
+
+
+def _check_mount(mount: str) -> None:
+    """On this machine a volume is a link, which this user has to be able to make."""
+    there = Path(mount)
+    if os.path.lexists(mount) and not there.is_symlink():
+        problem = "something else is there"
+    else:
+        parent = next(parent for parent in there.parents if os.path.lexists(parent))
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+            return
+        problem = f"{parent} is {'not writable for this user' if parent.is_dir() else 'no folder'}"
+    raise UsageError(
+        f"the volume path {mount} cannot be made on this machine: {problem}. Pass the Data as an argument instead, or "
+        f"choose a path in a folder of yours, such as {Path.home() / there.name}"
+    )
 
 
 def check_size(slice_: Slice, max_hosts: int) -> None:

@@ -18,7 +18,8 @@ COMMANDS = {
     "doctor": "here",
     "accelerators": "here",
     "plan": "planning",
-    "lock": "planning",
+    "lock": "tools",
+    "stage-tools": "tools",
     "jobs": "jobs",
     "status": "jobs",
     "logs": "jobs",
@@ -26,7 +27,7 @@ COMMANDS = {
     "cancel": "jobs",
     "reap": "upkeep",
     "cost": "upkeep",
-    "emulator": "upkeep",
+    "emulator": "emulator",
 }
 
 
@@ -53,7 +54,7 @@ def _command(name: str) -> Callable[[Any], int]:
     import importlib
 
     module = importlib.import_module(f"kinetic_orchestration.cli.{COMMANDS[name]}")
-    command: Callable[[Any], int] = getattr(module, name)
+    command: Callable[[Any], int] = getattr(module, name.replace("-", "_"))
     return command
 
 

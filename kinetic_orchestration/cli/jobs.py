@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from argparse import Namespace
@@ -9,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kinetic_orchestration import settings
-from kinetic_orchestration.agent import frames, wire
+from kinetic_orchestration import portrait, settings
+from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
     age,
@@ -23,10 +24,11 @@ from kinetic_orchestration.cli.output import (
     show_table,
     working,
 )  # fmt: skip
-from kinetic_orchestration.errors import JobError, KineticError, StoreError, UsageError
-from kinetic_orchestration.follow import Follower, Printer
-from kinetic_orchestration.job import JobHandle, all_jobs, find_job
-from kinetic_orchestration.values import Attempt, Change, Event, Metrics, Output, Peek, Progress
+from kinetic_orchestration.cost import Estimate, times
+from kinetic_orchestration.errors import JobError, KineticError, UsageError
+from kinetic_orchestration.follow import Follower, Printer, pace
+from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
+from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Output, Peek, Progress
 
 
 def jobs(arguments: Namespace) -> int:
@@ -34,27 +36,26 @@ def jobs(arguments: Namespace) -> int:
     for handle in all_jobs(store=arguments.store, deployment=arguments.deployment):
         try:
             peek = handle.peek()
-        except StoreError as error:  # one damaged record must not hide all other jobs
+            if arguments.all or not peek.status.final:
+                found.append((handle, peek, handle.cost()))
+        except UNREADABLE as error:  # one damaged record must not hide all other jobs
             note(f"{handle.job_id} is left out: {error}")
-            continue
-        if arguments.all or not peek.status.final:
-            found.append((handle, peek))
     if arguments.json:
-        show_json([_record(handle, peek) for handle, peek in found])
+        show_json([_record(handle, peek, cost) for handle, peek, cost in found])
     elif not found:
         note("no jobs here" if arguments.all else "no job is under way; --all lists those that ended, too")
     else:
         rows = [
             (
-                handle.job_id, handle.func_name, handle.accelerator, peek.status.value, str(peek.attempt),
-                age(handle.age()), _cost(handle),
+                handle.job_id, handle.func_name, handle.accelerator, peek.status.value, str(peek.attempts),
+                age(handle.age()), "$0.00" if cost.emulated else dollars(cost.usd),
             )
-            for handle, peek in found
+            for handle, peek, cost in found
         ]  # fmt: skip
         columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost")
         show_table(columns, rows, right=("attempts", "age", "cost"))
         sys.stdout.flush()
-        for handle, peek in found:
+        for handle, peek, _ in found:
             if peek.message:
                 note(f"{handle.job_id}: {peek.message}; `status {handle.job_id}` moves it on")
     return codes.OK
@@ -64,30 +65,34 @@ def status(arguments: Namespace) -> int:
     handle = _find(arguments, arguments.job)
     state = handle.status()
     peek = handle.peek()
-    history = handle.history()
+    picture, profile = handle.picture_url(), handle.profile_dir()
     if arguments.json:
-        show_json({**_record(handle, peek), "output_dir": handle.output_dir, "history": list(map(_attempt, history))})
+        history = [_attempt(attempt) for attempt in handle.history()]
+        here = {"output_dir": handle.output_dir, "picture": picture or None, "profile": profile or None}
+        show_json({**_record(handle, peek), **here, "history": history})
         return codes.of_status(state.value)
     show_fields(
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
             ("accelerator", f"{handle.accelerator} on {handle.backend}, {_hosts(handle.hosts)}"),
             ("state", _state(peek)),
+            *_place(peek),
             ("created", f"{handle.created_at}, {age(handle.age())} ago"),
+            *_devices(peek),
             ("output", handle.output_dir),
-            ("cost", str(handle.cost()).removeprefix("cost: ")),
+            *([("curves", picture)] if picture else []),
+            *([("profile", f"{profile}; to open it: {names.xprof(profile)}")] if profile else []),
+            ("time", times(cost := handle.cost())),
+            ("cost", str(cost).removeprefix("cost: ")),
         ]
     )
-    if began := [attempt for attempt in history if attempt.began is not None]:
+    began = [attempt for attempt in handle.history(all=False) if attempt.began is not None]
+    if any(attempt.ended is not None for attempt in began):
+        rows = [_attempt_row(number, attempt) for number, attempt in enumerate(began, 1)]
         print()
-        show_table(
-            ("attempt", "lasted", "ended", "why"), [_attempt_row(attempt) for attempt in began], right=("attempt",)
-        )
-    if peek.outcome is not None and peek.outcome.verdict.failure is not None:
-        failure = peek.outcome.verdict.failure
-        print(f"\n{failure.traceback.rstrip() or f'{failure.type}: {failure.message}'}")
+        show_table(("attempt", "lasted", "ended", "why"), rows, right=("attempt",))
     if peek.outcome is not None and peek.status.value != "SUCCEEDED":
-        print(f"\nThe log: kinetic-orchestration logs {handle.job_id}")
+        print(f"{_failure(peek.outcome.verdict)}\nThe log: kinetic-orchestration logs {handle.job_id}")
     return codes.of_status(state.value)
 
 
@@ -147,7 +152,11 @@ def result(arguments: Namespace) -> int:
 def cancel(arguments: Namespace) -> int:
     timeout = settings.seconds("--timeout", arguments.timeout) or 0.0
     ended = []
-    for handle in [_find(arguments, text) for text in arguments.job]:
+    handles = [_find(arguments, text) for text in arguments.job]
+    for handle in handles:  # all are asked before the first is waited for
+        with contextlib.suppress(*UNREADABLE):  # said below
+            handle.cancel(arguments.reason, cleanup_timeout=0)
+    for handle in handles:
         if not handle.peek().status.final:
             with working(f"cancelling {handle.job_id}"):
                 handle.cancel(arguments.reason, cleanup_timeout=timeout)
@@ -176,7 +185,7 @@ def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
             again = f", attempt {cursor.attempt}" if cursor.attempt > 1 else ""
             beat = next(iter(seen.beats), None) if seen is not None else None
             if cursor.phase:
-                done = _done(beat.done, beat.total, beat.unit) if beat is not None else ""
+                done = _done(beat.done, beat.total, beat.unit, beat.rate) if beat is not None else ""
                 say(f"{about}: {cursor.phase}{again}", detail=done)
 
         return handle.follow(timeout=timeout, on_step=tell) is not None
@@ -238,12 +247,14 @@ def _event(event: Event) -> dict[str, Any]:
         return {**fields, "stream": stream, "text": event.text.decode("utf-8", "backslashreplace")}
     if isinstance(event, Metrics):
         return {**fields, "step": event.step, "values": event.values}
+    if isinstance(event, Devices):
+        return {**fields, "values": event.values}
     assert isinstance(event, Progress)
-    return {**fields, "done": event.done, "total": event.total, "unit": event.unit}
+    return {**fields, "done": event.done, "total": event.total, "unit": event.unit, "rate": event.rate}
 
 
-def _record(handle: JobHandle[Any], peek: Peek) -> dict[str, Any]:
-    cost = handle.cost()
+def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) -> dict[str, Any]:
+    cost = handle.cost() if cost is None else cost
     return {
         "job_id": handle.job_id,
         "name": handle.func_name,
@@ -253,11 +264,14 @@ def _record(handle: JobHandle[Any], peek: Peek) -> dict[str, Any]:
         "state": peek.status.value,
         "phase": peek.phase,
         "message": peek.message,
-        "progress": {"done": peek.done, "total": peek.total, "unit": peek.unit},
-        "attempts": peek.attempt,
+        "progress": {"done": peek.done, "total": peek.total, "unit": peek.unit, "rate": peek.rate},
+        "devices": {str(host): sample for host, sample in peek.devices},
+        "attempts": peek.attempts,
+        "zone": peek.zone,
+        "resource": peek.resource,
         "created": handle.created_at,
         "age_seconds": round(handle.age(), 3),
-        "held_seconds": round(handle.seconds(), 3),
+        "held_seconds": round(cost.ready_seconds, 3),
         "cost": {"usd": 0.0 if cost.emulated else cost.usd, "chip_hours": cost.chip_hours, "emulated": cost.emulated},
     }
 
@@ -275,13 +289,23 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _attempt_row(attempt: Attempt) -> tuple[str, str, str, str]:
+def _attempt_row(number: int, attempt: Attempt) -> tuple[str, str, str, str]:
     verdict = attempt.verdict
     if attempt.ended is None or attempt.began is None or verdict is None:
-        return str(attempt.number), "", "", ""
+        return str(number), "", "not yet", ""
     where = f" on host {verdict.host}" if verdict.host is not None else ""
     why = f"{verdict.cause}{where}: {verdict.reason.strip()}" if verdict.cause else ""
-    return str(attempt.number), age(attempt.ended - attempt.began), verdict.kind, (why.splitlines() or [""])[0]
+    return str(number), age(attempt.ended - attempt.began), verdict.kind, (why.splitlines() or [""])[0]
+
+
+def _failure(verdict: wire.Verdict) -> str:
+    """What the attempt's line in the table has no room for."""
+    failure = verdict.failure or wire.Failure()
+    if failure.traceback:
+        return f"\n{failure.traceback.rstrip()}\n"
+    said = f"{failure.type}: {failure.message}" if failure.type else verdict.reason.strip()
+    told = f"\n{said}\n" if failure.type or "\n" in said else ""
+    return told + (f"\nIts last lines:\n{failure.log_tail.rstrip()}\n" if failure.log_tail.strip() else "")
 
 
 def _answer(handle: JobHandle[Any], value: Any = None, *, error: Exception | None = None) -> dict[str, Any]:
@@ -304,22 +328,43 @@ def _state(peek: Peek) -> str:
         cause = f" ({peek.outcome.cause})" if peek.outcome.cause not in ("", wire.CANCELLED) else ""
         return f"{peek.status.value}{cause}{attempts}"
     phase = "" if peek.phase.upper() == peek.status.value else peek.phase
-    parts = [phase, _done(peek.done, peek.total, peek.unit), peek.message]
-    attempt = [f"attempt {peek.attempt}"] if peek.attempt > 1 else []
+    parts = [phase, _done(peek.done, peek.total, peek.unit, peek.rate), peek.message]
+    attempt = [f"attempt {peek.attempts}"] if peek.attempts > 1 else []
     more = ", ".join([*attempt, *(part for part in parts if part)])
     return f"{peek.status.value} ({more})" if more else peek.status.value
 
 
-def _done(done: float, total: float, unit: str) -> str:
+def _place(peek: Peek) -> list[tuple[str, str]]:
+    """Where its slice is, or is asked for, by the name that Google's own tools know."""
+    refused = peek.attempt - peek.attempts
+    times = f", after {refused} {'request' if refused == 1 else 'requests'} that got no slice" if refused else ""
+    said = f": {peek.said}" if peek.said and peek.outcome is None else ""
+    return [("place", f"{peek.zone}, {peek.resource}{times}{said}")] if peek.zone else []
+
+
+MOST_HOSTS = 8  # with a line each
+
+
+def _devices(peek: Peek) -> list[tuple[str, str]]:
+    """What they do now; of many hosts in one line, as means and highest values."""
+    if peek.outcome is not None or not peek.devices:
+        return []
+    if len(peek.devices) > MOST_HOSTS:
+        all_hosts = portrait.together(dict(peek.devices))
+        said = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in all_hosts.items())
+        return [("devices", f"{_hosts(len(peek.devices))}: {said}")]
+    alone = len(peek.devices) == 1
+    return [
+        ("" if row else "devices", f"{'' if alone else f'host {host}: '}{portrait.brief(sample)}")
+        for row, (host, sample) in enumerate(peek.devices)
+    ]
+
+
+def _done(done: float, total: float, unit: str, rate: float) -> str:
     if not done and not total:
         return ""
-    return f"{done:g}{f'/{total:g}' if total else ''} {unit}".rstrip()
+    return f"{done:g}{f'/{total:g}' if total else ''} {unit}".rstrip() + pace(rate, unit)
 
 
 def _hosts(count: int) -> str:
     return "1 host" if count == 1 else f"{count} hosts"
-
-
-def _cost(handle: JobHandle[Any]) -> str:
-    cost = handle.cost()
-    return "$0.00" if cost.emulated else dollars(cost.usd)

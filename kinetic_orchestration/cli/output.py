@@ -50,19 +50,31 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         print("  ".join(cells).rstrip())
 
 
+SHORT = 18  # an id, a name, a number: whole also where the terminal is narrow, so that it can be read and copied
+
+
 def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    console = Console()
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    least = 0
+    for index, name in enumerate(columns):
+        width = max(len(name), *(len(row[index]) for row in rows)) if rows else len(name)
+        short = name in right or width <= SHORT
+        least += (width if short else SHORT) + 2
+        table.add_column(
+            name, justify="right" if name in right else "left", overflow="fold", no_wrap=short,
+            min_width=width if short else SHORT,
+        )  # fmt: skip
     for row in rows:
         # Text, because what users named must not be read as markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
+    console.width = max(console.width, least)
+    console.print(table)
 
 
 _STYLES = {

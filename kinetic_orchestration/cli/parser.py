@@ -44,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _here(commands)
     _jobs(commands)
+    _tools(commands)
     _upkeep(commands)
     return parser
 
@@ -51,16 +52,19 @@ def make_parser() -> argparse.ArgumentParser:
 def _here(commands: Any) -> None:
     _add(commands, "doctor", "show each setting and where it came from, and check this machine", place=True)
 
-    command = _add(commands, "accelerators", "list the slices that have a name, or draw one")
+    command = _add(commands, "accelerators", "list the known slices with their price, or draw one")
     command.add_argument("name", nargs="?", metavar="NAME", help="such as v5e-16, v5p-4x4x4, a100x4 or cpu:8")
 
-    command = _add(commands, "plan", "print what would be run and sent; nothing is run or sent", place=True)
+    command = _add(commands, "plan", "show what would run, be sent and cost; runs and sends nothing", place=True)
     command.add_argument("target", metavar="FILE:FUNCTION", help="such as train.py:train; FILE may be a module")
     command.add_argument("--accelerator", metavar="NAME", help="plan for this one; a plain function needs it")
     command.add_argument("--files", action="store_true", help="name every file that would travel")
 
-    command = _add(commands, "lock", "resolve requirements into a lock with hashes, for `requirements=`")
-    command.add_argument("requirements", metavar="REQUIREMENTS", help="requirements.txt, pyproject.toml, …")
+    command = _add(commands, "lock", "pin requirements, or what a function imports, with hashes")
+    command.add_argument(
+        "target", metavar="FILE[:FUNCTION]", help="requirements.txt, pyproject.toml, …; or train.py:train"
+    )
+    command.add_argument("--accelerator", metavar="NAME", help="for hosts with this one; a function may name it itself")
     command.add_argument("-o", "--output", metavar="FILE", help="write it there instead of printing it")
     command.add_argument("--python", metavar="VERSION", help="a version such as 3.12, or an interpreter's path")
     command.add_argument("--platform", metavar="NAME", help="the hosts' platform as uv names it, if not this one")
@@ -71,7 +75,7 @@ def _jobs(commands: Any) -> None:
     command = _add(commands, "jobs", "list the jobs that have not ended", place=True)
     command.add_argument("--all", action="store_true", help="those that ended, too")
 
-    command = _add(commands, "status", "show one job with its attempts; asking also moves it on", place=True)
+    command = _add(commands, "status", "show one job; takes its next step if nobody else does", place=True)
     _job(command)
 
     command = _add(commands, "logs", "print what the hosts wrote", place=True)
@@ -83,25 +87,54 @@ def _jobs(commands: Any) -> None:
     command.add_argument("--host", type=_count, metavar="N", help="of one host alone, without its prefix")
     command.add_argument("-n", "--tail", type=_count, metavar="N", help="only the last N lines")
 
-    command = _add(commands, "result", "wait for a job's value and print it, or what it raised", place=True)
+    command = _add(commands, "result", "wait for a job and print its value, or what it raised", place=True)
     _job(command)
     command.add_argument("--timeout", metavar="TIME", help="wait no longer: seconds, 90s, 15m, 2h; 0 only asks")
 
     command = _add(commands, "cancel", "end jobs and free their hosts", place=True)
-    command.add_argument("job", nargs="+", metavar="ID", help="a job's id, or the beginning of one")
+    command.add_argument("job", nargs="+", metavar="ID", help="a job's id, the start of one, or its address in a store")
     command.add_argument("--reason", default="", metavar="TEXT", help="kept with the job")
     command.add_argument("--timeout", default="180s", metavar="TIME", help="how long to wait for its end (180s)")
 
 
-def _upkeep(commands: Any) -> None:
-    command = _add(commands, "reap", "remove what no job wants any more, and records past their time", place=True)
-    command.add_argument("--dry-run", action="store_true", help="only name it")
+def _tools(commands: Any) -> None:
+    command = _add(commands, "stage-tools", "put uv, Python and wheels into the store, for hosts offline", place=True)
+    command.add_argument("--python", metavar="VERSION", help="the interpreter's minor version (this one's)")
+    command.add_argument(
+        "--offline", dest="target", metavar="FILE[:FUNCTION]",
+        help="also all wheels that these requirements need, so that hosts need no package index",
+    )  # fmt: skip
+    command.add_argument("--accelerator", metavar="NAME", help="the hosts' accelerator; a function may name it itself")
 
-    command = _add(commands, "cost", "add up what jobs have cost, by list prices", place=True)
+
+def _upkeep(commands: Any) -> None:
+    command = _add(commands, "reap", "remove hosts that no job needs any more, and old records", place=True)
+    command.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+    command = _add(commands, "cost", "add up the time and the estimated cost of jobs", place=True)
+    command.add_argument("job", nargs="?", metavar="ID", help="of this job alone: its id, or the beginning of it")
     command.add_argument("--since", default="7d", metavar="TIME", help="how far to look back (7d)")
     command.add_argument("--by", choices=("day", "week", "month"), default="day", help="one line for each (day)")
+    command.add_argument("--jobs", action="store_true", help="one line for each job, too")
 
-    _add(commands, "emulator", "run a Cloud TPU emulator; comes with the Cloud TPU backend")
+    command = _add(commands, "emulator", "run an emulated Google Cloud with TPUs until Ctrl-C", place=True)
+    command.add_argument("--project", metavar="NAME", help="the project that the printed lines name")
+    command.add_argument(
+        "--zone", action="append", default=[], metavar="ZONE[=CHIPS]", help="a zone there is; repeatable (all zones)"
+    )
+    command.add_argument(
+        "--provision", type=float, default=0.1, metavar="SECONDS", help="how long it takes to make a slice (0.1)"
+    )
+    command.add_argument(
+        "--faults",
+        type=_share,
+        default=0.0,
+        metavar="RATE",
+        help="let that share of calls and slices fail, such as 0.1",
+    )
+    command.add_argument("--seed", type=_count, default=0, metavar="N", help="which of them: the same ones every time")
+    command.add_argument("--root", metavar="DIR", help="where hosts keep their files (a temporary folder)")
+    command.add_argument("--print-env", action="store_true", help="print the lines to paste and nothing else")
 
 
 def _add(commands: Any, name: str, about: str, *, place: bool = False) -> argparse.ArgumentParser:
@@ -118,7 +151,17 @@ def _add(commands: Any, name: str, about: str, *, place: bool = False) -> argpar
 
 
 def _job(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", metavar="ID", help="the job's id, or the beginning of one")
+    command.add_argument("job", metavar="ID", help="the job's id, the start of one, or its address in a store")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share
 
 
 def _count(text: str) -> int:

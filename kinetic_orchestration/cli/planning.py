@@ -17,17 +17,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import launch, settings
+from kinetic_orchestration import cost, launch
 from kinetic_orchestration.agent.tree import FILE
+from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import note, show_fields, show_json, size, working
+from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, size, working
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.tree import Snapshot
 from kinetic_orchestration.plan import describe, make_plan
-from kinetic_orchestration.spec import JobSpec, Options, check_function, name_of
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import LOCAL, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.values import Plan
 
 LARGEST = 3
@@ -36,7 +39,7 @@ LARGEST = 3
 def plan(arguments: Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        spec = _spec(arguments)
+        spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
             planned, bundle = _dry_run(spec)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
@@ -44,7 +47,9 @@ def plan(arguments: Namespace) -> int:
         show_json(_document(planned, bundle, told, files=arguments.files))
         return codes.OK
     print(describe(planned))
-    show_fields([*_contents(bundle)])
+    show_fields([*_prices(planned, launch.settings_for(spec)), *_contents(bundle)])
+    if request := open_backend(planned.backend, launch.settings_for(spec)).dry_run(planned):
+        print(f"\n{request}")
     if arguments.files and bundle.project is not None:
         print()
         for entry in bundle.project.entries:
@@ -57,44 +62,7 @@ def plan(arguments: Namespace) -> int:
     return codes.OK
 
 
-def lock(arguments: Namespace) -> int:
-    from kinetic_orchestration.packaging import requirements
-    from kinetic_orchestration.packaging.first_party import distributions_as_files
-
-    here = settings.load()
-    with working(f"resolving {arguments.requirements}"):
-        found = requirements.lock(
-            arguments.requirements,
-            environ=os.environ,
-            cache=here.home / "locks",
-            python=arguments.python,
-            platform=arguments.platform,
-            first_party=distributions_as_files(),
-            refresh=arguments.refresh,
-        )
-    if arguments.output:
-        Path(arguments.output).write_text(found.text, encoding="utf-8")
-    if arguments.json:
-        show_json(
-            {
-                "packages": found.packages, "digest": found.digest, "python": found.python, "platform": found.platform,
-                "source": found.source, "first_party": [entry.name for entry in found.first_party],
-                "output": arguments.output, "text": None if arguments.output else found.text,
-            }
-        )  # fmt: skip
-        return codes.OK
-    if not arguments.output:
-        print(found.text, end="")
-        sys.stdout.flush()
-    where = f" in {arguments.output}" if arguments.output else ""
-    amount = "1 package" if found.packages == 1 else f"{found.packages} packages"
-    note(f"{amount}{where}, for Python {found.python} ({found.source})")
-    if found.first_party:
-        note(f"not in it, for they travel as files: {', '.join(entry.name for entry in found.first_party)}")
-    return codes.OK
-
-
-def _spec(arguments: Namespace) -> JobSpec:
+def spec_of(arguments: Namespace) -> JobSpec:
     file, colon, name = arguments.target.rpartition(":")
     if not colon:
         file, name = arguments.target, ""
@@ -110,22 +78,35 @@ def _spec(arguments: Namespace) -> JobSpec:
         )
     if arguments.accelerator:
         options = replace(options, accelerator=arguments.accelerator, cloud=None)
-    place = {key: value for key in ("store", "deployment") if (value := getattr(arguments, key))}
+    place = {key: value for key in ("store", "deployment") if (value := getattr(arguments, key, None))}
     return JobSpec(name_of(function), replace(options, **place), function)
 
 
 def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle]:
     """The way of `launch`, as far as nothing is sent."""
-    here = launch.settings_for(spec)
+    here = _complete(launch.settings_for(spec), spec)
     planned = make_plan(spec, here, os.environ)
-    if planned.backend == "local":
-        from kinetic_orchestration.backends.local import check_size
-
-        check_size(planned.slice, here.max_hosts)
+    backend = open_backend(planned.backend, here)
+    if not planned.remote:
+        backend.check(planned)
+    planned = replace(planned, emulated=backend.emulates(planned.slice))
     parent = here.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
         return planned, package(spec, planned, here, Path(folder), os.environ)
+
+
+def _complete(here: Settings, spec: JobSpec) -> Settings:
+    """A dry run asks nobody, so it needs no account, no project and no bucket yet: others stand for them."""
+    if (spec.options.backend or here.backend) == LOCAL:
+        return here
+    if not here.project:
+        warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")
+        here = replace(here, project="your-project")
+    if "://" not in here.store:
+        warn("no bucket is named (KINETIC_STORE): gs://your-bucket/kinetic stands for it here, and a job needs one")
+        here = replace(here, store="gs://your-bucket/kinetic")
+    return here
 
 
 def _imported(file: str) -> ModuleType:
@@ -183,6 +164,18 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
         return operator.attrgetter(name)(module)
     except AttributeError:
         raise UsageError(f"{file} has no {name!r}; {there}") from None
+
+
+def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
+    """Of the first zone: that is where it would be asked for first."""
+    if not planned.remote:
+        return []
+    zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
+    known = cost.price(planned.slice, zone, planned.spot, here.prices)
+    if known is None:
+        return [("price      ", "none known; name one with KINETIC_PRICES")]
+    hourly = dollars(known.usd_per_chip_hour * chips)
+    return [("price      ", f"{hourly} an hour while READY in {zone or 'any zone'} ({chips} × {known.source})")]
 
 
 def _contents(bundle: Bundle) -> list[tuple[str, str]]:

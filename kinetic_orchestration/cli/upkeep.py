@@ -1,15 +1,22 @@
-"""The commands for what surrounds jobs: the reaper, the bill, the emulator."""
+"""The commands for what surrounds jobs: the reaper and the bill."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
+from kinetic_orchestration import cost as prices
 from kinetic_orchestration import reaper, settings
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
-from kinetic_orchestration.errors import Unsupported
+from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
+from kinetic_orchestration.cost import Estimate
+from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
+from kinetic_orchestration.parallel import side_by_side
+
+DELETION_PATIENCE = 30.0
+ASKED_AT_ONCE = 8
 
 
 def reap(arguments: Namespace) -> int:
@@ -19,44 +26,78 @@ def reap(arguments: Namespace) -> int:
     here = settings.load(store=arguments.store, deployment=arguments.deployment)
     store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
     with working(f"looking through {store.url}"):
-        found = reaper.reap(store, backend, here, dry_run=arguments.dry_run)
+        found = reaper.reap(store, backend, here, dry_run=arguments.dry_run, patience=DELETION_PATIENCE)
     if arguments.json:
         show_json({"dry_run": arguments.dry_run, "reaped": [item._asdict() for item in found]})
-        return codes.OK
-    if found:
-        show_table(("what", "name", "why"), found)
-    would = "would be removed" if arguments.dry_run else "removed"
-    note(f"{len(found)} {would}" if found else "nothing to remove")
-    return codes.OK
+    else:
+        _show_reaped(found, arguments.dry_run)
+    results = {item.result for item in found}
+    if results & {reaper.LEFT, reaper.UNREAD}:
+        return codes.ENVIRONMENT
+    return codes.RUNNING if reaper.DELETING in results else codes.OK
+
+
+def _show_reaped(found: list[reaper.Reaped], dry_run: bool) -> None:
+    placements = [item for item in found if item.what == "placement" or item.result == reaper.UNREAD]
+    if placements:
+        columns = ("zone", "what", "age", "per hour", "result", "why")
+        cells = [
+            (
+                item.zone or "here", item.name, "" if item.age is None else age(item.age), _per_hour(item),
+                "would go" if dry_run and item.result == reaper.REMOVED else item.result, item.why,
+            )
+            for item in placements
+        ]  # fmt: skip
+        show_table(columns, cells, right=("age", "per hour"))
+    if others := [item for item in found if item not in placements]:
+        if placements:
+            print()
+        show_table(("what", "name", "why"), [(item.what, item.name, item.why) for item in others])
+    gone = sum(item.result == reaper.REMOVED for item in found)
+    none = "nothing was removed" if found else "nothing to remove"
+    note(f"{gone} {'would be removed' if dry_run else 'removed'}" if gone else none)
+    deleting = [item for item in placements if item.result == reaper.DELETING]
+    if deleting:
+        note(f"{len(deleting)} still being deleted: look again with reap --dry-run; chips are charged for until then")
+    for item in found:
+        if item.result == reaper.LEFT:
+            where = f" in {item.zone}" if item.zone else ""
+            note(f"{item.name}{where} could not be deleted, and costs what it costs until somebody does: see `doctor`")
+
+
+def _per_hour(item: reaper.Reaped) -> str:
+    if item.result == reaper.UNREAD:
+        return ""
+    return "unknown" if item.usd_per_hour is None else dollars(item.usd_per_hour)
 
 
 def cost(arguments: Namespace) -> int:
-    from kinetic_orchestration import cost as prices
-    from kinetic_orchestration.job import all_jobs
-
+    place = {"store": arguments.store, "deployment": arguments.deployment}
+    if arguments.job:
+        return _cost_of_one(find_job(arguments.job, **place), arguments.json)
     since = settings.seconds("--since", arguments.since) or 0.0
-    with working("adding up"):
-        handles = all_jobs(store=arguments.store, deployment=arguments.deployment)
-        rows = [
-            (datetime.fromisoformat(handle.created_at).timestamp(), handle.cost())
-            for handle in handles
-            if handle.age() <= since
-        ]
-    totals = prices.summary(rows, arguments.by)
+    with working("adding up") as say:
+        handles = [handle for handle in all_jobs(**place) if handle.age() <= since]
+        say("adding up", detail=f"{len(handles)} jobs")
+        found = zip(handles, side_by_side(_cost_of, handles, ASKED_AT_ONCE), strict=True)
+    rows = [(handle, estimate) for handle, estimate in found if estimate is not None]
+    made = [(datetime.fromisoformat(handle.created_at).timestamp(), estimate) for handle, estimate in rows]
+    totals = prices.summary(made, arguments.by)
     usd = sum(total.usd for total in totals)
     stood_for = sum(estimate.usd or 0.0 for _, estimate in rows if estimate.emulated)
     if arguments.json:
-        show_json({"periods": [asdict(total) for total in totals], "usd": usd, "emulated_usd": stood_for})
+        periods = [{**asdict(total), "goodput": total.goodput} for total in totals]
+        jobs = [_record(handle, estimate) for handle, estimate in rows]
+        told = {"usd": usd, "emulated_usd": stood_for, "prices": prices.PRICES_DATE}
+        show_json({"periods": periods, "jobs": jobs, **told})
         return codes.OK
     if not totals:
         note(f"no job was made in the last {arguments.since}")
         return codes.OK
-    columns = (arguments.by, "jobs", "emulated", "chip-hours", "cost")
-    cells = [
-        (total.period, str(total.jobs), str(total.emulated), f"{total.chip_hours:,.2f}", dollars(total.usd))
-        for total in totals
-    ]
-    show_table(columns, cells, right=columns[1:])
+    if arguments.jobs:
+        _show_jobs(rows)
+        print()
+    _show_totals(totals, arguments.by)
     unpriced = sum(total.unpriced for total in totals)
     known = f"; no price is known for {unpriced} of the jobs" if unpriced else ""
     note(f"{dollars(usd)} in the last {arguments.since}, by list prices of {prices.PRICES_DATE}{known}")
@@ -65,8 +106,78 @@ def cost(arguments: Namespace) -> int:
     return codes.OK
 
 
-def emulator(_: Namespace) -> int:
-    raise Unsupported(
-        "the Cloud TPU emulator comes with the Cloud TPU backend, which this version does not have yet. Every slice "
-        "can be emulated by jobs themselves: backend='local', the default"
+def _cost_of(handle: JobHandle[Any]) -> Estimate | None:
+    try:
+        return handle.cost()
+    except UNREADABLE as error:  # one damaged record must not hide all other jobs
+        note(f"{handle.job_id} is left out: {error}")
+        return None
+
+
+def _cost_of_one(handle: JobHandle[Any], as_json: bool) -> int:
+    estimate = handle.cost()
+    if as_json:
+        show_json(_record(handle, estimate))
+        return codes.OK
+    goodput = _share(estimate.goodput)
+    show_fields(
+        [
+            ("job", f"{handle.job_id} ({handle.func_name})"),
+            ("hardware", f"{estimate.hardware}{' in ' + estimate.region if estimate.region else ''}{_spot(estimate)}"),
+            ("attempts", str(estimate.attempts)),
+            ("queued", age(estimate.queued_seconds)),
+            ("READY", f"{age(estimate.ready_seconds)}, {estimate.chip_hours:,.4g} chip-hours"),
+            ("productive", age(estimate.productive_seconds) + (f", goodput {goodput}" if goodput else "")),
+            ("cost", str(estimate).removeprefix("cost: ")),
+        ]
     )
+    return codes.OK
+
+
+def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
+    columns = ("job", "name", "accelerator", "region", "attempts", "queued", "ready", "productive", "goodput", "cost")
+    cells = [
+        (
+            handle.job_id, handle.func_name, handle.accelerator + _spot(estimate), estimate.region,
+            str(estimate.attempts), age(estimate.queued_seconds), age(estimate.ready_seconds),
+            age(estimate.productive_seconds), _share(estimate.goodput),
+            dollars(0.0 if estimate.emulated else estimate.usd),
+        )
+        for handle, estimate in rows
+    ]  # fmt: skip
+    show_table(columns, cells, right=columns[4:])
+
+
+def _show_totals(totals: list[prices.Total], by: str) -> None:
+    columns = (by, "jobs", "emulated", "queued", "ready", "productive", "goodput", "chip-hours", "cost")
+    cells = [
+        (
+            total.period, str(total.jobs), str(total.emulated), age(total.queued_seconds), age(total.ready_seconds),
+            age(total.productive_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", dollars(total.usd),
+        )
+        for total in totals
+    ]  # fmt: skip
+    show_table(columns, cells, right=columns[1:])
+
+
+def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:
+    """For programs. What an emulated job would have cost has a name of its own."""
+    fields = asdict(estimate)
+    usd = fields.pop("usd")
+    return {
+        "job_id": handle.job_id,
+        "name": handle.func_name,
+        "created": handle.created_at,
+        **fields,
+        "goodput": estimate.goodput,
+        "usd": 0.0 if estimate.emulated else usd,
+        "would_have_cost_usd": usd if estimate.emulated else None,
+    }
+
+
+def _spot(estimate: Estimate) -> str:
+    return ", spot" if estimate.spot else ""
+
+
+def _share(goodput: float | None) -> str:
+    return "" if goodput is None else f"{goodput:.0%}"

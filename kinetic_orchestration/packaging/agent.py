@@ -23,11 +23,17 @@ _MAIN = """\
 import os
 import sys
 
+if sys.version_info < (3, 10):
+    sys.stderr.write("the agent needs Python 3.10 or later, and this is %d.%d\\n" % sys.version_info[:2])
+    sys.exit(126)  # as a program that cannot be run, see `boot.Ended`
+
 if __name__ == "__main__":
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
     if sys.argv[1] == "--child":
         from kinetic_orchestration.agent.child import main
 
+        if sys.argv[-1] == "function":
+            import cloudpickle
         del sys.argv[1], sys.path[:2]
     else:
         from kinetic_orchestration.agent.start import main
@@ -43,11 +49,17 @@ if __name__ == "__main__":
     sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
     from kinetic_orchestration.agent.child import main
 
+    if sys.argv[-1] == "function":
+        import cloudpickle
     del sys.path[0]
     main()
 """
 
 
+# cloudpickle is imported from the zip whatever the job's environment has: what it pickled in one version, another
+# may not be able to read. It also is most of the time on the way to the first line, so it is imported early.
+
+_NOT_ON_HOSTS = "kinetic_orchestration/testing/"  # the emulator
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
@@ -123,7 +135,8 @@ def _sources() -> list[tuple[str, Path]]:
     import cloudpickle
 
     roots = (Path(__file__).parent.parent, Path(cloudpickle.__file__).parent)
-    return sorted((path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py"))
+    found = ((path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py"))
+    return sorted((name, path) for name, path in found if not name.startswith(_NOT_ON_HOSTS))
 
 
 def _fingerprint() -> str:

@@ -13,20 +13,24 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, Unsupported, UsageError
+from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
 from kinetic_orchestration.notices import warn
-from kinetic_orchestration.packaging import requirements, tree
+from kinetic_orchestration.packaging import agent, requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
+from kinetic_orchestration.packaging.requirement_files import name_of
 from kinetic_orchestration.packaging.resolution import find_python, here
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Plan
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.packaging import remote
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Item:
     file: str = ""
     at: str = ""
     here: str = ""  # of data that is read in place
+    url: str = ""  # of data that lies in a bucket
 
 
 @dataclass(frozen=True)
@@ -50,24 +55,16 @@ class Bundle:
     packages: tuple[Item, ...]
     environment: requirements.Environment
     spool: Path
+    agent: agent.AgentZip | None = None  # for hosts that are other machines
+    tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
 
 
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
     """Look, read and pickle; the spool takes what had to be read, for the upload."""
     options = spec.options
-    travelling = distributions_as_files(options.first_party) if plan.isolated else []
-    _check_python(spec, environ)
-    environment = requirements.environment(
-        options.requirements,
-        environ=environ,
-        cache=settings.home / "locks",
-        python=options.python,
-        first_party=travelling,
-    )
-    _check_debugger(plan, environment)
-    if plan.backend == "local":
-        for mount in plan.volumes:
-            _check_mount(mount)
+    isolated = plan.isolated or plan.remote
+    travelling = distributions_as_files(options.first_party) if isolated else []
+    _check_python(spec, plan, environ)
     source = source_of(spec)
     call = None
     data: tuple[Data, ...] = tuple((options.volumes or {}).values())
@@ -82,6 +79,9 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         data = (*call.data, *data)
     for item in data:
         _check_data(item, plan)
+    environment = _environment(spec, plan, settings, source, call, travelling, environ)
+    _check_debugger(plan, environment)
+    _check_keras_backend(options.keras_backend, environment)
     project = None
     if source is not None:
         index_dir = settings.home / "index"
@@ -97,12 +97,80 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         project=project,
         cwd=_inside(root, spec.cwd or os.getcwd()) or "",
         path=inside,
-        extra_path=outside if lock is None else (),
+        extra_path=outside if environment.kind == "current" else (),
         data=tuple(_data_item(item, settings.home, spool) for item in data),
         packages=tuple(_package_items(lock.first_party if lock else (), root, settings.home, spool)),
         environment=environment,
         spool=spool,
+        agent=agent.build() if plan.remote else None,
+        tools=_tools(environment, settings) if plan.remote else {},
     )
+
+
+def _environment(
+    spec: JobSpec,
+    plan: Plan,
+    settings: Settings,
+    source: tree.Source | None,
+    call: PackedCall | None,
+    travelling: Sequence[FirstParty],
+    environ: Mapping[str, str],
+) -> requirements.Environment:
+    options, cache = spec.options, settings.home / "locks"
+    wanted = _with_orchestrators(options.requirements, call)
+    if not plan.remote:
+        return requirements.environment(
+            wanted, environ=environ, cache=cache, python=options.python, first_party=travelling
+        )
+    from kinetic_orchestration.packaging import remote, tools  # most jobs on this machine need neither
+
+    hosts = requirements.Hosts(plan.slice, plan.emulated)
+    environment = remote.environment(
+        wanted,
+        hosts,
+        image=plan.image,
+        code=code_of(spec, source, call.by_name if call is not None else ()),
+        # Keras' framework is locked with it.
+        environ={**environ, **{name: plan.env[name] for name in ("KERAS_BACKEND",) if name in plan.env}},
+        cache=cache,
+        python=options.python,
+        first_party=travelling,
+    )
+    if environment.lock is None or not environment.lock.text:
+        return environment
+    return replace(environment, uv_itself=tools.itself_by_hash(environ, cache, hosts))
+
+
+def _with_orchestrators(
+    given: str | os.PathLike[str] | Sequence[str] | None, call: PackedCall | None
+) -> str | os.PathLike[str] | Sequence[str] | None:
+    """A list of requirements, with what the call itself names of an orchestrator: a Dagster value needs Dagster."""
+    if call is None or given is None or isinstance(given, str | os.PathLike):
+        return given
+    from kinetic_orchestration.packaging import remote  # most jobs on this machine need none of it
+
+    return [*given, *remote.orchestrators_of(call.by_name, given)]
+
+
+def _tools(environment: requirements.Environment, settings: Settings) -> Mapping[str, str]:
+    from kinetic_orchestration.packaging import tools
+
+    return tools.known(environment.python, settings)
+
+
+def code_of(spec: JobSpec, source: tree.Source | None, by_name: Iterable[str] = ()) -> remote.Code:
+    """Where a job's code is, to read off it what it imports."""
+    from kinetic_orchestration.packaging import remote
+
+    root = source.root if source is not None else None
+    if spec.function is None:
+        folder = Path(spec.cwd or os.getcwd())
+        runs = len(spec.argv) > 1 and spec.argv[0] == "python" and spec.argv[1].endswith(".py")
+        starts = remote.starts_of_command(spec.argv, folder)
+        return remote.Code(starts, root, as_program=True, names_program=runs and (folder / spec.argv[1]).is_file())
+    plain = _plain(spec.function)
+    starts = remote.starts_of(plain, _file_of(spec.function) if source is not None else None, by_name)
+    return remote.Code([*starts, *([] if source is not None else [plain.__module__])], root)
 
 
 def source_of(spec: JobSpec) -> tree.Source | None:
@@ -124,8 +192,13 @@ def _source_of_command(folder: Path, argv: Sequence[str]) -> tree.Source | None:
     root = tree.find_root(folder)
     if root is not None or not tree.is_too_wide(folder):
         return tree.Source(root or folder)
-    named = [folder / part for part in argv if not os.path.isabs(part) and (folder / part).is_file()]
-    include = {name for file in named for name in tree.source_of(file, path=[str(folder)]).include or ()}
+    parts = {os.path.normpath(part) for part in argv if not os.path.isabs(part) and (folder / part).is_file()}
+    include = {part for part in parts if not part.startswith("..")}
+    real = Path(os.path.realpath(folder))
+    for part in sorted(include):
+        source = tree.source_of(folder / part, path=[str(folder)])
+        if source.root.is_relative_to(real):  # and its names are relative to that root, often a folder below
+            include.update((source.root / name).relative_to(real).as_posix() for name in source.include or (".",))
     return tree.Source(folder, tuple(sorted(include))) if include else None
 
 
@@ -209,7 +282,12 @@ def _local(store: str) -> list[Path]:
 
 
 def _check_data(data: Data, plan: Plan) -> None:
-    if data.is_gcs:
+    if data.fuse and plan.remote:
+        raise Unsupported(
+            f"{data!r} is refused on the {plan.backend} backend: nothing is mounted on its hosts; leave fuse out, and "
+            "it is copied there before the function runs"
+        )
+    if data.is_gcs and not plan.remote:
         raise Unsupported(
             f"Data({data.path!r}) is refused on the {plan.backend} backend: it reads no bucket; copy the data here and "
             "name the folder"
@@ -221,33 +299,18 @@ def _check_data(data: Data, plan: Plan) -> None:
         )
 
 
-def _check_python(spec: JobSpec, environ: Mapping[str, str]) -> None:
+def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None:
     """A pickled function is byte code of this Python's minor version; a command runs under any."""
     if spec.function is None or spec.options.python is None:
         return
-    asked, own = find_python(spec.options.python, environ).version, here().version
+    find = requirements.interpreter_for if plan.remote else find_python
+    asked, own = find(spec.options.python, environ).version, here().version
     if asked != own:
         raise ConflictingSettings(
             f"python={spec.options.python!r} is Python {asked}, and {spec.name} is pickled by Python {own}: a function "
             f"only runs under the minor version that pickled it. Submit it from Python {asked}, or leave out python=, "
             f"or run a file with kinetic.command([...], python={asked!r})."
         )
-
-
-def _check_mount(mount: str) -> None:
-    """On this machine a volume is a link, which this user has to be able to make."""
-    there = Path(mount)
-    if os.path.lexists(mount) and not there.is_symlink():
-        problem = "something else is there"
-    else:
-        parent = next(parent for parent in there.parents if os.path.lexists(parent))
-        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            return
-        problem = f"{parent} is {'not writable for this user' if parent.is_dir() else 'no folder'}"
-    raise UsageError(
-        f"the volume path {mount} cannot be made on this machine: {problem}. Pass the Data as an argument instead, or "
-        f"choose a path in a folder of yours, such as {Path.home() / there.name}"
-    )
 
 
 def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
@@ -262,7 +325,31 @@ def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
         raise Unsupported(f"debug=True is refused: it needs debugpy, which the job's environment has not; {where}")
 
 
+def _check_keras_backend(backend: str | None, environment: requirements.Environment) -> None:
+    """Keras would only say on the hosts that its backend is not there."""
+    if backend is None or environment.kind == "image":
+        return
+    if environment.lock is None:
+        if importlib.util.find_spec(backend) is None:
+            raise RequirementsError(
+                f"keras_backend={backend!r} is refused: {backend} is not installed in this environment, in which the "
+                f"job runs. Install it here (pip install {backend}), or give the job an environment of its own: "
+                f"requirements=['keras', {backend!r}]"
+            )
+        return
+    names = {name_of(line) for line in environment.lock.text.splitlines() if line[:1] not in ("", " ")}
+    travelling = {item.name for item in environment.lock.first_party}
+    provides = {backend, *(f"{backend}-{build}" for build in ("cpu", "tpu", "rocm", "gpu", "intel"))}
+    if "keras" in names | travelling and provides.isdisjoint(names | travelling):
+        raise RequirementsError(
+            f"keras_backend={backend!r} is refused: with {environment.lock.source.partition(',')[0]} the job has keras "
+            f"and no {backend}. Add the line {backend} to the requirements"
+        )
+
+
 def _data_item(data: Data, home: Path, spool: Path) -> Item:
+    if data.is_gcs:
+        return Item(None, url=data.path)
     if data.fuse:
         return Item(None, here=data.path)
     path = Path(data.path)

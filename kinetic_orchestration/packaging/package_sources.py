@@ -99,6 +99,67 @@ def uv_files(environ: Mapping[str, str], folder: Path) -> list[Path]:
     return project + _uv_user_files(environ)
 
 
+# uv's settings of where packages come from, which hold on another machine, too. Proxies and certificates do not.
+_ANYWHERE = (
+    *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX"),
+    *("UV_INDEX_STRATEGY", "UV_PRERELEASE", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES"),
+)
+_PLACES = _ANYWHERE[:5]
+_LOGIN = re.compile(r"UV_INDEX_\w+_(USERNAME|PASSWORD)")
+
+
+def for_hosts(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """uv's settings here as another machine needs them: those that may be read by anybody, and those that may not.
+
+    What names a place on this machine stays here. An index that is read with a login from ~/.netrc gets it into its
+    address, for the other machine has no such file.
+    """
+    here = {**environ, **uv_settings(environ)}
+    found = without_places({name: here[name] for name in _ANYWHERE if here.get(name)})
+    found = {
+        name: re.sub(r"https?://[^\s,]+", lambda url: _with_login(url.group(), environ), value)
+        for name, value in found.items()
+    }
+    logins = {name: value for name, value in environ.items() if _LOGIN.fullmatch(name)}
+    secret = {name: value for name, value in found.items() if re.search(r"://[^/\s@]+@", value)} | logins
+    return {name: value for name, value in found.items() if name not in secret}, secret
+
+
+def without_places(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings without indexes and links that lie on this machine."""
+    kept = {}
+    for name, value in settings.items():
+        entries = [value]
+        separator = "," if name == "UV_FIND_LINKS" else " "
+        if name in _PLACES:
+            entries = [entry for entry in value.split(separator) if entry and _local_path(_address(entry)) is None]
+        if entries:
+            kept[name] = separator.join(entries)
+    return kept
+
+
+def _address(entry: str) -> str:
+    """Of an index that may have a name before it."""
+    return re.sub(r"^[\w.-]+=", "", entry.strip())
+
+
+def _with_login(url: str, environ: Mapping[str, str]) -> str:
+    import netrc
+
+    parts = urlsplit(url)
+    if "@" in parts.netloc or not parts.hostname:
+        return url
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home(), ".netrc"))
+    try:
+        found = netrc.netrc(str(path)).hosts.get(parts.hostname)
+    except (OSError, netrc.NetrcParseError):
+        return url
+    if found is None:
+        return url
+    user, _, password = found
+    return parts._replace(netloc=f"{quote(user, safe='')}:{quote(password or '', safe='')}@{parts.netloc}").geturl()
+
+
 def local_folders(environ: Mapping[str, str]) -> Iterator[Path]:
     """The folders among uv's find-links."""
     for entry in environ.get("UV_FIND_LINKS", "").split(","):

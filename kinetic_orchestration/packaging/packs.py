@@ -20,6 +20,7 @@ from kinetic_orchestration.agent import tree
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.packaging.index import Stamp, stamp_of
 from kinetic_orchestration.packaging.walk import Found, shown, unreadable
+from kinetic_orchestration.parallel import side_by_side
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -35,7 +36,7 @@ _ATTEMPTS = 4
 _SECRET_NAME = re.compile(
     r"\.env(\.(?!example|sample|template|dist).*)?|\.netrc|_netrc|\.pgpass|\.pypirc|\.git-credentials|\.htpasswd"
     r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|id_(rsa|dsa|ecdsa|ed25519)|kubeconfig"
-    r"|(application_default_)?credentials.*(\.json)?|client_secret.*\.json|secrets?\.(json|ya?ml|toml|ini|env)",
+    r"|(application_default_)?credentials(?!.*\.py$).*|client_secret.*\.json|secrets?\.(json|ya?ml|toml|ini|env)",
     re.IGNORECASE,
 )
 _SECRET_MARK = b'"private_key"'
@@ -91,15 +92,6 @@ def read_all(root: str, files: Sequence[Found], spool: Path | None) -> tuple[lis
     contents = [content for group, _ in results for content in group]
     packs = [pack for _, pack in results if pack is not None and pack.contents]
     return contents, packs
-
-
-def side_by_side(work: Callable[[_T], _R], items: Sequence[_T], threads: int = 2) -> list[_R]:
-    if len(items) < 2:
-        return [work(item) for item in items]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-pack") as pool:
-        return list(pool.map(work, items))
 
 
 def gather(spool: Path, sources: Sequence[tuple[tree.Entry, Path, int]]) -> PackFile:

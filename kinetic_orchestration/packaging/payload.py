@@ -38,17 +38,19 @@ from kinetic_orchestration.packaging.culprit import find_culprit
 AIRFLOW_PREFIX = "unusual_prefix_"
 # These are not the user's, wherever they lie: this project may be installed from its own folder.
 _NEVER = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
+_ALWAYS = (AIRFLOW_PREFIX, "__mp_main__")
 _registry = threading.RLock()
 
 
 @dataclass(frozen=True)
 class PackedCall:
-    """The file's digest and size, the data in the call, the modules that went by value."""
+    """The file's digest and size, the data in the call, the modules that went by value and those only named."""
 
     digest: str
     size: int
     data: tuple[Data, ...]
     by_value: tuple[str, ...]
+    by_name: tuple[str, ...] = ()
 
 
 def pack_call(
@@ -77,13 +79,15 @@ def pack_call(
         if culprit is None:
             raise  # not the value: the disk
         raise NotPicklable(f"{_name(function)} cannot be sent: {culprit}") from error
-    return PackedCall(digest, size, tuple(found.data), tuple(sorted(found.by_value)))
+    return PackedCall(digest, size, tuple(found.data), tuple(sorted(found.by_value)), tuple(sorted(found.by_name)))
 
 
-def load_value(path: str | os.PathLike[str], digest: str, *, job_id: str = "", host: int | None = 0) -> Any:
-    """The result of a job. Raises Corrupt or ResultNotPicklable."""
+def load_value(
+    path: str | os.PathLike[str], digest: str, format: str = "", *, job_id: str = "", host: int | None = 0
+) -> Any:
+    """The result of a job. Raises Corrupt or ResultNotPicklable. Only what is PLAIN may come from anybody."""
     try:
-        return payload.load(path, digest)
+        return payload.load_plain(path, digest) if format == wire.PLAIN else payload.load(path, digest)
     except payload.Tampered as error:
         raise Corrupt(f"the result of job {job_id} is damaged or was changed: {error}") from error
     except Exception as error:  # a user's __setstate__ may raise anything
@@ -98,16 +102,21 @@ def load_value(path: str | os.PathLike[str], digest: str, *, job_id: str = "", h
 
 
 def revive(
-    failure: wire.Failure, path: str | os.PathLike[str] | None, *, job_id: str = "", host: int | None = None
+    failure: wire.Failure,
+    path: str | os.PathLike[str] | None,
+    *,
+    job_id: str = "",
+    host: int | None = None,
+    doubt: str = "",
 ) -> Exception:
     """The exception to raise for a failure of the user's code: itself if possible, else one that names it.
 
-    `path` is the file of the pickled exception, if there is one.
+    `path` is the file of the pickled exception, if there is one that may be unpickled; `doubt`: why it may not.
     """
     if failure.type == payload.UNPICKLABLE:
         return ResultNotPicklable(f"job {job_id}: {failure.message}", job_id=job_id, host=host, cause=wire.USER)
     where = "on its host" if host is None else f"on host {host}"
-    why = "it could not be pickled there"
+    why = doubt or "it could not be pickled there"
     if path is not None and failure.digest:
         try:
             error = payload.load(path, failure.digest)
@@ -139,19 +148,28 @@ def first_party_modules(
     home = sys.modules.get(getattr(_innermost(function), "__module__", None) or "__main__")
     beside = _import_root(home) if home is not None else None
     installed = functools.cache(_is_installed)
+    near = (*roots, *((beside,) if beside else ()))
     return {
         name: module
         for name, module in list(sys.modules.items())
         if isinstance(module, types.ModuleType)
+        # First, because an orchestrator's process has thousands of modules, and each call looks at all of them.
+        and (named or name.startswith(_ALWAYS) or not _lies_elsewhere(vars(module).get("__file__"), near))
         and vars(module).get("__name__") == name
         and name.partition(".")[0] not in _NEVER
         and (
-            name.startswith(AIRFLOW_PREFIX)
-            or name == "__mp_main__"
+            name.startswith(_ALWAYS)
             or _is_named(name, named)
             or (name != "__main__" and _is_own(module, roots, beside, installed))
         )
     }
+
+
+def _lies_elsewhere(file: Any, near: tuple[str, ...]) -> bool:
+    """Whether a module's file is none of these folders', by its name alone; False, if that takes a closer look."""
+    if type(file) is not str or file[:1] != "/" or file.startswith(near):
+        return False
+    return "//" not in file and "/./" not in file and "/../" not in file
 
 
 def _is_named(name: str, named: Collection[str]) -> bool:
@@ -190,7 +208,15 @@ def _is_own(
 def _import_root(module: types.ModuleType) -> str | None:
     """The entry of sys.path that the module came from, with a final slash."""
     file = vars(module).get("__file__")
-    return os.path.join(os.path.abspath(file).removesuffix(_tail(module)), "") if isinstance(file, str) else None
+    if not isinstance(file, str):
+        return None
+    return _root_of(module.__name__, file if os.path.isabs(file) else os.path.abspath(file))
+
+
+@functools.lru_cache(16_384)  # an orchestrator's process has thousands of modules, and packs call after call
+def _root_of(name: str, file: str) -> str:
+    file = os.path.normpath(file)
+    return os.path.join(file.removesuffix(_tail(name, file)), "")
 
 
 def _is_installed(root: str) -> bool:
@@ -210,11 +236,10 @@ def _standard_library() -> tuple[str, ...]:
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 
 
-def _tail(module: types.ModuleType) -> str:
-    """Where the module's file lies below an entry of sys.path."""
-    file = vars(module).get("__file__") or ""
+def _tail(name: str, file: str) -> str:
+    """Where a module's file lies below an entry of sys.path."""
     base = os.path.basename(file)
-    parts = module.__name__.split(".")
+    parts = name.split(".")
     named = os.path.join(*parts, base) if base.startswith("__init__.") else os.path.join(*parts[:-1], base)
     return named if file.endswith(os.sep + named) else base
 
@@ -241,6 +266,7 @@ class _Found:
 
     data: list[Data] = field(default_factory=list)
     by_value: set[str] = field(default_factory=set)
+    by_name: set[str] = field(default_factory=set)
 
     def index(self, data: Data) -> int:
         for index, known in enumerate(self.data):
@@ -303,7 +329,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if module is obj:
                 self._used[module.__name__] = module
                 return payload.module, _described(module)
+            self._found.by_name.add(str(vars(obj).get("__name__", "")))
         reduced = super().reducer_override(obj)
+        if reduced is NotImplemented:
+            named = obj if issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType)) else kind
+            self._found.by_name.add(str(named.__module__))
         if reduced is not NotImplemented and issubclass(kind, (types.FunctionType, type)):
             self._note(obj, reduced)
         return reduced
@@ -334,7 +364,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _described(module: types.ModuleType) -> tuple[str, dict[str, Any], str]:
     """What relative imports and `__file__` need."""
     kept = {name: vars(module).get(name) for name in ("__name__", "__package__", "__file__", "__doc__")}
-    return module.__name__, kept, _tail(module)
+    return module.__name__, kept, _tail(module.__name__, kept["__file__"] or "")
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -9,20 +9,22 @@ setting (package_sources.py).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import digest
 from kinetic_orchestration.agent.environment import packages, redact
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.packaging import package_sources
-from kinetic_orchestration.packaging.first_party import ITSELF, FirstParty, from_folder
+from kinetic_orchestration.packaging.first_party import ITSELF, FirstParty, from_folder, normalized
 from kinetic_orchestration.packaging.requirement_files import (
     Line,
     committed,
@@ -35,6 +37,7 @@ from kinetic_orchestration.packaging.requirement_files import (
     read,
 )
 from kinetic_orchestration.packaging.resolution import (
+    NO_BUILDS,
     Interpreter,
     Resolution,
     find_python,
@@ -45,6 +48,9 @@ from kinetic_orchestration.packaging.resolution import (
 )
 
 File = str | os.PathLike[str]
+
+HEADING = "# a lock for kinetic-orchestration"
+PLATFORM = "x86_64-manylinux_2_35"  # as uv names what a TPU VM's Ubuntu 22.04 is
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Lock:
     uv: str  # the path of uv on this machine
     source: str  # for people: where it came from
     first_party: tuple[FirstParty, ...] = ()
+    wheels: tuple[tuple[str, str], ...] = ()  # of what only this machine has: digest and path
 
     @property
     def packages(self) -> int:
@@ -67,14 +74,25 @@ class Lock:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a job's code runs: in this interpreter's environment, or in one built from a lock."""
+    """Where a job's code runs: in this interpreter's environment, in one built from a lock, or in an image's."""
 
-    kind: Literal["current", "locked"]
+    kind: Literal["current", "locked", "image"]
     python: str  # "3.11"
     interpreter: str
     path: tuple[str, ...] = ()  # of the current environment
     lock: Lock | None = None
     settings: Mapping[str, str] = field(default_factory=dict)  # of uv, as the requirements themselves ask for
+    uv_itself: str = ""  # a lock of uv alone, for a machine that has none
+    secrets: tuple[str, ...] = ()  # names of variables that let other machines read a private index
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts that are other machines, as far as a lock for them depends on it."""
+
+    slice: Slice
+    emulated: bool
+    platform: str = PLATFORM
 
 
 def environment(
@@ -117,23 +135,43 @@ def lock(
     platform: str | None = None,
     first_party: Sequence[FirstParty] = (),
     refresh: bool = False,
+    hosts: Hosts | None = None,
+    pins: Sequence[str] = (),
 ) -> Lock:
     """Resolve a file or a list of requirements, or take a committed lock as it is.
 
     What was resolved before, from the same input for the same Python and from the same indexes, is found
     again in `cache` without asking an index; `refresh` asks anyway. Of `first_party`, those that were named
     and those that the requirements name bring their dependencies; they themselves are never installed.
-    `platform` is uv's name of the host's platform, if it is not this machine's.
+    `platform` is uv's name of the host's platform, if it is not this machine's. For `hosts` frameworks become the
+    builds for their accelerator. `pins` choose versions and ask for nothing.
     """
     interpreter = python if isinstance(python, Interpreter) else find_python(python, environ)
-    uv = find_uv(environ)
+    platform = hosts.platform if hosts is not None else platform
     asked = read(requirements)
     lines = list(lines_of(asked))
-    if asked.kind == "pylock" or any(line.hashes for line in lines):
+    uv = ""
+    if asked.kind == "pylock" or any(line.hashes for line in lines) or asked.text.startswith(HEADING):
         entries = committed(asked, lines)
         source = f"{asked.name}, used as it is"
+        if hosts is not None:
+            from kinetic_orchestration.packaging import frameworks
+
+            named = [name_of(entry) for entry in entries]
+            frameworks.check_lock(named, hosts.slice, emulated=hosts.emulated, where=asked.name)
+    elif hosts is not None and asked.kind == "list" and not lines:
+        entries, source = [], "nothing to install"
     else:
-        resolution = Resolution(asked, lines, interpreter, platform, environ=environ, first_party=first_party)
+        uv = find_uv(environ)
+        builds = NO_BUILDS
+        if hosts is not None:
+            from kinetic_orchestration.packaging import frameworks
+
+            wanted = [line.requirement for line in lines if not line.option]
+            builds = frameworks.for_host(wanted, hosts.slice, emulated=hosts.emulated)
+        resolution = Resolution(
+            asked, lines, interpreter, platform, environ=environ, first_party=first_party, builds=builds, pins=pins
+        )
         path = cache / f"{resolution.key()}.json" if cache is not None else None
         kept = recall(path) if path is not None and not refresh else None
         source = f"{asked.name}, resolved{'' if kept is None else ' before'}"
@@ -141,6 +179,9 @@ def lock(
         if kept is None and path is not None:
             remember(path, entries, asked.folder)
     text, travelling = _without_first_party(entries, asked.folder, first_party)
+    wheels: tuple[tuple[str, str], ...] = ()
+    if hosts is not None:
+        text, wheels = _without_places(text, _local_links(requirements, environ))
     _refuse_passwords(text, asked.name)
     return Lock(
         text=text,
@@ -148,10 +189,47 @@ def lock(
         python=interpreter.version,
         platform=platform or sysconfig.get_platform(),
         interpreter=interpreter.path,
-        uv=uv,
+        uv=uv or (find_uv(environ) if hosts is None else ""),
         source=source,
         first_party=travelling,
+        wheels=wheels,
     )
+
+
+def locked_for(
+    requirements: File | Sequence[str],
+    hosts: Hosts,
+    *,
+    environ: Mapping[str, str],
+    cache: Path | None = None,
+    python: str | None = None,
+    first_party: Sequence[FirstParty] = (),
+    pins: Sequence[str] = (),
+) -> Environment:
+    """The environment of hosts that are other machines: none of this machine's paths, and no password, is in it."""
+    interpreter = interpreter_for(python, environ)
+    found = lock(
+        requirements, environ=environ, cache=cache, python=interpreter, first_party=first_party, hosts=hosts, pins=pins
+    )
+    if not found.text:
+        return Environment("locked", interpreter.version, "", lock=replace(found, interpreter="", uv=""))
+    own = own_settings(requirements)
+    settings, secret = package_sources.for_hosts(environ)
+    for name, value in package_sources.without_places(own).items():
+        separator = {"UV_FIND_LINKS": ",", "UV_INDEX": " "}.get(name)
+        settings[name] = separator.join(filter(None, (settings.get(name, ""), value))) if separator else value
+    named = {name for value in own.values() for name in re.findall(r"\$\{?(\w+)", value) if name in environ}
+    return Environment(
+        "locked", interpreter.version, "", lock=replace(found, interpreter="", uv=""), settings=settings,
+        secrets=tuple(sorted({*secret, *named})),
+    )  # fmt: skip
+
+
+def interpreter_for(python: str | None, environ: Mapping[str, str]) -> Interpreter:
+    """Of a Python on another machine only the version matters, and it need not be here."""
+    if python is not None and re.fullmatch(r"3(\.\d+){1,2}", python):
+        return Interpreter(sys.executable, ".".join(python.split(".")[:2]))
+    return find_python(python, environ)
 
 
 def uv_settings(environ: Mapping[str, str], requirements: File | Sequence[str] | None = None) -> dict[str, str]:
@@ -208,6 +286,42 @@ def _without_first_party(
         elif name_of(requirement) not in {*travelling, ITSELF}:
             kept.append(entry)
     return "".join(f"{entry}\n" for entry in kept), tuple(travelling.values())
+
+
+def sha256_of(path: Path) -> str:
+    """As indexes and locks have it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _local_links(requirements: File | Sequence[str], environ: Mapping[str, str]) -> list[Path]:
+    """The wheels in folders of this machine that packages are taken from."""
+    told = {**environ, **uv_settings(environ, requirements)}
+    return [wheel for folder in package_sources.local_folders(told) for wheel in sorted(folder.glob("*.whl"))]
+
+
+def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The lock without places on this machine, and the wheels of it that only this machine may have."""
+    entries, wheels = [], {}
+    names = {name_of(line) for line in text.splitlines() if line[:1] not in ("", " ")}
+    for path in here:
+        if normalized(path.name.split("-", 1)[0]) in names and (found := sha256_of(path)) in text:
+            wheels[found] = str(path)
+    for entry in filter(None, re.split(r"\n(?=\S)", text.strip())):
+        requirement = entry.split(" \\\n", 1)[0].split(" --hash", 1)[0]
+        if is_local(requirement):
+            path = Path(path_of(re.sub(r"^[\w.\[\],-]+\s*@\s*", "", requirement)))
+            match = re.match(r"([^-]+)-([^-]+)-.*\.whl$", path.name)
+            if match is None:
+                raise UsageError(
+                    f"{redact(requirement)} lies on this machine and is no wheel, so no other machine can install it. "
+                    "Build a wheel of it first (uv build --wheel) and name that"
+                )
+            found = sha256_of(path)
+            wheels[found] = str(path)
+            entry = f"{normalized(match.group(1))}=={match.group(2)} \\\n    --hash=sha256:{found}"  # noqa: PLW2901
+        entries.append(entry)
+    return "".join(f"{entry}\n" for entry in entries), tuple(sorted(wheels.items()))
 
 
 def _refuse_passwords(text: str, name: str) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +89,19 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> Interpreter:
     return Interpreter(found, version)
 
 
+@dataclass(frozen=True)
+class Builds:
+    """What is asked for besides the user's lines, and what is left out of them wherever it comes from."""
+
+    added: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()  # what a lock that is used as it is has to name
+    advice: str = ""  # for a resolution that fails
+
+
+NO_BUILDS = Builds()
+
+
 class Resolution:
     """One question to uv: what exactly is to be installed."""
 
@@ -100,7 +114,10 @@ class Resolution:
         *,
         environ: Mapping[str, str],
         first_party: Sequence[FirstParty],
+        builds: Builds = NO_BUILDS,
+        pins: Sequence[str] = (),
     ) -> None:
+        self.builds, self.pins = builds, tuple(pins)
         self.asked, self.lines, self.python, self.platform = asked, lines, python, platform
         self.environ = _uv_environ(environ)
         wanted = [line for line in lines if not line.option]
@@ -140,6 +157,7 @@ class Resolution:
             self.platform,
             [(item.name, item.version, item.requires) for item in self.stubs],
             self.named,
+            *([self.builds.added, self.builds.left_out, self.pins] if self.builds.added or self.pins else ()),
             {name: environ[name] for name in _DECISIVE if environ.get(name)},
             config,
             links,
@@ -154,14 +172,14 @@ class Resolution:
             if self.platform is not None:
                 command += ["--python-platform", self.platform, "--python-version", self.python.version]
             constraints = folder / "constraints.txt"
-            constraints.write_text(
-                "".join(f"{item.name} @ {stub(folder, item, self.pinned).as_uri()}\n" for item in self.stubs)
-            )
+            stubs = [f"{item.name} @ {stub(folder, item, self.pinned).as_uri()}" for item in self.stubs]
+            _write(constraints, [*stubs, *self.pins])
             command += ["--constraints", str(constraints), *self._pip_constraints()]
-            if self.named:
-                named = folder / "first-party.in"
-                named.write_text("".join(f"{name}\n" for name in self.named))
-                command.append(str(named))
+            if self.builds.left_out:
+                overrides = _write(folder / "overrides.txt", [f"{name} ; {NEVER}" for name in self.builds.left_out])
+                command += ["--overrides", str(overrides)]
+            if self.named or self.builds.added:
+                command.append(str(_write(folder / "more.in", [*self.named, *self.builds.added])))
             given = "-" if self.asked.path is None else str(self.asked.path)
             done = call([*command, given], self.environ, self.asked.folder, text=self.asked.text)
             if done.returncode:
@@ -183,10 +201,18 @@ class Resolution:
         told = sorted(name for name in _DECISIVE if self.environ.get(name))
         return RequirementsError(
             f"{self.asked.name} cannot be resolved for Python {self.python.version}. uv says:\n"
-            f"{redact(text).strip()}\n"
+            f"{redact(text).strip()}\n{self.builds.advice and self.builds.advice + chr(10)}"
             "Nothing has run. Check the names and versions, and that the package index can be reached; uv "
             f"was given pip's settings ({', '.join(told) if told else 'there are none'})."
         )
+
+
+NEVER = "python_version < '0'"  # as a marker: leaves a package out wherever it comes from
+
+
+def _write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
 
 
 _COMPILE = [

@@ -9,8 +9,10 @@ said once, in `kinetic_orchestration.agent.tree`; what is read and how, in the m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import stat
 import sys
@@ -22,27 +24,33 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kinetic_orchestration.agent import names, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
+from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.walk import Listing, Walk, shown
+from kinetic_orchestration.parallel import at_once, side_by_side
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.packs import Content, PackFile
     from kinetic_orchestration.stores import Store
 
-MARKERS = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg", ".git", ".hg")
+PROJECT_FILES = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg")
+MARKERS = (*PROJECT_FILES, ".git", ".hg")
 # Also found in folders within a project, so they count only where nothing above says more.
 WEAK_MARKERS = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile")
 
 # A tree is packed anew when it refers to more than this many packs of less than half the usual size,
 MOST_SMALL_PACKS = 32
 # or when its packs hold more dead bytes than living ones.
+
+MANIFEST_LIMIT: Final = 512 << 20  # that of a project of three million files
 
 _LARGE = 1 << 30
 
@@ -135,6 +143,12 @@ def source_of(
         wide = _too_wide(home)
         tops = {Path(os.path.realpath(entry or ".")) for entry in path}
         root = min((top for top in tops - wide if folder.is_relative_to(top)), key=_depth, default=folder)
+        if root == root.parent:
+            raise UsageError(
+                f"{start} lies at the root of the file system, where nothing tells what belongs to it from all else on "
+                "this machine. Put the code into a folder of its own, and start a notebook or a prompt in one"
+            )
+        _tell_of_marker(root, wide)
     wanted: list[str | Path] = [*modules, *([start] if start.is_file() else [])]
     return Source(root, imports.imported_files(root, wanted, path=path))
 
@@ -186,21 +200,25 @@ def snapshot(
     return Snapshot(root, entries, new.tree, size, warnings, new.secrets, tuple(spooled), index_path)
 
 
-def upload(snapshot: Snapshot, store: Store, *, spool: Path, project: str = "") -> StagedTree:
+def upload(
+    snapshot: Snapshot, store: Store, *, spool: Path, project: str = "", retention: float = math.inf
+) -> StagedTree:
     """Bring to the store what it does not have of the tree; the manifest last.
 
     `project` is the name under which the newest tree is remembered in the store; by default that of its index.
+    What is there already is made young again when it is old for that `retention`.
     """
-    name = names.tree(snapshot.digest)
-    if store.read(name, 0, 1) is not None:
+    name, pointer = names.tree(snapshot.digest), names.project(project or snapshot.index.stem)
+    is_there, newest = _look(snapshot, store, name, pointer, retention)
+    if is_there:
         return StagedTree(snapshot.digest)
-    pointer = names.project(project or snapshot.index.stem)
     wanted = {entry.sha256: entry for entry in snapshot.entries if entry.size}
-    all_packs, places = _reusable(store, _newest(store, pointer, snapshot.index), wanted)
+    all_packs, places = _reusable(store, newest, wanted, retention)
 
     uploaded, added = 0, []
     jobs = list(_jobs(snapshot, {sha256: wanted[sha256] for sha256 in wanted if sha256 not in places}))
-    for file, pack, sent in packs.side_by_side(lambda make: _send(store, make, spool), jobs, 2):
+    threads = 8 if store.remote else 2
+    for file, pack, sent in side_by_side(lambda make: _send(store, make, spool, retention), jobs, threads):
         for sha256, offset, _ in file.places():
             places[sha256] = Place(len(all_packs), offset)
         all_packs.append(pack)
@@ -210,9 +228,10 @@ def upload(snapshot: Snapshot, store: Store, *, spool: Path, project: str = "") 
 
     manifest = tree.manifest_of(snapshot.digest, snapshot.entries, all_packs, places)
     data = json.dumps(manifest, separators=(",", ":")).encode()
-    if store.create(name, data) is not None:
+    pointed = json.dumps({"tree": snapshot.digest}).encode()
+    last: list[Callable[[], int | None]] = [partial(store.create, name, data), partial(store.put, pointer, pointed)]
+    if at_once(last, 2 if store.remote else 1)[0] is not None:
         uploaded += len(data)
-    store.put(pointer, json.dumps({"tree": snapshot.digest}).encode())
     _remember(snapshot.index, store.url, snapshot.digest)
     return StagedTree(snapshot.digest, uploaded, tuple(added))
 
@@ -310,7 +329,7 @@ def _what_is_large(root: Path, entries: Iterable[Entry], size: int) -> str:
 
 
 def _reusable(
-    store: Store, manifest: Mapping[str, Any] | None, wanted: Mapping[str, Entry]
+    store: Store, manifest: Mapping[str, Any] | None, wanted: Mapping[str, Entry], retention: float
 ) -> tuple[list[Pack], dict[str, Place]]:
     """What of an older tree's packs the new tree can refer to; nothing if it is time to pack anew."""
     if manifest is None:
@@ -327,8 +346,9 @@ def _reusable(
     total = sum(old[number].size for number in used)
     if small > MOST_SMALL_PACKS or sum(living) * 2 < total:
         return [], {}
-    stored = packs.side_by_side(lambda number: _stored_size(store, names.blob(old[number].id)), used, 8)
-    good = [number for number, size in zip(used, stored, strict=True) if size == old[number].stored]
+    kept = side_by_side(lambda number: keep(store, names.blob(old[number].id), retention), used, 8)
+    sizes = [None if entry is None else entry.size for entry in kept]
+    good = [number for number, size in zip(used, sizes, strict=True) if size == old[number].stored]
     renumbered = {number: position for position, number in enumerate(good)}
     return [old[number] for number in good], {
         sha256: Place(renumbered[place.pack], place.offset)
@@ -364,50 +384,73 @@ def _gathered(sources: list[tuple[Entry, Path, int]], spool: Path) -> PackFile:
     return packs.gather(spool, sources)
 
 
-def _send(store: Store, make: Callable[[Path], PackFile], spool: Path) -> tuple[PackFile, Pack, int]:
+def _send(store: Store, make: Callable[[Path], PackFile], spool: Path, retention: float) -> tuple[PackFile, Pack, int]:
     """Make a pack and bring it to the store; how many bytes that took."""
     file = make(spool)
     path, encoding = file.path, tree.RAW
-    if _is_remote(store) and (smaller := packs.compressed(file)) is not None:
+    if store.remote and (smaller := packs.compressed(file)) is not None:
         path.unlink()
         path, encoding = smaller, tree.ZLIB
     pack = packs.pack_of(file, path.stat().st_size, encoding)
     name = names.blob(pack.id)
-    there = _stored_size(store, name)
-    if there is not None and (there == pack.stored or encoding == tree.ZLIB):
+    if store.remote and store.upload(name, str(path)):  # to ask first would be a round trip more
+        path.unlink()
+        return file, pack, pack.stored
+    there = keep(store, name, retention)
+    if there is not None and (there.size == pack.stored or encoding == tree.ZLIB):
         # Two builds of zlib may differ in the bytes, never in what they mean.
         path.unlink()
-        return file, pack._replace(stored=there), 0
+        return file, pack._replace(stored=there.size), 0
     if there is not None:
         store.delete(name)
     return file, pack, pack.stored if store.upload(name, str(path), move=True) else 0
 
 
-def _stored_size(store: Store, name: str) -> int | None:
-    return next((entry.size for entry in store.list(name) if entry.name == name), None)
+def _look(
+    snapshot: Snapshot, store: Store, name: str, pointer: str, retention: float
+) -> tuple[bool, dict[str, Any] | None]:
+    """Whether the tree is there; and if it is not, the newest of its project that is, where this code can read it.
+
+    Where to ask is to wait, the two are asked at once: of a project that has just been edited, both are needed.
+    """
+    remembered = _trees(snapshot.index).get(store.url)
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(_manifest(store, remembered) if remembered is not None else _pointed_to(store, pointer))
+
+    def is_there() -> bool:
+        return keep(store, name, retention) is not None
+
+    guessing = store.remote and remembered != snapshot.digest
+    if guessing:
+        there = bool(at_once([is_there, look], 2)[0])
+    elif not (there := is_there()):
+        look()
+    if there:
+        return True, None
+    if remembered is None:
+        return False, _manifest(store, found[0])
+    return False, found[0] or _manifest(store, _pointed_to(store, pointer))
 
 
-def _is_remote(store: Store) -> bool:
-    return "://" in store.url and not store.url.startswith("file://")
-
-
-def _newest(store: Store, pointer: str, index: Path) -> dict[str, Any] | None:
-    """The manifest of the newest tree of this project that the store has, if this code can read it."""
-    remembered = _trees(index).get(store.url)
-    for digest in dict.fromkeys((remembered, _pointed_to(store, pointer))):
-        if digest is None:
-            continue
-        record = store.read(names.tree(digest))
-        if record is not None:
-            manifest: dict[str, Any] = json.loads(record.data)
-            if manifest["version"] == tree.VERSION:
-                return manifest
+def _manifest(store: Store, digest: str | None) -> dict[str, Any] | None:
+    """Of a tree that the store has, if this code can read it."""
+    record = store.read(names.tree(digest), limit=MANIFEST_LIMIT) if digest is not None else None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # what others may have written
+        manifest: dict[str, Any] = json.loads(record.data if record is not None else b"")
+        last = len(tree.packs_of(manifest)) - 1
+        if tree.entries_of(manifest) and all(-1 <= place[4] <= last for place in manifest["files"]):
+            return manifest
     return None
 
 
 def _pointed_to(store: Store, pointer: str) -> str | None:
     record = store.read(pointer)
-    return None if record is None else str(json.loads(record.data)["tree"])
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        digest = str(json.loads(record.data if record is not None else b"")["tree"])
+        return digest if digest.isalnum() else None
+    return None
 
 
 def _trees(index: Path) -> dict[str, str]:
@@ -424,6 +467,16 @@ def _remember(index: Path, url: str, digest: str) -> None:
         stat_index.replace_file(index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode())
     except OSError:
         pass
+
+
+def _tell_of_marker(root: Path, wide: set[Path]) -> None:
+    """A home folder that is kept in git is common, and no project; one with a project's file may be meant as one."""
+    marks = [name for name in PROJECT_FILES if root in wide and (root / name).is_file()]
+    if marks:
+        warn_once(
+            f"{root} has a {marks[0]} and is no project, because a home folder or one like it holds much else: only "
+            "the code that the job imports travels, and no other files. Put the project into a folder of its own"
+        )
 
 
 def _key(root: Path, include: list[str] | None, ignored: bool) -> str:

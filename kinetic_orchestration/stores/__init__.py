@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
-from kinetic_orchestration.agent.records import Entry, Record
-from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.agent.records import Entry, Record, Signal
+from kinetic_orchestration.errors import StoreError, UsageError
+
+RECORD_LIMIT: Final = 16 << 20
+"""The bytes of the largest object that is read into memory without asking for a part of it, or for more."""
+
+HOST_RECORD_LIMIT: Final = 1 << 20
+"""The same of what a host says of itself, of which there is one for each host and attempt."""
 
 
 class Store(Protocol):
@@ -19,6 +25,12 @@ class Store(Protocol):
 
     url: str
     """What a name of this store is relative to: the folder or prefix of one deployment."""
+    address: str
+    """Where it is in all the world: two stores of the same address are one."""
+    caller: object
+    """Who asks there: its credentials, which are the same object for the same caller; None where nobody is asked."""
+    remote: bool
+    """Whether every verb is a request to a server, to be counted, and an object is never added to."""
 
     def create(self, name: str, data: bytes) -> int | None:
         """Write `name` if it is absent; its generation, or None if somebody was first."""
@@ -29,8 +41,32 @@ class Store(Protocol):
     def put(self, name: str, data: bytes) -> int:
         """Write `name` whatever is there. For beats, of which only the newest matters."""
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        """The bytes from start to end (as in a slice), or None if there is no such object."""
+    def signal(self, name: str, data: bytes) -> int:
+        """A put of a few hundred bytes that come with a listing, at no request more."""
+
+    def signals(self, prefix: str) -> Iterator[Signal]:
+        """All signals whose name begins with `prefix`, with their bytes, in the order of their names."""
+
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = RECORD_LIMIT) -> Record | None:
+        """The bytes from start to end (as in a slice), or None if there is no such object.
+
+        To the end of an object that has more than `limit` bytes from there nothing is read: StoreError.
+        """
+
+    def read_all(self, names: Sequence[str]) -> list[Record | None]:
+        """What `read` tells of each, asked for side by side where asking is a request."""
+
+    def find(self, name: str) -> Entry | None:
+        """What a listing would tell of one object, or None if it is not there."""
+
+    def renew(self, name: str) -> bool:
+        """Make an object as young as if it were written now, whatever its size: its bytes do not travel.
+
+        False if it was not there. Only for what is named by its content, of which every writing is the same.
+        """
+
+    def written_at(self, generation: int) -> float:
+        """When the object was written whose write has given this generation just now."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All objects whose name begins with `prefix`, in the order of their names."""
@@ -38,14 +74,19 @@ class Store(Protocol):
     def delete(self, name: str) -> bool:
         """True if this call deleted it, False if it was not there."""
 
+    def sweep(self, older_than: float = 86400.0) -> int:
+        """Delete what uploads that were killed so many seconds ago left half-done; how many objects that was."""
+
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
         """Create `name` from a file; False if somebody was first.
 
         With `move` the file may be taken instead of copied, and is gone afterwards, whoever was first.
         """
 
-    def download(self, name: str, path: str) -> None:
-        """Write the object to the file `path`, whole or not at all. Raises StoreError if it is not there."""
+    def download(self, name: str, path: str, *, most: int | None = None) -> None:
+        """Write the object to the file `path`, whole or not at all. Raises StoreError if it is not there, or has more
+        than `most` bytes.
+        """
 
     def local_path(self, name: str) -> str | None:
         """Where the object can be read as a file without a download, if it can."""
@@ -53,12 +94,15 @@ class Store(Protocol):
     def ring(self, text: str) -> object:
         """Wake whoever follows `text`, a job or a group, if this store can: a hint, never the truth."""
 
+    def hint(self, name: str, data: bytes) -> bool:
+        """A signal in one short try, for what is said again anyway. False if it was not given: it never raises."""
+
     def now(self) -> float:
         """The store's own time, by which every age is judged."""
 
 
 def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
-    """The store of one deployment at an address: a folder, `file://…`, or later `gs://bucket/prefix`."""
+    """The store of one deployment at an address: a folder, `file://…` or `gs://bucket/prefix`."""
     address = os.fspath(url)
     scheme, separator, _ = address.partition("://")
     opener = _OPENERS.get(scheme.lower() if separator else "")
@@ -68,6 +112,15 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
             "with store= or KINETIC_STORE."
         )
     return opener(address, deployment)
+
+
+def too_large(name: str, url: str, limit: int) -> StoreError:
+    """Of an object that cannot be a record: nothing of this package's making is as large."""
+    many = f"{limit / 1e6:,.0f} MB" if limit > 1e6 else f"{limit:,} bytes"
+    return StoreError(
+        f"{name} (store {url}) is not read: it has more than {many}, and nothing that this package has written there "
+        "has as many, so somebody else has written it. Find out who can write there, and remove the object"
+    )
 
 
 def _open_folder(address: str, deployment: str) -> Store:
@@ -88,10 +141,9 @@ def _open_file(address: str, deployment: str) -> Store:
 
 
 def _open_google(address: str, deployment: str) -> Store:
-    raise Unsupported(
-        f"{address} is on Google Cloud Storage, and that store comes with the Cloud TPU backend, which this "
-        "version does not have yet. Give a folder with store= or KINETIC_STORE."
-    )
+    from kinetic_orchestration.stores.gcs import open_gcs
+
+    return open_gcs(address, deployment)
 
 
 _OPENERS: dict[str, Callable[[str, str], Store]] = {"": _open_folder, "file": _open_file, "gs": _open_google}

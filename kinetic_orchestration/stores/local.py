@@ -1,7 +1,7 @@
 """The store on this machine's file system: the agent's record store, with the errors people read.
 
-It owns the check, once per folder, that the file system can keep a store's promises, and the stamp that says
-whose store it is. It does not know what is kept in it.
+It owns the check, once per folder, that the file system can keep a store's promises. It does not know what is
+kept in it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import FileRecords, check_name, reason_of
-from kinetic_orchestration.errors import NewerWire, StoreError, UsageError
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.files import FileRecords
+from kinetic_orchestration.agent.records import Entry, Record, reason_of
+from kinetic_orchestration.errors import StoreError, UsageError
+from kinetic_orchestration.stores import RECORD_LIMIT, stamp, too_large
 
 _ELSEWHERE = "put the store elsewhere with KINETIC_STORE (or all of Kinetic's files with KINETIC_HOME)"
 _NEXT = {
@@ -31,10 +33,59 @@ _NEXT = {
 class LocalStore(FileRecords):
     """A `Store` under one folder of this machine."""
 
+    caller: object = None
+
     def __init__(self, root: str, deployment: str) -> None:
         super().__init__(root)
-        self.url = self.root
+        self.url = self.address = self.root
         self.deployment = deployment
+
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = RECORD_LIMIT) -> Record | None:
+        record = super().read(name, start, start + limit + 1 if end is None else end)
+        if end is None and record is not None and len(record.data) > limit:
+            raise too_large(name, self.url, limit)
+        return record
+
+    def read_all(self, names: Sequence[str]) -> list[Record | None]:
+        return [self.read(name) for name in names]
+
+    def find(self, name: str) -> Entry | None:
+        record = super().read(name, 0, 0)
+        path = self.local_path(name) if record is not None else None
+        if record is None or path is None:
+            return None
+        try:
+            return Entry(name, os.stat(path).st_size, record.generation, record.updated)
+        except FileNotFoundError:
+            return None
+
+    def renew(self, name: str) -> bool:
+        path = self.local_path(name)
+        if path is None:
+            return False
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self.refusal(error, "write", name) from error
+        return True
+
+    def download(self, name: str, path: str, *, most: int | None = None) -> None:
+        found = self.find(name) if most is not None else None
+        if most is not None and found is not None and found.size > most:
+            raise too_large(name, self.url, most)
+        super().download(name, path)
+
+    def hint(self, name: str, data: bytes) -> bool:
+        try:
+            self.signal(name, data)
+        except (OSError, StoreError):
+            return False
+        return True
+
+    def written_at(self, generation: int) -> float:
+        return generation / 1e9
 
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:
         told = str(super().refusal(error, verb, name, reason))
@@ -48,17 +99,7 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
         raise UsageError(
             "The local store needs hard links and file locks as Linux and macOS have them. On Windows, work in WSL 2."
         )
-    try:
-        check_name(deployment)
-    except ValueError:
-        deployment_is_name = False
-    else:
-        deployment_is_name = "/" not in deployment
-    if not deployment_is_name:
-        raise UsageError(
-            f"{deployment!r} cannot be a deployment: it names a folder of the store, so it has no slash and "
-            "does not begin with a dot."
-        )
+    stamp.check_deployment(deployment)
     base = Path(path).expanduser().absolute()
     root = str(base / deployment)
     _make(root)
@@ -66,20 +107,9 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
     record = store.read(names.DEPLOYMENT)
     if record is None:
         check_guarantees(root)
-        stamp = {
-            "deployment": deployment,
-            "created": store.now(),
-            "stamp": os.urandom(16).hex(),
-            "checked": _fingerprint(root),
-        }
-        store.create(names.DEPLOYMENT, wire.encode(stamp))
+        store.create(names.DEPLOYMENT, stamp.new(deployment, store.now(), _fingerprint(root)))
         record = store.read(names.DEPLOYMENT)
-    fields = _read_stamp(root, b"" if record is None else record.data)
-    if fields.get("deployment") != deployment:
-        raise StoreError(
-            f"{root} is the store of the deployment {fields.get('deployment')!r}, not of {deployment!r}: see "
-            f"{names.DEPLOYMENT} there. Give that deployment, or another store with KINETIC_STORE."
-        )
+    fields = stamp.read(root, b"" if record is None else record.data, deployment)
     if fields.get("checked") != _fingerprint(root):  # the folder was copied here, or another machine checked it
         check_guarantees(root)
     return store
@@ -174,17 +204,6 @@ def _refused(root: str, error: OSError) -> StoreError:
         )
     advice = _NEXT.get(error.errno or 0, f"To go on, {_ELSEWHERE}.")
     return StoreError(f"Cannot keep a store in {root}: {reason_of(error)}. {advice}")
-
-
-def _read_stamp(root: str, data: bytes) -> dict[str, object]:
-    try:
-        return wire.decode(data, f"{root}/{names.DEPLOYMENT}")
-    except wire.Newer as newer:
-        raise NewerWire(f"{newer}.") from None
-    except wire.Unreadable as unreadable:
-        raise StoreError(
-            f"{unreadable}, so it is not known whose store this is. Restore it, or remove it if the store is yours."
-        ) from None
 
 
 def _fingerprint(root: str) -> str:

@@ -31,21 +31,27 @@ def intended(
     store = open_store(plan.store, plan.deployment)
     backend = LocalBackend(here.home, here.max_hosts, here.store, here.deployment)
     identity = of(plan.deployment, None)
-    job_id = claim(store, backend, identity)
+    job_id, _ = claim(store, backend, identity)
     with staging_folder(store, here.home) as folder:
-        admit(store, job_id, identity, plan, stage(package(spec, plan, here, folder, os.environ), store))
+        staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention)
+        admit(store, job_id, identity, plan, staged)
     job = act.open_job(job_id, store, backend)
     act.intend(job, 1)
     return job
 
 
-def start_host(job: Job, python: str, agent: Path, host: int = 0) -> None:
-    """The launcher of one host of the job; it returns when the host has its lock."""
+def words_of(job: Job, host: int = 0) -> tuple[str, ...]:
+    """What the launcher of one host of the job is told."""
     assert isinstance(job.backend, LocalBackend)
     intent = look(job.store, job.backend, job.job_id, 1, 1).intent
     assert intent is not None
     Path(intent.placement["run"]).mkdir(parents=True, exist_ok=True)
-    words = job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, host).words()
+    return tuple(job.backend.assignment(job.plan(), job.job_id, job.spec_digest, intent, host).words())
+
+
+def start_host(job: Job, python: str, agent: Path, host: int = 0, words: Sequence[str] = ()) -> None:
+    """The launcher of one host of the job; it returns when the host has its lock."""
+    words = words or words_of(job, host)
     done = subprocess.run(
         [python, "-I", "-S", str(agent), *words], input=b"{}", capture_output=True, timeout=60, check=False
     )

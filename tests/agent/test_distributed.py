@@ -111,8 +111,12 @@ def test_on_machines_of_their_own_the_hosts_listen_on_their_network() -> None:
     assert not {"JAX_COORDINATOR_BIND_ADDRESS", "GLOO_SOCKET_IFNAME"} & found.keys()
 
 
-def test_one_host_needs_nothing() -> None:
-    assert variables(index=0, hosts=1) == {}
+def test_one_host_needs_nothing_but_torchs_group_of_one() -> None:
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    assert variables(index=0, hosts=1) == {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback,
+    }  # fmt: skip
 
 
 def test_distributed_false_leaves_the_variables_for_code_that_joins_by_itself() -> None:
@@ -250,6 +254,19 @@ def test_a_worker_of_the_program_never_joins_even_if_it_is_the_first_to_import_j
     assert output(jax, f"{program}\nimport jax") == f"None\n{JOINED}"
 
 
+def test_a_worker_that_was_forked_heeds_sigterm_although_jax_catches_it_in_c(jax: Path) -> None:
+    program = (
+        "import ctypes, os, signal, time, jax\n"
+        "ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))\n"  # unknown to Python
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
+        "if not (worker := os.fork()):\n    signal.alarm(20)\n    time.sleep(30)\n    os._exit(0)\n"
+        "os.kill(worker, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')\n"
+    )
+    assert output(jax, program) == f"{JOINED}-15\ngoes on\n"
+
+
 def test_a_python_behind_a_shell_joins(jax: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -c "import jax"; true'], capture_output=True, text=True, timeout=60, check=True,
@@ -293,3 +310,164 @@ def test_a_python_older_than_the_agent_runs_undisturbed(jax: Path, version: str)
         env={**variables(), "KINETIC_SITE": str(SITE), "PYTHONPATH": str(HOOK), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+# -- on a TPU VM -------------------------------------------------------------------------------------------------
+
+
+def test_hosts_of_several_slices_are_told_their_slice() -> None:
+    ports = {**PORTS, "megascale": 8080}
+    found = distributed.environment(5, 8, [f"10.0.0.{n}" for n in range(8)], ports, slices=2)
+    assert {name: value for name, value in found.items() if name.startswith("MEGASCALE")} == {
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.0:8080", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1",
+    }  # fmt: skip
+
+
+def test_on_a_tpu_nothing_is_forced_but_that_its_absence_is_told() -> None:
+    assert distributed.on_tpu({}) == {"JAX_PLATFORMS": "tpu,cpu", "KINETIC_EXPECT": "tpu"}
+    assert distributed.on_tpu({"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert distributed.on_tpu({"KINETIC_ALLOW_CPU": "0"}) != {}
+    assert distributed.on_tpu({"JAX_PLATFORMS": "cpu"}) == {}
+
+
+def on_tpu(packages: Path, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command on a TPU VM that has these packages and no others."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(SITE)!r})\n"
+        "from kinetic_orchestration.agent import distributed\ndistributed.install()\n"
+        f"sys.path[:1] = [{str(packages)!r}]\n{program}"
+    )
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        env={"KINETIC_EXPECT": "tpu", **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("installed", "program", "environ", "told"),
+    [
+        ("jax", "import jax", {}, "require jax[tpu] instead of jax"),
+        ("jax libtpu", "import jax", {}, ""),
+        ("torch", "import torch", {}, "require torch-tpu"),
+        ("torch torch_tpu", "import torch", {}, ""),
+        ("torch torch_xla", "import torch", {}, ""),
+        ("torch jax libtpu", "import torch, jax", {}, ""),  # it may only load data
+        ("torch jax libtpu", "import torch", {"KERAS_BACKEND": "torch"}, "require torch-tpu"),
+        ("tensorflow", "import tensorflow", {}, "require tensorflow-tpu"),
+        ("tensorflow libtpu", "import tensorflow", {}, ""),
+        ("tensorflow jax libtpu", "import tensorflow, jax", {}, ""),  # it may only read records
+        ("tensorflow torch torch_tpu", "import tensorflow", {"KERAS_BACKEND": "tensorflow"}, "require tensorflow-tpu"),
+        ("jax", "import os\nif os.fork() == 0:\n    import jax\nelse:\n    sys.exit(os.wait()[1])", {}, ""),
+    ],
+)
+def test_a_framework_that_would_do_without_the_chips_fails_at_its_import(
+    tmp_path: Path, installed: str, program: str, environ: dict[str, str], told: str
+) -> None:
+    for name in installed.split():
+        (tmp_path / f"{name}.py").write_text("")
+    done = on_tpu(tmp_path, program, **environ)
+    assert (done.returncode != 0, told in done.stderr) == (bool(told), True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "told"),
+    [
+        ("cpu", {"KERAS_BACKEND": "torch"}, "set KERAS_TORCH_DEVICE=tpu, or KINETIC_ALLOW_CPU=1"),
+        ("tpu", {"KERAS_BACKEND": "torch"}, ""),
+        ("cpu", {"KERAS_BACKEND": "jax"}, ""),
+    ],
+)
+def test_keras_on_torch_that_would_do_without_the_chips_fails_at_its_import(
+    tmp_path: Path, device: str, environ: dict[str, str], told: str
+) -> None:
+    (tmp_path / "torch_tpu.py").touch()
+    core = tmp_path / "keras" / "src" / "backend" / "torch" / "core.py"
+    core.parent.mkdir(parents=True)
+    core.write_text(f"get_device = lambda: {device!r}")
+    keras = "import os\nclass config:\n    backend = staticmethod(lambda: os.environ['KERAS_BACKEND'])\n"
+    (tmp_path / "keras" / "__init__.py").write_text(keras)
+    done = on_tpu(tmp_path, "import keras", **environ)
+    assert (done.returncode != 0, told in done.stderr) == (bool(told), True), done.stderr
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+CONFIGURED = "told = {}\nclass config:\n    update = told.__setitem__\n"
+TORCH = "__version__ = '2.13.0+cpu'\nclass cuda:\n    is_available = staticmethod(lambda: {})\n"
+TENSORFLOW = "__version__ = '2.21'\nclass config:\n    list_physical_devices = staticmethod(lambda kind: {})\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "program", "environ", "told"),
+    [
+        ({"jax": ""}, "import jax", {}, r"require jax[cuda12] or jax[cuda13] instead of jax"),
+        (
+            {"jax": CONFIGURED, "jax_cuda12_plugin": ""},
+            "import jax; assert jax.told == {'jax_platforms': 'cuda,cpu'}",
+            {},
+            "",
+        ),
+        (
+            {"jax": CONFIGURED, "jax_rocm7_plugin": ""},
+            "import jax; assert jax.told == {'jax_platforms': 'rocm,cpu'}",
+            {},
+            "",
+        ),
+        (
+            {"jax": CONFIGURED, "jax_rocm7_plugin": ""},
+            "import jax; assert jax.told == {}",
+            {"JAX_PLATFORMS": "cpu"},
+            "",
+        ),
+        ({"torch": TORCH.format(False)}, "import torch", {}, "torch 2.13.0+cpu sees no GPU"),
+        ({"torch": TORCH.format(True)}, "import torch", {}, ""),
+        ({"torch": TORCH.format(False), "jax": CONFIGURED, "jax_cuda13_plugin": ""}, "import torch, jax", {}, ""),
+        ({"torch": TORCH.format(False), "jax": ""}, "import torch", {"KERAS_BACKEND": "torch"}, "sees no GPU"),
+        ({"tensorflow": TENSORFLOW.format("[]")}, "import tensorflow", {}, "require tensorflow[and-cuda]"),
+        ({"tensorflow": TENSORFLOW.format("[kind]")}, "import tensorflow", {}, ""),
+    ],
+)
+def test_a_framework_that_would_do_without_the_gpus_fails_at_its_import(
+    tmp_path: Path, installed: dict[str, str], program: str, environ: dict[str, str], told: str
+) -> None:
+    for name, text in installed.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    done = on_tpu(tmp_path, program, **{"KINETIC_EXPECT": "gpu", **environ})
+    assert (done.returncode != 0, told in done.stderr) == (bool(told), True), done.stderr
+
+
+def test_the_user_may_allow_a_gpu_host_to_compute_on_its_cpu() -> None:
+    assert distributed.on_gpu({}) == {"KINETIC_EXPECT": "gpu"}
+    assert distributed.on_gpu({"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert distributed.on_gpu({"JAX_PLATFORMS": "cpu"}) == {}
+    assert distributed.on_gpu({"JAX_PLATFORMS": ""}) != {}
+
+
+# -- Keras -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("installed", "environ", "configured", "taken"),
+    [
+        ("jax", {}, "", "jax"),
+        ("torch", {}, "", "torch"),
+        ("torch jax", {}, "", "jax"),
+        ("torch jax tensorflow", {}, "", None),  # Keras's own default
+        ("torch jax", {}, "torch", None),  # by its configuration
+        ("jax", {}, "torch", "jax"),  # whose framework is not there
+        ("torch jax", {"KERAS_BACKEND": "torch"}, "", "torch"),
+        ("jax", {"KERAS_BACKEND": "torch"}, "", "torch"),  # was asked for: its error is right
+        ("", {}, "", None),
+    ],
+)
+def test_keras_begins_on_a_framework_that_is_there_if_nobody_says_which(
+    tmp_path: Path, installed: str, environ: dict[str, str], configured: str, taken: str | None
+) -> None:
+    for name in installed.split():
+        (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / "keras.py").write_text("import os\nprint(os.environ.get('KERAS_BACKEND'))\n")
+    if configured:
+        (tmp_path / "keras.json").write_text(json.dumps({"backend": configured}))
+    done = on_tpu(tmp_path, "import keras", **{"KINETIC_EXPECT": "", "KERAS_HOME": str(tmp_path), **environ})
+    assert (done.returncode, done.stdout) == (0, f"{taken}\n"), done.stderr

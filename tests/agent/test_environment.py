@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -113,18 +115,16 @@ def test_a_job_gets_what_its_lock_names_and_nothing_else(host: Host) -> None:
     assert host.said[1].startswith("the environment is ready after")
 
 
-def test_the_second_use_costs_nothing(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    started = time.perf_counter()
+def test_the_second_use_costs_nothing(host: Host) -> None:
     first = host.ensure()
-    built = time.perf_counter() - started
     calls = host.calls.read_text()
-    started = time.perf_counter()
-    assert host.ensure() == first
-    again = time.perf_counter() - started
-    with capsys.disabled():
-        print(f"\nenvironment: first use {built * 1000:.0f} ms, second use {again * 1000:.2f} ms")
-    assert again < 0.2
-    assert host.said == []
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert host.ensure() == first
+        seconds.append(time.perf_counter() - started)
+        assert host.said == []
+    assert min(seconds) < 0.2
     assert host.calls.read_text() == calls
 
 
@@ -215,11 +215,81 @@ def test_another_file_under_a_locked_name_is_refused(host: Host) -> None:
         host.ensure()
 
 
+class Index(ThreadingHTTPServer):
+    """A package index that is out of order for so many questions."""
+
+    def __init__(self, links: Path, refuses: int) -> None:
+        self.links, self.refuses = links, refuses
+        super().__init__(("127.0.0.1", 0), Shelves)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/simple"
+
+
+class Shelves(BaseHTTPRequestHandler):
+    server: Index
+
+    def do_GET(self) -> None:
+        self.server.refuses -= 1
+        found = [path for path in self.server.links.iterdir() if path.name.startswith(self.path.split("/")[2])]
+        file = self.server.links / self.path.rsplit("/", 1)[-1]
+        page = "".join(f'<a href="/files/{path.name}">{path.name}</a>' for path in found).encode()
+        self.send_response(503 if self.server.refuses >= 0 else 200)
+        self.send_header("Content-Type", "text/html" if self.path.startswith("/simple") else "application/zip")
+        self.end_headers()
+        if self.server.refuses < 0:
+            self.wfile.write(page if self.path.startswith("/simple") else file.read_bytes())
+
+    def log_message(self, *_: object) -> None:
+        """Not on the terminal."""
+
+
+@pytest.fixture
+def index(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """The host asks one, and has nothing else; uv itself does not ask again."""
+    monkeypatch.setattr(environment, "PAUSES", (0.05, 0.1, 0.15))
+    begun: list[Index] = []
+
+    def asked(refuses: int) -> None:
+        server = Index(host.links, refuses)
+        begun.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        for name in [name for name in host.env if name.startswith("UV_") and ("INDEX" in name or "LINKS" in name)]:
+            del host.env[name]
+        more = {
+            "UV_DEFAULT_INDEX": server.url,
+            "UV_HTTP_RETRIES": "0",
+            "UV_CACHE_DIR": str(tmp_path / "an empty cache"),
+        }
+        host.env.update(more)
+
+    yield asked
+    for server in begun:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_index_that_is_out_of_order_for_a_moment_is_asked_again(host: Host, index: Callable[[int], None]) -> None:
+    index(2)
+    assert imports(host.ensure(), "import beta; print(beta.version)") == "2.0"
+    assert sum("the package index is asked again in " in line for line in host.said) >= 1
+
+
+def test_an_index_that_stays_out_of_order_is_no_matter_of_the_lock(host: Host, index: Callable[[int], None]) -> None:
+    index(1000)
+    with pytest.raises(BuildFailed, match="503") as caught:
+        host.ensure()
+    assert caught.value.passing
+    assert sum("the package index is asked again in " in line for line in host.said) == 3
+
+
 def test_what_is_missing_is_told_in_uvs_own_words(host: Host, tmp_path: Path) -> None:
     for path in host.links.iterdir():
         path.unlink()
-    with pytest.raises(BuildFailed, match=r"(?s)alpha.*give this host the package index"):
+    with pytest.raises(BuildFailed, match=r"(?s)alpha.*give this host the package index") as caught:
         host.ensure()
+    assert not caught.value.passing
     with pytest.raises(BuildFailed, match="python -m pip install uv"):
         host.ensure(uv=str(tmp_path / "no uv"))
     blocked = tmp_path / "file"

@@ -45,7 +45,7 @@ note("top")
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not true():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.005)
@@ -53,7 +53,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "120"], env={**os.environ, "A_MARK": "of this test"})
+    process = subprocess.Popen(["sleep", "120"], env={**os.environ, "A_MARK": f"of {os.getpid()} alone"})
     yield process
     process.kill()
     process.wait()
@@ -70,18 +70,43 @@ def agent(tmp_path: Path, then: str) -> dict[str, int]:
         "while len([name for name in os.listdir(folder) if '.' not in name]) < 4: time.sleep(0.005)\n"
         f"{then}\n"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, timeout=150, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
     return {path.name: int(path.read_text()) for path in tmp_path.iterdir()}
 
 
 def test_all_descendants_end_whatever_they_did_to_hide(tmp_path: Path) -> None:
     found = agent(
-        tmp_path, "assert processes.end_descendants(os.getpid()) == []\nassert processes.descendants(os.getpid()) == []"
+        tmp_path,
+        "assert processes.end_descendants(os.getpid(), 50.0) == []\nassert processes.descendants(os.getpid()) == []",
     )
     assert set(found) == {"top", "child", "session", "orphan"}
     ends = {name: processes.find(pid) for name, pid in found.items()}
     assert [name for name, process in ends.items() if process is not None and not process.zombie] == []
+
+
+# Four chains of processes, each of which bears the next one and ends: few of them are there for as long as a look takes.
+CHAINS = "next() { sleep 0.002; next & }; next & next & next & next &"
+
+
+@pytest.mark.skipif(not LINUX, reason="only Linux lets a process adopt orphans")
+def test_what_is_being_born_all_the_time_ends_too(tmp_path: Path) -> None:
+    mark = f"A_MARK=of {tmp_path}"
+    program = (
+        f"import os, subprocess, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
+        "from kinetic_orchestration.agent import processes\n"
+        "processes.adopt_orphans()\n"
+        "for _ in range(10):\n"
+        f"    subprocess.run(['/bin/sh', '-c', {CHAINS!r}], check=True)\n"
+        "    time.sleep(0.05)\n"
+        "    assert processes.end_descendants(os.getpid(), 50.0) == []\n"
+    )
+    environ = {**os.environ, **dict([mark.split("=", 1)])}
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=environ, capture_output=True, timeout=150)
+    left = processes.marked(mark)
+    for process in left:
+        processes.send(process.pid, signal.SIGKILL)
+    assert (done.returncode, done.stderr.decode(), left) == (0, "", [])
 
 
 @pytest.mark.skipif(not LINUX, reason="only Linux tells a child of its parent's death")
@@ -126,9 +151,10 @@ def test_a_zombie_is_found_but_not_alive(sleeper: subprocess.Popen[bytes]) -> No
 
 
 def test_a_mark_in_the_environment_finds_a_process_whoever_its_parent_is(sleeper: subprocess.Popen[bytes]) -> None:
-    until(lambda: processes.marked("A_MARK=of this test"), "the environment of the new program")
-    assert [process.pid for process in processes.marked("A_MARK=of this test")] == [sleeper.pid]
-    assert processes.marked("A_MARK=of this") == []
+    mark = f"A_MARK=of {os.getpid()} alone"  # others may run these tests now
+    until(lambda: processes.marked(mark), "the environment of the new program")
+    assert [process.pid for process in processes.marked(mark)] == [sleeper.pid]
+    assert processes.marked(mark.removesuffix(" alone")) == []
 
 
 def test_a_signal_to_nobody_is_told_and_not_an_error(sleeper: subprocess.Popen[bytes]) -> None:

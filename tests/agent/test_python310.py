@@ -14,7 +14,7 @@ from tests.agent.by_hand import intended, start_host
 from tests.interpreters import interpreter
 
 AGENT = Path(kinetic.__file__).parent / "agent"
-FILES = sorted(AGENT.rglob("*.py"))
+FILES = [*sorted(AGENT.rglob("*.py")), AGENT.parent / "picture.py", AGENT.parent / "portrait.py"]  # which it draws with
 
 
 @pytest.mark.parametrize("path", [AGENT.parent / "__init__.py", *FILES], ids=lambda path: path.stem)

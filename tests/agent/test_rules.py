@@ -109,6 +109,34 @@ def test_a_host_that_fell_silent_is_lost_also_while_the_others_only_wait_for_it(
     assert decide(view(index=1, exit=ENDED, exits=everybody, quiet=((0, 91.0),))) == lost
 
 
+def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_since() -> None:
+    """Where hosts see each other through a store, an echo is waited out for longer."""
+    echo = Exit(1, wire.USER, "Connection reset by peer")
+    waiting = view(exit=echo, echo=True, echo_limit=12.0, exits=((0, 1, 11.0),), quiet=((1, 11.0),))
+    assert decide(waiting) == Wait()
+    lost = abort(waiting._replace(exits=((0, 1, 12.5),), quiet=((1, 12.5),)))
+    assert (lost.cause, lost.host) == (wire.INFRASTRUCTURE, 1)
+    assert "host 1 was lost, of which host 0 died: Connection reset by peer" in lost.reason
+    alive = abort(waiting._replace(exits=((0, 1, 12.5),), quiet=((1, 2.0),)))
+    assert (alive.cause, alive.host) == (wire.USER, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("open(/dev/vfio/0): Device or resource busy", True),
+        ("Couldn't open iommu group /dev/vfio/3", True),
+        ("RuntimeError: Failed to initialize TPU system", True),
+        ("TPU initialization failed", True),
+        ("RuntimeError: No accelerator found. Please run on a TPU or GPU.", True),
+        ("OSError: [Errno 16] Device or resource busy: '/mnt/disk'", False),
+        ("ValueError: the learning rate is negative", False),
+    ],
+)
+def test_what_a_driver_says_is_told_from_what_a_program_says(text: str, driver: bool) -> None:
+    assert rules.is_driver(text) is driver
+
+
 # ---- from outside --------------------------------------------------------------------------------------------
 
 

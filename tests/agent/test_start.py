@@ -54,6 +54,16 @@ def test_the_program_is_started_before_anything_slow_is_imported() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.parametrize(("ends", "code"), [("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_a_container_ends_as_its_guard_did(ends: str, code: int) -> None:
+    program = (
+        f"import os, sys; sys.path.insert(0, {str(SITE)!r}); from kinetic_orchestration.agent import start\n"
+        f"guard = os.fork()\nif not guard:\n    {ends}\nos._exit(start._remain(guard))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.usefixtures("home")
 def test_signals_that_the_submitter_ignores_reach_the_program() -> None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGCHLD)}

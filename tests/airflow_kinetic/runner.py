@@ -8,25 +8,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
 def run_dag(dag_id: str, conf: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`dag.test()`: the state of each task instance, and what it left in XCom."""
+    """`dag.test()`: the state of each task instance, and what it left in XCom and as asset events."""
+    from airflow.models.asset import AssetEvent
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     run = dags()[dag_id].test(run_conf=conf)
     with create_session() as session:
         states = {key(ti): str(ti.state) for ti in run.get_task_instances(session=session)}
         rows = session.scalars(XComModel.get_many(run_id=run.run_id, dag_ids=dag_id)).all()
         xcoms = {f"{key(row)}/{row.key}": XComModel.deserialize_value(row) for row in rows}
-    return {"state": str(run.state), "states": states, "xcoms": xcoms}
+        events = [event.extra for event in session.scalars(select(AssetEvent).filter_by(source_run_id=run.run_id))]
+    return {"state": str(run.state), "states": states, "xcoms": xcoms, "events": events}
 
 
 _dags: dict[str, Any] = {}
@@ -50,10 +57,9 @@ def key(row: Any) -> str:
 def kill_deferred(seconds: float) -> dict[str, Any]:
     """A trigger on an event loop, as a triggerer runs it: cancelled with a message, then told to kill."""
     import kinetic_orchestration as kinetic
-    from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
     job = kinetic.command(["sleep", str(seconds)], accelerator="cpu")
-    trigger = rebuilt(KineticJobTrigger(**place_of(job), cursor=[1, "", [], [0, 0, 0]], deferred=time.time()))
+    trigger = trigger_of(job)
 
     async def scene() -> tuple[Any, ...]:
         task = asyncio.create_task(anext(trigger.run()))
@@ -63,74 +69,973 @@ def kill_deferred(seconds: float) -> dict[str, Any]:
         try:
             await task
         except asyncio.CancelledError as error:
+            began = time.monotonic()
             await trigger.on_kill()
-            return error.args
-        return ()
+            return error.args, time.monotonic() - began
+        return (), 0.0
 
-    message = asyncio.run(scene())
+    message, seconds = asyncio.run(scene())
     deadline = time.monotonic() + 30
     while not job.status().final and time.monotonic() < deadline:
         time.sleep(0.05)
-    return {"message": message, "status": job.status().value}
+    return {"message": message, "seconds": seconds, "status": job.status().value}
 
 
-def fire_early() -> dict[str, Any]:
-    """A trigger of a job that ended long ago, on a triggerer, where the task was deferred just now."""
+def fire_early(ahead: float = 0.0) -> dict[str, Any]:
+    """A trigger of a job that ended long ago, on a triggerer, where the task was deferred just now; by a clock that is
+    so many seconds `ahead`.
+    """
     import airflow_kinetic.triggers.kinetic as triggers
     import kinetic_orchestration as kinetic
 
     job = kinetic.command(["true"], accelerator="cpu")
     job.result()
-    deferred = time.time() - triggers.SETTLED + 1.0
-    trigger = rebuilt(triggers.KineticJobTrigger(**place_of(job), cursor=[1, "", [], [0, 0, 0]], deferred=deferred))
+    began = time.time()
+    deferred = began - triggers.SETTLED + 1.0
+    trigger = trigger_of(job, deferred=deferred + ahead)
     trigger._task_instance = object()
 
     async def scene() -> Any:
         return await anext(trigger.run())
 
     event = asyncio.run(scene())
-    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": triggers.SETTLED}
+    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": triggers.SETTLED,
+            "took": time.time() - began}  # fmt: skip
 
 
-def place_of(job: Any) -> dict[str, str]:
-    plan = job._job.plan()
-    return {"job_id": job.job_id, "store": plan.store, "deployment": plan.deployment, "backend": plan.backend}
-
-
-def rebuilt(trigger: Any) -> Any:
+def trigger_of(job: Any, **fields: Any) -> Any:
     """As it comes out of the database."""
-    classpath, fields = trigger.serialize()
-    module, _, name = classpath.rpartition(".")
-    return getattr(sys.modules[module], name)(**json.loads(json.dumps(fields)))
+    from airflow_kinetic.place import Place
+    from airflow_kinetic.triggers.kinetic import KineticJobTrigger
+    from kinetic_orchestration.values import Cursor
+
+    plan = job._job.plan()
+    place = Place(plan.store, plan.deployment, plan.backend)._asdict()
+    given = {"place": place, "cursor": Cursor().to_json(), "deferred": time.time(), **fields}
+    classpath, kept = KineticJobTrigger(job_id=job.job_id, **given).serialize()
+    assert classpath == f"{KineticJobTrigger.__module__}.{KineticJobTrigger.__name__}"
+    return KineticJobTrigger(**json.loads(json.dumps(kept)))
 
 
 def provider() -> dict[str, Any]:
     """What Airflow itself makes of the provider."""
+    import airflow
+    import jsonschema
     from airflow.providers_manager import ProvidersManager
     from airflow.sdk import task
+    from airflow.sdk.configuration import conf
 
     from airflow_kinetic import kinetic_task
+    from airflow_kinetic.get_provider_info import get_provider_info
 
-    found = ProvidersManager().providers.get("kinetic-orchestration")
-    return {"known": found is not None, "same": task.kinetic is kinetic_task}
+    schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
+    jsonschema.validate(get_provider_info(), schema)
+    manager = ProvidersManager()
+    links = [name for name in manager.extra_links_class_names if name.startswith("airflow_kinetic.")]
+    return {
+        "known": "kinetic-orchestration" in manager.providers,
+        "same": task.kinetic is kinetic_task,
+        "links": links,
+        "limit": conf.getint("kinetic", "xcom_limit"),
+    }
 
 
-def declare(options: dict[str, Any], minutes: float | None = None) -> dict[str, Any]:
-    """What a DAG file is told while it is parsed, and the bound that the job would have."""
-    from datetime import timedelta
+def declare(options: dict[str, Any]) -> dict[str, Any]:
+    """What a DAG file is told while it is parsed."""
+    from airflow_kinetic import KineticTPUOperator, kinetic_task
 
-    from airflow_kinetic import KineticTPUOperator
-
-    timeout = None if minutes is None else timedelta(minutes=minutes)
+    given = {"python_callable": print, **options}
     try:
-        task = KineticTPUOperator(task_id="t", python_callable=print, execution_timeout=timeout, **options)
+        KineticTPUOperator(task_id="t", **given)
+        kinetic_task(**{name: value for name, value in options.items() if name == "accelerator"})
     except ValueError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
-    return {"total": task._options().limits.total}
+    return {}
+
+
+def declare_mapped(
+    ways: list[str],
+    options: dict[str, Any] | None = None,
+    mapped: dict[str, Any] | None = None,
+    calls: list[dict[str, Any]] | None = None,
+    default_args: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The same of a task that is mapped, by each way to declare one."""
+    from airflow.sdk import DAG, task, task_group
+
+    from airflow_kinetic import KineticTPUOperator, kinetic_task
+
+    given = options or {}
+
+    @task
+    def another() -> list[int]:
+        return [1]
+
+    def operator() -> None:
+        made = KineticTPUOperator.partial(task_id="t", python_callable=counts, **given)
+        made.expand_kwargs(calls) if calls else made.expand(**(mapped or {"op_args": [["a"], ["b"]]}))
+
+    def of_another() -> None:
+        KineticTPUOperator.partial(task_id="t", python_callable=counts, **given).expand(op_args=another())
+        KineticTPUOperator.partial(task_id="whole", **given).expand_kwargs(another())
+
+    def decorator() -> None:
+        kinetic_task(**given)(counts).expand(file=["a", "b"])
+        task.kinetic(**given)(counts).expand_kwargs(another())
+
+    def overridden() -> None:
+        kinetic_task(accelerator="cpu")(counts).override(task_id="t", **given).partial().expand(file=["a"])
+
+    class Small(KineticTPUOperator):
+        def __init__(self, *, size: str, **more: Any) -> None:
+            super().__init__(python_callable=counts, accelerator=f"v5e-{size}", **more)
+
+    def of_a_subclass() -> None:
+        Small.partial(task_id="t").expand(size=["4", "8"])
+
+    def in_a_mapped_group() -> None:
+        @task_group
+        def group(size: str) -> None:
+            KineticTPUOperator(task_id="t", python_callable=counts, **{**given, "accelerator": size})
+            kinetic_task(**{**given, "accelerator": size})(counts)(size)
+
+        group.expand(size=["v5e-4", "v5e-8"])
+
+    refused: list[str | None] = []
+    stories = (operator, of_another, decorator, overridden, of_a_subclass, in_a_mapped_group)
+    known = {story.__name__: story for story in stories}
+    for way in ways:
+        with DAG("declared", schedule=None, default_args=default_args or {}):
+            try:
+                known[way]()
+                refused.append(None)
+            except ValueError as error:
+                refused.append(f"{type(error).__name__}: {error}")
+    return {"refused": refused}
+
+
+def decisions(dag_id: str, task_id: str, exceptions: list[str]) -> dict[str, Any]:
+    """What a task's retry policy says of some failures."""
+    import airflow_kinetic.exceptions
+
+    policy = dags()[dag_id].get_task(task_id).retry_policy
+    raised = [getattr(airflow_kinetic.exceptions, name)("a message") for name in exceptions]
+    return {type(error).__name__: policy.evaluate(error, 1, 3).action.value for error in raised}
+
+
+def tasks_of(dag_id: str) -> dict[str, Any]:
+    return {"tasks": dags()[dag_id].task_ids}
+
+
+class State:
+    """A task's state store, as far as the operator knows it: what Airflow keeps over tries and clears."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.requests = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.requests += 1
+        return self.kept.get(key, default)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+        assert retention is NEVER_EXPIRE
+        self.requests += 1
+        self.kept[key] = json.loads(json.dumps(value))
+
+
+def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0) -> dict[str, Any]:
+    """What of a task's context the operator looks at. The whole of it takes a scheduler: see the tests in `live`."""
+    task = SimpleNamespace(
+        dag_id="a_dag", task_id="a_task", run_id="a_run", map_index=-1, max_tries=max_tries, try_number=number
+    )
+    return {"ti": task, "task_state_store": state, "dag_run": SimpleNamespace(clear_number=clears)}
+
+
+def task_of(function: Any, *, accelerator: str = "cpu", retries: int = 1, **options: Any) -> Any:
+    """The same task anew, as each try makes it."""
+    from airflow_kinetic import KineticTPUOperator
+
+    return KineticTPUOperator(
+        task_id="a_task",
+        python_callable=function,
+        accelerator=accelerator,
+        retries=retries,
+        deferrable=False,
+        **options,
+    )
+
+
+def says_and_waits(marker: str) -> str:
+    """A program that waits only when it runs for the first time."""
+    path = Path(marker)
+    if path.exists():
+        return "again"
+    path.touch()
+    time.sleep(60)
+    return "first"
+
+
+def begun(task: Any, context: dict[str, Any], marker: str) -> Any:
+    """A future of the task's end, once its program runs. As on a worker, whose main thread it holds."""
+    done = ThreadPoolExecutor(1).submit(task.execute, context)
+    deadline = time.monotonic() + 60
+    while not Path(marker).exists() and not done.done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return done
+
+
+def status_of(job_id: str) -> str:
+    import kinetic_orchestration as kinetic
+
+    job = kinetic.attach(job_id)
+    deadline = time.monotonic() + 60
+    while not job.status().final and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return job.status().value
+
+
+def ends(job_id: str) -> dict[str, Any]:
+    return {"status": status_of(job_id)}
+
+
+def killed_and_retried(marker: str) -> dict[str, Any]:
+    state = State()
+    task = task_of(says_and_waits, op_args=[marker])
+    done = begun(task, a_try(state), marker)
+    task.on_kill()
+    error = done.exception(60)
+    first = state.kept["kinetic"]
+    # Somebody edits the DAG file meanwhile: the number of retries is another one.
+    value = task_of(says_and_waits, retries=5, op_args=[marker]).execute(a_try(state, number=2))
+    return {
+        "raised": type(error).__name__, "value": value, "first": first, "then": state.kept["kinetic"],
+        "status": status_of(first["job_id"]),
+    }  # fmt: skip
+
+
+def cleared_while_nobody_watched(marker: str) -> dict[str, Any]:
+    state = State()
+    done = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    first = state.kept["kinetic"]
+    value = task_of(says_and_waits, op_args=[marker]).execute(a_try(state, number=2, max_tries=2))
+    error = done.exception(60)
+    return {
+        "raised": type(error).__name__, "value": value, "first": first, "then": state.kept["kinetic"],
+        "status": status_of(first["job_id"]),
+    }  # fmt: skip
+
+
+def cancelled_by_a_person(marker: str) -> dict[str, Any]:
+    import kinetic_orchestration as kinetic
+
+    state = State()
+    done = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    kinetic.attach(state.kept["kinetic"]["job_id"]).cancel("enough")
+    error = done.exception(60)
+    return {"raised": type(error).__name__, "text": str(error)}
+
+
+def found_again(marker: str) -> dict[str, Any]:
+    """A worker that died without a word, and the next try."""
+    from airflow_kinetic import keeper
+
+    state = State()
+    left = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    first = state.kept["kinetic"]["job_id"]
+    retried = task_of(says_and_waits, op_args=[marker])
+    done = begun(retried, a_try(state, number=2), marker)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (retried._job is None or not keeper.is_kept_by(retried._job, retried._token)):
+        time.sleep(0.05)
+    zombie = task_of(says_and_waits, op_args=[marker])
+    zombie._job = retried._job
+    zombie.on_kill()  # of the worker that was replaced
+    time.sleep(1.0)
+    alive = not done.done()
+    then = state.kept["kinetic"]["job_id"]
+    retried.on_kill()
+    left.exception(60)
+    return {"first": first, "then": then, "alive": alive, "raised": type(done.exception(60)).__name__}
+
+
+def killed_falsely(seconds: float) -> dict[str, Any]:
+    """A triggerer hung, another one took its trigger, and then the first is told that it was killed."""
+    import kinetic_orchestration as kinetic
+
+    job = kinetic.command(["sleep", str(seconds)], accelerator="cpu")
+    stalled, keeper = trigger_of(job), trigger_of(job)
+
+    async def scene() -> bool:
+        waiting = asyncio.create_task(anext(stalled.run()))
+        while stalled._job is None:
+            await asyncio.sleep(0.05)
+        taken = asyncio.create_task(anext(keeper.run()))
+        while keeper._job is None:
+            await asyncio.sleep(0.05)
+        for task, trigger in ((waiting, stalled), (taken, keeper)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if trigger is stalled:
+                await stalled.on_kill()
+                await asyncio.sleep(1.0)
+                lived = not job.status().final
+        await keeper.on_kill()
+        return lived
+
+    return {"lived": asyncio.run(scene()), "status": status_of(job.job_id)}
+
+
+def counts(file: str) -> int:
+    """How often it was called."""
+    path = Path(file)
+    path.write_text(path.read_text() + "x" if path.exists() else "x")
+    return len(path.read_text())
+
+
+def cleared_with_fewer_retries(file: str) -> dict[str, Any]:
+    """A task that may be tried three times, then twice, and is; then once, and is cleared: three tries all the time."""
+    state = State()
+    tries = ((2, {"number": 1}), (1, {"number": 2}), (0, {"number": 3, "clears": 1}))
+    return {
+        "values": [
+            task_of(counts, op_args=[file], retries=retries).execute(a_try(state, max_tries=2, **given))
+            for retries, given in tries
+        ]
+    }
+
+
+def deleted_and_run_again(file: str) -> dict[str, Any]:
+    """A try and a retry; then a DAG run of the same name, whose tasks have no state yet."""
+    first, later = State(), State()
+    tries = ((first, 1), (first, 2), (later, 1))
+    values = [task_of(counts, op_args=[file]).execute(a_try(state, number=n)) for state, n in tries]
+    return {"values": values, "requests": [first.requests, later.requests]}
+
+
+class Gate:
+    """Whoever packages it while the file `open` is not there waits for that."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        folder = Path(self.folder)
+        if not (folder / "waits").exists():
+            (folder / "waits").touch()
+            deadline = time.monotonic() + 120
+            while not (folder / "open").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        return (str, ("past the gate",))
+
+
+def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
+    """A worker stands still while it packages; the next try makes the job; then the first goes on."""
+    from airflow_kinetic import keeper
+
+    def behind_the_gate() -> str:
+        str(gate)
+        return says_and_waits(marker)
+
+    gate, kept, launched = Gate(folder), Path(folder, "kept"), Path(folder, "launched")
+    child = os.fork()  # nothing else is packaged in a process while one does
+    if not child:
+        stalled = task_of(behind_the_gate)
+        left = ThreadPoolExecutor(1).submit(stalled.execute, a_try(OnDisk(str(kept))))
+        while stalled._job is None and not left.done():
+            time.sleep(0.02)
+        part = launched.with_name("launched.part")
+        part.write_text(stalled._job.job_id if stalled._job else "")
+        part.rename(launched)
+        left.exception(60)
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while not Path(folder, "waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    state = State()
+    state.kept = json.loads(kept.read_text())
+    second = task_of(behind_the_gate)
+    done = begun(second, a_try(state, number=2), marker)
+    alone = not launched.exists()
+    Path(folder, "open").touch()
+    while not launched.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    is_kept = keeper.is_kept_by(second._job, second._token)
+    second.on_kill()
+    done.exception(60)
+    os.waitpid(child, 0)
+    return {"alone": alone, "same": launched.read_text() == second._job.job_id, "kept_by_the_second": is_kept}
+
+
+def killed_before_it_opened() -> dict[str, Any]:
+    """A worker or a triggerer left its token; the trigger of today has not reached the job yet when it is killed."""
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic import keeper
+
+    job = kinetic.command(["sleep", "60"], accelerator="cpu")
+    replaced = trigger_of(job)
+    time.sleep(0.1)
+    keeper.take(job._job.store, job.job_id, keeper.new_token())
+    time.sleep(0.1)
+    trigger = trigger_of(job)
+    asyncio.run(replaced.on_kill())
+    time.sleep(0.5)
+    lived = not job.status().final
+    asyncio.run(trigger.on_kill())
+    return {"lived": lived, "status": status_of(job.job_id)}
+
+
+def cancelled_late(late: str, seconds: float) -> dict[str, Any]:
+    """A trigger is killed while its store is not there for a moment."""
+    import kinetic_orchestration as kinetic
+
+    job = kinetic.command(["sleep", "60"], accelerator="cpu")
+    trigger = trigger_of(job)
+    path, there = Path(late), trigger.place["store"]
+    path.write_text("no folder")
+    trigger.place = {**trigger.place, "store": late}
+
+    async def scene() -> None:
+        killing = asyncio.create_task(trigger.on_kill())
+        await asyncio.sleep(seconds)
+        path.unlink()
+        path.symlink_to(there)
+        await killing
+
+    asyncio.run(scene())
+    return {"status": status_of(job.job_id)}
+
+
+def speaks_and_waits(marker: str) -> None:
+    print("said before", flush=True)
+    Path(marker).touch()
+    time.sleep(60)
+
+
+def deferred_again(marker: str) -> dict[str, Any]:
+    """What a task is deferred with whose job is there already, and has said something."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    import kinetic_orchestration as kinetic
+    from kinetic_orchestration.follow import Follower
+
+    state = State()
+    left = begun(task_of(speaks_and_waits, op_args=[marker]), a_try(state), marker)
+    job = kinetic.attach(state.kept["kinetic"]["job_id"])._job
+    deadline, said = time.monotonic() + 30, Follower(job)
+    while not any(offset for _, offset in said.cursor.logs) and time.monotonic() < deadline:
+        said.step(str)
+        time.sleep(0.05)
+    again = task_of(speaks_and_waits, op_args=[marker])
+    again.deferrable = True
+    try:
+        again.execute(a_try(state, number=2))
+    except TaskDeferred as deferred:
+        fields = deferred.trigger.serialize()[1]
+    again.on_kill()
+    left.exception(60)
+    return {"same": fields["job_id"] == job.job_id, "said": said.cursor.logs, "begins": fields["cursor"]}
+
+
+def out_of_time_after_an_edit(marker: str) -> dict[str, Any]:
+    """A trigger is out of time whose task has no `execution_timeout` any more when it goes on."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    state, raised = State(), "nothing"
+    task = task_of(says_and_waits, op_args=[marker], execution_timeout=timedelta(seconds=7))
+    task.deferrable = True
+    try:
+        task.execute(a_try(state))
+    except TaskDeferred as deferred:
+        fields = {**deferred.trigger.serialize()[1], "deadline": time.time() + 1.0}
+        trigger = type(deferred.trigger)(**json.loads(json.dumps(fields)))
+
+    async def scene() -> Any:
+        return await asyncio.wait_for(anext(trigger.run()), 60)
+
+    try:
+        task_of(says_and_waits).execute_complete(a_try(state), asyncio.run(scene()).payload)
+    except BaseException as error:  # Airflow's timeout is none of its exceptions
+        raised = f"{type(error).__name__}: {error}"
+    return {"raised": raised, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def out_of_time_before_it_opened(marker: str) -> dict[str, Any]:
+    """A trigger that no triggerer took before its task was out of time."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    state, told = State(), {"raised": "nothing"}
+    task = task_of(says_and_waits, op_args=[marker])
+    task.deferrable = True
+    try:
+        task.execute(a_try(state))
+    except TaskDeferred as deferred:
+        fields = {**deferred.trigger.serialize()[1], "deadline": time.time() - 1.0}
+        trigger = type(deferred.trigger)(**json.loads(json.dumps(fields)))
+
+    async def scene() -> Any:
+        return await asyncio.wait_for(anext(trigger.run()), 60)
+
+    event = asyncio.run(scene()).payload
+    told |= {"how": event["how"], "digest": event["spec_digest"], "of_the_job": task._job.spec_digest}
+    try:
+        task_of(says_and_waits).execute_complete(a_try(state), event)
+    except BaseException as error:  # Airflow's timeout is none of its exceptions
+        told["raised"] = type(error).__name__
+    return {**told, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def told_of_clears(marker: str) -> dict[str, Any]:
+    """A retry that finds its job alive, after some task of the DAG run was cleared, and the DAG file edited."""
+    state = State()
+    left = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    retried = task_of(says_and_waits, op_args=[marker], accelerator="cpu:2")
+    done = begun(retried, a_try(state, number=2, clears=1), marker)
+    deadline = time.monotonic() + 30
+    while retried._job is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    retried.on_kill()
+    for future in (left, done):
+        future.exception(60)
+    return {"same": retried._job.job_id == state.kept["kinetic"]["job_id"]}
+
+
+class OnDisk(State):
+    """For a process that is killed."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = Path(file)
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        super().set(key, value, retention=retention)
+        self._file.write_text(json.dumps(self.kept))
+
+
+def killed_at(moments: list[Any], folder: str) -> dict[str, Any]:
+    """A task in a process of its own gets SIGTERM, so many seconds after its beginning, or while its main thread has a
+    certain lock. Airflow's own handler calls `on_kill`, and its supervisor sends SIGKILL five seconds later.
+    """
+    found = []
+    another = a_try(State())
+    another["ti"].run_id = "another_run"
+    task_of(counts, op_args=[f"{folder}/warm"]).execute(another)  # all imports, once
+    for number, moment in enumerate(moments):
+        kept, marker = Path(folder, f"kept-{number}"), Path(folder, f"begun-{number}")
+        child = os.fork()
+        if not child:
+            be_killed(moment, str(kept), str(marker))
+        while not Path(f"{kept}.ready").exists():
+            time.sleep(0.005)
+        began = ended = time.monotonic()
+        if not isinstance(moment, str):
+            time.sleep(moment)
+            began = time.monotonic()
+            os.kill(child, signal.SIGTERM)
+        hung = True
+        while hung and time.monotonic() < began + 80:
+            hung = os.waitpid(child, os.WNOHANG)[0] == 0
+            ended = time.monotonic()
+            time.sleep(0.02)
+        if hung:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        status = "never made"
+        if kept.exists() and json.loads(kept.read_text())["kinetic"]["job_id"]:
+            import kinetic_orchestration as kinetic
+            from kinetic_orchestration.errors import JobNotFound
+
+            try:
+                job = kinetic.attach(json.loads(kept.read_text())["kinetic"]["job_id"])
+            except JobNotFound:
+                pass
+            else:
+                if hung:
+                    job.cancel("the test is over")
+                status = status_of(job.job_id)
+        raised = Path(f"{kept}.raised").read_text() if not hung else "nothing"
+        found.append([moment, "hung" if hung else status, raised, round(ended - began, 2)])
+    return {"found": found}
+
+
+def be_killed(moment: Any, kept: str, marker: str) -> None:
+    """What a task's process is, between its fork and its end."""
+    raised = "nothing"
+    try:
+        task = task_of(says_and_waits, op_args=[marker])
+        state = OnDisk(kept)
+        signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+        Path(f"{kept}.ready").touch()
+        if isinstance(moment, str):
+            sys.settrace(while_locked(moment))
+        task.execute(a_try(state))
+    except BaseException as error:
+        raised = f"{type(error).__name__}: {error}"
+    finally:
+        sys.settrace(None)
+        Path(f"{kept}.raised").write_text(raised)
+        os._exit(0)
+
+
+def while_locked(name: str) -> Any:
+    """A trace function that sends this process SIGTERM when the main thread first has that lock."""
+    import structlog._output
+
+    from kinetic_orchestration import watch
+
+    sent: list[bool] = []
+
+    def is_locked(frame: Any) -> bool:
+        wanted = structlog._output if name == "the log's" else watch
+        if frame.f_globals.get("__name__") != wanted.__name__:
+            return False
+        lock = watch._watchers_lock
+        if name != "all watchers'":
+            lock = getattr(frame.f_locals.get("self"), "_lock", None)
+        return lock is not None and lock.locked()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if not sent and event == "line" and is_locked(frame):
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return trace
+
+    return trace
+
+
+def reached_late(late: str, seconds: float) -> dict[str, Any]:
+    """A trigger whose store is not there at first, as a share that is mounted a moment later; with 0: never."""
+    import kinetic_orchestration as kinetic
+
+    job = kinetic.command(["sleep", "60"], accelerator="cpu")
+    trigger = trigger_of(job)
+    path, there = Path(late), trigger.place["store"]
+    path.write_text("no folder")
+    trigger.place = {**trigger.place, "store": late}
+
+    async def scene() -> Any:
+        waiting = asyncio.create_task(anext(trigger.run()))
+        began = time.monotonic()
+        while not waiting.done() and trigger._job is None:
+            if seconds and path.is_file() and time.monotonic() - began > seconds:
+                path.unlink()
+                path.symlink_to(there)
+            await asyncio.sleep(0.05)
+        took = time.monotonic() - began
+        event = waiting.result() if waiting.done() else None
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return took, event
+
+    took, event = asyncio.run(scene())
+    job.cancel("the test is over")
+    return {"seconds": took, "event": None if event is None else event.payload}
+
+
+def sensor_out_of_time(seconds: float) -> dict[str, Any]:
+    """A deferred sensor of a job that takes longer than the sensor may."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic import KineticJobSensor
+
+    job = kinetic.command(["sleep", "60"], accelerator="cpu")
+    give_up = time.monotonic() + 60
+    while job.status().value != "RUNNING" and time.monotonic() < give_up:
+        time.sleep(0.05)
+    told = {"raised": "nothing"}
+    sensor = KineticJobSensor(
+        task_id="a_sensor", job_id=job.job_id, deferrable=True, execution_timeout=timedelta(seconds=seconds)
+    )
+    try:
+        sensor.execute({})
+    except TaskDeferred as deferred:
+        trigger = type(deferred.trigger)(**json.loads(json.dumps(deferred.trigger.serialize()[1])))
+        began = time.monotonic()
+
+        async def scene() -> Any:
+            return await asyncio.wait_for(anext(trigger.run()), 30)
+
+        event = asyncio.run(scene())
+        told["waited"] = time.monotonic() - began
+        try:
+            sensor.execute_complete({}, event.payload)
+        except BaseException as error:  # Airflow's timeout is none of its exceptions
+            told["raised"] = f"{type(error).__name__}: {error}"
+    told["status"] = job.status().value
+    job.cancel("the test is over")
+    return told
+
+
+def poked_while_its_store_is_away(project: str) -> dict[str, Any]:
+    """A sensor that waits on a worker, of a job in the cloud, whose bucket does not answer for a while."""
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic import KineticJobSensor
+    from kinetic_orchestration.stores import gcs_requests
+    from kinetic_orchestration.testing import Emulator
+
+    done: list[Any] = []
+    with Emulator(zones=("us-west4-a",), hosts=False) as cloud, gcs_requests.impatient(0.5):
+        os.environ.update(cloud.environ(project=project))
+        conn = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": project}}
+        os.environ["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"] = json.dumps(conn)
+        cloud.stockout("us-west4-a", "wait")  # a cancel waits for the word of hosts, and here would be none to say it
+        job = kinetic.command(["true"], accelerator="v5e-1", requirements=[])
+        sensor = KineticJobSensor(task_id="a_sensor", job_id=job.job_id, deferrable=False)
+        done.append(bool(sensor.poke({})))
+        cloud.storage.fail("*", 503, times=None)
+        done.append(bool(sensor.poke({})))
+        cloud.storage.heal()
+        job.cancel("the test is over")
+        try:
+            deadline = time.monotonic() + 60
+            while not sensor.poke({}) and time.monotonic() < deadline:
+                time.sleep(0.2)
+        except Exception as error:
+            done.append(type(error).__name__)
+        cloud.wait_until_empty(150)
+    return {"done": done}
+
+
+def rendered_zones(zones: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """What a task asks for once its templates are rendered."""
+    task = task_of(says_and_waits, op_args=["no marker"], zones=zones)
+    task.render_template_fields({"params": params})
+    return {"zones": task._spec({}).options.cloud.zones}
+
+
+def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:
+    from datetime import datetime
+
+    from airflow.sdk import DAG
+
+    with DAG("renders", schedule=None, render_template_as_native_obj=native):
+        task = task_of(says_and_waits, **options)
+    task.render_template_fields({"params": params, "macros": SimpleNamespace(datetime=datetime)})
+    try:
+        task._spec({})
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {}
+
+
+def no_retry() -> Any:
+    """A policy for which the failures of a store are final."""
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+
+    from airflow_kinetic.exceptions import StoreError
+
+    return ExceptionRetryPolicy(rules=[RetryRule(exception=StoreError, action=RetryAction.FAIL)])
+
+
+def told_of_an_unreachable_store(elsewhere: str, marker: str, *, fails_at_once: bool = False) -> dict[str, Any]:
+    """A triggerer without the worker's folder; and what becomes of the task, and of its job after its last try."""
+    state = State()
+    begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    kept = state.kept["kinetic"]
+    import kinetic_orchestration as kinetic
+
+    trigger = trigger_of(kinetic.attach(kept["job_id"]))
+    trigger.place = {**trigger.place, "store": elsewhere}
+    began = time.monotonic()
+
+    async def scene() -> Any:
+        return await anext(trigger.run())
+
+    event = json.loads(json.dumps(asyncio.run(scene()).payload))
+    seconds = time.monotonic() - began
+    told = []
+    last: dict[str, Any] = {"retry_policy": no_retry()} if fails_at_once else {}
+    for number, options in ((1, last),) if fails_at_once else ((1, last), (2, last)):
+        worker_event = {**event, "place": kept["place"]}
+        try:
+            task_of(says_and_waits, **options).execute_complete(a_try(state, number=number), worker_event)
+        except Exception as error:
+            told.append((f"{type(error).__name__}: {error}", kinetic.attach(kept["job_id"]).status().value))
+    return {"seconds": seconds, "how": event["how"], "told": told, "status": status_of(kept["job_id"])}
+
+
+def deferral(marker: str, minutes: float) -> dict[str, Any]:
+    """What Airflow is given to keep when a task is deferred."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    state = State()
+    task = task_of(says_and_waits, op_args=[marker], execution_timeout=timedelta(minutes=minutes), poll_interval=0.5)
+    task.deferrable = True
+    began = time.time()
+    try:
+        task.execute(a_try(state))
+    except TaskDeferred as deferred:
+        classpath, fields = deferred.trigger.serialize()
+        left = deferred.timeout.total_seconds() + time.time() - began
+    task.on_kill()
+    kept = {"classpath": classpath, "fields": json.loads(json.dumps(fields)), "back_stop": left}
+    return {**kept, "deadline": fields["deadline"] - began, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def failed_by_its_trigger(marker: str, number: int, error: str) -> dict[str, Any]:
+    """What Airflow does with a task whose trigger broke, or was given up by Airflow itself."""
+    import kinetic_orchestration as kinetic
+    from kinetic_orchestration.agent import names
+
+    state = State()
+    done = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    job = kinetic.attach(state.kept["kinetic"]["job_id"])
+    raised = ""
+    try:
+        task_of(says_and_waits).resume_execution("__fail__", {"error": error}, a_try(state, number=number))
+    except Exception as failure:
+        raised = type(failure).__name__
+    goes_on = job._job.store.read(names.cancel(job.job_id)) is None
+    if goes_on:
+        job.cancel("the test is over")
+    done.exception(60)
+    return {"raised": raised, "goes_on": goes_on, "status": status_of(job.job_id)}
+
+
+def connection(extra: dict[str, Any] | None, impersonation_chain: Any = None, project_id: str | None = None) -> Any:
+    """What a task would be for Google Cloud, by a connection of this extra."""
+    from airflow_kinetic.hooks.kinetic import KineticHook
+    from kinetic_orchestration import credentials
+
+    name = "kinetic_test"
+    os.environ.pop(f"AIRFLOW_CONN_{name.upper()}", None)
+    if extra is not None:
+        conn = {"conn_type": "google_cloud_platform", "extra": extra}
+        os.environ[f"AIRFLOW_CONN_{name.upper()}"] = json.dumps(conn)
+    try:
+        hook = KineticHook(name, impersonation_chain)
+        project = hook.project_of(project_id, "")
+        again = KineticHook(name, impersonation_chain)
+        with hook.acting():
+            found = credentials.credentials()
+            seen = credentials.project()
+    except ValueError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {
+        "project": project, "seen": seen, "kind": type(found).__name__, "same": again.identity()[0] is found,
+        "target": getattr(found, "_target_principal", ""), "quota": getattr(found, "_quota_project_id", ""),
+    }  # fmt: skip
+
+
+def connections(extras: list[dict[str, Any]], file: str, renewed: str) -> dict[str, Any]:
+    """Who is acted as, one connection after the other, the file of the last one's key written anew before it."""
+    from airflow_kinetic.hooks.kinetic import KineticHook
+
+    seen: list[dict[str, Any]] = []
+    kept: list[Any] = []
+    for number, extra in enumerate(extras):
+        if number == len(extras) - 1:
+            Path(file).write_text(renewed)
+        conn = {"conn_type": "google_cloud_platform", "extra": extra}
+        os.environ["AIRFLOW_CONN_KINETIC_TEST"] = json.dumps(conn)
+        found = KineticHook("kinetic_test").identity()[0]
+        if not any(found is other for other in kept):
+            kept.append(found)
+        who = next(at for at, other in enumerate(kept) if other is found)
+        seen.append({"who": who, "account": getattr(found, "service_account_email", "")})
+    chains = [f"{name}@p.iam.gserviceaccount.com" for name in "ab"]
+    acting = [KineticHook("kinetic_test", chain).identity()[0]._target_principal for chain in chains]
+    return {"seen": seen, "impersonated": acting}
+
+
+def hanging_connection(key: str, file: str) -> dict[str, Any]:
+    """A connection whose key lies where nobody answers, such as a share that is away, and another one meanwhile."""
+    from airflow_kinetic.hooks.kinetic import KineticHook
+
+    os.mkfifo(file)
+    extras = {"HANGS": {"key_path": file}, "ANSWERS": {"is_anonymous": True, "project": "p"}}
+    for name, extra in extras.items():
+        conn = {"conn_type": "google_cloud_platform", "extra": extra}
+        os.environ[f"AIRFLOW_CONN_KINETIC_{name}"] = json.dumps(conn)
+
+    def identity(name: str) -> Any:
+        return KineticHook(name).identity()
+
+    with ThreadPoolExecutor() as pool:
+        hanging, begun = pool.submit(identity, "kinetic_hangs"), time.monotonic()
+        while True:
+            try:
+                end = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+                break
+            except OSError:  # nobody reads yet
+                if hanging.done() or time.monotonic() - begun > 60:
+                    Path(file).unlink()  # or whoever comes to it yet would wait for ever
+                    return {"done": "nobody has read the key"}
+                time.sleep(0.01)
+        with os.fdopen(end, "w") as writer:
+            answering = pool.submit(identity, "kinetic_answers")
+            wait([answering], timeout=30)
+            done = [answering.done(), hanging.done()]
+            writer.write(key)
+        return {"done": done, "project": answering.result()[1], "account": hanging.result()[0].service_account_email}
+
+
+def shares_a_store() -> dict[str, Any]:
+    import gc
+
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic import place as places
+
+    handle = kinetic.command(["true"], accelerator="cpu")
+    plan = handle._job.plan()
+    place = places.Place(plan.store, plan.deployment, plan.backend)
+    first, second = place.open(handle.job_id), place.open(handle.job_id)
+    os.environ["KINETIC_MAX_HOSTS"] = "7"  # other settings
+    third = place.open(handle.job_id)
+    shared = first.store is second.store and first.backend is second.backend
+    another = first.store is third.store or first.backend is third.backend
+    handle.result()
+    del first, second, third
+    gc.collect()
+    left = [key for key in (*places._stores, *places._backends) if plan.store in key[2]]
+    return {"shared": shared, "another": another, "left": len(left)}
 
 
 STORIES: dict[str, Callable[..., dict[str, Any]]] = {
-    story.__name__: story for story in (run_dag, kill_deferred, fire_early, provider, declare)
+    story.__name__: story
+    for story in (
+        run_dag,
+        kill_deferred,
+        fire_early,
+        provider,
+        declare,
+        declare_mapped,
+        decisions,
+        tasks_of,
+        killed_and_retried,
+        cleared_while_nobody_watched,
+        cancelled_by_a_person,
+        deferral,
+        ends,
+        failed_by_its_trigger,
+        found_again,
+        killed_falsely,
+        killed_at,
+        cleared_with_fewer_retries,
+        told_of_clears,
+        deleted_and_run_again,
+        hung_in_the_upload,
+        killed_before_it_opened,
+        cancelled_late,
+        deferred_again,
+        out_of_time_after_an_edit,
+        out_of_time_before_it_opened,
+        reached_late,
+        sensor_out_of_time,
+        poked_while_its_store_is_away,
+        rendered_zones,
+        rendered_arguments,
+        told_of_an_unreachable_store,
+        connection,
+        connections,
+        hanging_connection,
+        shares_a_store,
+    )
 }
 
 
@@ -139,7 +1044,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         asked = json.loads(line)
-        os.environ["KINETIC_HOME"] = asked["home"]
+        before = dict(os.environ)
+        os.environ.update({"KINETIC_HOME": asked["home"], **asked["environ"]})
         with Path(asked["log"]).open("wb") as log:
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
@@ -150,7 +1056,9 @@ def main() -> None:
                 import traceback
 
                 traceback.print_exc()
-        answers.write(json.dumps(answer) + "\n")
+        os.environ.clear()
+        os.environ.update(before)
+        answers.write(json.dumps({**answer, "log": asked["log"]}) + "\n")
         answers.flush()
 
 

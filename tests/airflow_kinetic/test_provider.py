@@ -2,29 +2,100 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
-from airflow_kinetic.get_provider_info import get_provider_info
+import pytest
+
+from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
 
 from .conftest import Airflow
 
+pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
-def test_airflow_lists_the_provider_and_task_kinetic_is_kinetic_task(airflow: Airflow, home: Path) -> None:
+
+def test_airflow_knows_the_provider_and_task_kinetic_is_kinetic_task(airflow: Airflow, home: Path) -> None:
     done = airflow("provider", home)
     assert done["known"]
     assert done["same"]
+    assert len(done["links"]) == 5
+    assert done["limit"] == int(DEFAULTS["xcom_limit"])
 
 
-def test_every_module_that_the_provider_names_is_there() -> None:
+@pytest.mark.slow
+def test_the_airflow_command_lists_the_provider(airflow: Airflow) -> None:
+    command = [sys.executable, "-m", "airflow", "providers", "list", "-o", "json"]
+    listed = subprocess.run(command, env=airflow.environ, capture_output=True, text=True, timeout=280)
+    assert listed.returncode == 0, listed.stderr
+    (ours,) = [entry for entry in json.loads(listed.stdout) if entry["package_name"] == "kinetic-orchestration"]
+    assert ours["version"] == version("kinetic-orchestration")
+
+
+def test_every_module_and_class_that_the_provider_names_is_there() -> None:
     info = get_provider_info()
-    modules = [
-        module for kind in ("operators", "triggers") for entry in info[kind] for module in entry["python-modules"]
-    ]
-    modules += [entry["class-name"].rpartition(".")[0] for entry in info["task-decorators"]]
+    kinds = ("hooks", "operators", "sensors", "triggers")
+    modules = [module for kind in kinds for entry in info[kind] for module in entry["python-modules"]]
+    named = [*info["extra-links"], *(entry["class-name"] for entry in info["task-decorators"])]
     root = Path(__file__).parents[2]
-    assert all((root / f"{module.replace('.', '/')}.py").is_file() for module in modules)
+    for module in modules:
+        assert (root / f"{module.replace('.', '/')}.py").is_file(), module
+    for module, _, name in (entry.rpartition(".") for entry in named):
+        text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert f"class {name}(" in text or f"def {name}(" in text, name
+
+
+def test_the_decorator_takes_what_the_operator_and_what_any_task_takes() -> None:
+    from airflow.sdk import BaseOperator
+
+    from airflow_kinetic.decorators.kinetic import KineticOptions, TaskOptions
+    from airflow_kinetic.operators.kinetic import KineticTPUOperator
+
+    call = {"self", "kwargs", "python_callable", "script", "op_args", "op_kwargs"}
+    own = set(inspect.signature(KineticTPUOperator.__init__).parameters)
+    assert set(KineticOptions.__annotations__) == own - call
+    of_any_task = set(inspect.signature(BaseOperator.__init__).parameters)
+    assert set(TaskOptions.__annotations__) == of_any_task - call - {"sla"}  # which Airflow refuses
+
+
+TYPED = """
+from airflow_kinetic import kinetic_task
+
+@kinetic_task(accelerator="v5e-8", deferrable=True, retries=2)
+def train(lr: float, epochs: int = 1) -> dict[str, float]:
+    return {"loss": lr * epochs}
+
+@kinetic_task
+def plain(x: int) -> str:
+    return str(x)
+
+reveal_type(train)
+reveal_type(plain)
+train("fast")  # wrong: an argument of another type
+kinetic_task(accelerator=8)  # wrong: not a name
+kinetic_task(accelerater="cpu")  # wrong: no such option
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_type_checker_knows_what_a_task_takes(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TYPED, encoding="utf-8")
+    options = ["--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "--config-file", ""]
+    command = [sys.executable, "-m", "mypy", *options, "--follow-imports", "silent", str(program)]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+    revealed = [re.sub(r"[a-z_]+(\.[a-z_]+)*\.", "", text) for text in re.findall(r'type is "(.*)"', checked.stdout)]
+    assert revealed == ["Task[[lr: float, epochs: int =], dict[str, float]]", "Task[[x: int], str]"], checked.stdout
+    wrong = [int(number) for number in re.findall(r"program\.py:(\d+): error", checked.stdout)]
+    lines = TYPED.splitlines()
+    assert {lines[number - 1].partition("wrong: ")[2] for number in wrong} == {
+        "an argument of another type", "not a name", "no such option"
+    }, checked.stdout  # fmt: skip
 
 
 def test_an_older_airflow_gets_one_sentence(tmp_path: Path) -> None:

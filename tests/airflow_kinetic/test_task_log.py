@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import structlog.testing
 
-from airflow_kinetic.task_log import TaskLog
+from airflow_kinetic.task_log import Budget, TaskLog
 from kinetic_orchestration.agent import frames
-from kinetic_orchestration.values import Change, Event, Metrics, Output
+from kinetic_orchestration.values import Change, Event, Metrics, Output, Progress
 
 TIME = 1_790_000_000.25
 
@@ -17,11 +18,12 @@ def output(text: bytes, host: int = 0, attempt: int = 1) -> Output:
     return Output(host, frames.OUT, TIME, text, attempt, 0, 0)
 
 
-def written(*events: Event, hosts: int = 1) -> list[dict[str, Any]]:
-    log = TaskLog(hosts)
+def written(*events: Event, hosts: int = 1, **options: Any) -> list[dict[str, Any]]:
+    log = TaskLog(hosts, **options)
     with structlog.testing.capture_logs() as records:
         for event in events:
             log(event)
+        log.end()
     return [dict(record) for record in records]
 
 
@@ -38,8 +40,32 @@ def test_reading_again_after_a_restart_writes_equal_records_which_airflow_drops(
     assert written(*events, hosts=2) == written(*events, hosts=2)
 
 
+def test_no_two_lines_share_a_millisecond_by_which_airflow_sorts() -> None:
+    """Those that did would come twice, and mixed, once a second trigger has written them again to a file of its own."""
+    events = [output(b"".join(b"%d\n" % line for line in range(50)), host=host) for host in range(4)]
+    records = written(*events, *events, hosts=4)
+    assert len({record["timestamp"][:23] for record in records}) == len(records) == 400
+    assert written(*events, hosts=4) == written(*events, hosts=4)
+    for host in range(4):
+        times = [record["timestamp"] for record in records if record["host"] == host]
+        assert times == sorted(times)
+        assert times[49] < "2026-09-21T14:13:20.450Z", "and none is moved far"
+
+
+def test_of_a_host_that_pours_no_time_is_moved_by_more_than_a_second() -> None:
+    records = written(output(b"a\n" * 5000))
+    times = [record["timestamp"] for record in records]
+    assert times == sorted(set(times))
+    assert times[-1] < "2026-09-21T14:13:21.300Z"
+
+
 def test_hosts_and_later_attempts_are_told_apart() -> None:
-    first, later = written(output(b"a\n", host=3), output(b"a\n", host=3, attempt=2), hosts=4)
+    """By the numbers that the job's own words have: one that found no hosts in a full zone is no attempt."""
+    records = written(
+        Change("queued", "stockout", 2), output(b"a\n", host=3, attempt=2), Change("resuming", "attempt 1 ended", 3),
+        Change("queued", "stockout", 4), output(b"a\n", host=3, attempt=4), hosts=4,
+    )  # fmt: skip
+    first, later = (record for record in records if record["event"] == "a")
     assert (first["host"], first.get("attempt")) == (3, None)
     assert later["attempt"] == 2
 
@@ -52,3 +78,132 @@ def test_a_progress_bar_is_what_remained_to_be_seen_and_broken_text_is_still_tex
 def test_the_phases_of_the_job_are_told() -> None:
     (record,) = written(Change("queued", "in zone a", 1))
     assert record["event"] == "kinetic: queued: in zone a"
+
+
+def test_what_is_beyond_the_budget_is_counted_and_the_whole_log_is_named() -> None:
+    clock = [0.0]
+    budget = Budget(0.2, now=lambda: clock[0])  # two lines at once, then one in five seconds
+    lines = [output(b"%d\n" % number) for number in range(6)]
+    log = TaskLog(1, budget=budget, whole_log="kinetic-orchestration logs job-1")
+    with structlog.testing.capture_logs() as records:
+        for line in lines[:4]:
+            log(line)
+        clock[0] = 5.0
+        log(lines[4])
+        log(lines[5])
+        log.end()
+    assert [record["event"].partition(",")[0] for record in records] == [
+        "0", "1", "2 lines were left out here", "4", "1 line was left out here"
+    ]  # fmt: skip
+    assert records[2]["event"].endswith("All of them: kinetic-orchestration logs job-1")
+
+
+def test_of_a_job_that_pours_so_many_lines_a_second_are_told_and_once_what_was_left_out() -> None:
+    clock = [0.0]
+    log = TaskLog(1, budget=Budget(10.0, now=lambda: clock[0]), whole_log="")
+    with structlog.testing.capture_logs() as records:
+        for line in range(400):  # in four seconds
+            clock[0] = line / 100
+            log(output(b"a\n"))
+        log.end()
+    assert len(records) <= 100 + 40 + 5
+    assert sum("left out" in record["event"] for record in records) <= 5
+
+
+def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_are_written() -> None:
+    """A triggerer that was restarted reads all of it again, and what nobody has shown yet is at its end."""
+    log = TaskLog(2, budget=Budget(10.0, now=lambda: 0.0), whole_log="ko logs job-1")  # a hundred lines at once
+    with structlog.testing.capture_logs() as records:
+        log.hold()
+        for host in range(2):
+            for line in range(3000):
+                log(Output(host, frames.OUT, TIME + line, b"%d\n" % line, 1, 0, 0))
+        assert not records
+        log.let_go()
+        log(output(b"live\n"))
+        log.end()
+    told, *lines, live = (record["event"] for record in records)
+    assert told.startswith("5910 earlier lines are not written again. All of them")
+    assert told.endswith(": ko logs job-1")
+    assert sorted(lines) == sorted(2 * [str(line) for line in range(2955, 3000)])
+    assert live == "live", "there is room for the next second's"
+
+
+def test_what_was_there_before_is_written_as_it_was_written_then() -> None:
+    events = [output(b"a\nb\n", host=1), output(b"c\n", host=0)]
+    log = TaskLog(2, budget=Budget(now=lambda: 0.0))
+    with structlog.testing.capture_logs() as records:
+        log.hold()
+        for event in events:
+            log(event)
+        log.end()
+    by_time = sorted(written(*events, hosts=2), key=lambda record: str(record["timestamp"]))
+    assert [dict(record) for record in records] == by_time
+
+
+def test_a_line_of_megabytes_is_cut() -> None:
+    (record,) = written(output(b"x" * (4 << 20) + b"\n"))
+    assert record["event"] == "x" * 16_384 + "… (4194304 characters)"
+
+
+def test_sixteen_hosts_that_speak_at_once_share_no_millisecond() -> None:
+    records = written(*(output(b"a\n", host=host) for host in range(16)), hosts=16)
+    assert len({record["timestamp"][:23] for record in records}) == 16
+
+
+def test_all_tasks_of_a_triggerer_share_the_budget() -> None:
+    budget = Budget(0.3, now=lambda: 0.0)
+    assert [len(written(*[output(b"a\n")] * 2, budget=budget, whole_log="")) for _ in range(2)] == [2, 2]
+    assert not budget.take(), "the second one had a line, and was told of the other"
+
+
+def test_what_was_written_of_late_is_known_to_who_waits_until_it_is_read() -> None:
+    clock = [0.0]
+    budget = Budget(10.0, now=lambda: clock[0])
+    assert budget.spent() == 0
+    written(output(b"a\n" * 60), budget=budget)
+    assert budget.spent() == 60
+    clock[0] = 4.0
+    assert budget.spent() == 20
+    clock[0] = 60.0
+    assert budget.spent() == 0
+
+
+def test_who_gives_up_while_a_line_is_being_told_ends_after_it_and_nothing_follows() -> None:
+    """As a trigger that is out of time, while the step of its job is on another thread."""
+    told, go_on = threading.Event(), threading.Event()
+
+    def now() -> float:
+        if threading.current_thread() is not threading.main_thread():
+            told.set()
+            assert go_on.wait(30)
+        return 0.0
+
+    log = TaskLog(1, budget=Budget(0.1, now), whole_log="")
+    with structlog.testing.capture_logs() as records:
+        teller = threading.Thread(target=log, args=(output(b"a\nb\n"),))
+        teller.start()
+        assert told.wait(30)
+        threading.Timer(0.2, go_on.set).start()
+        log.end()
+        teller.join(30)
+        log(output(b"too late\n"))
+    assert [record["event"].partition(",")[0] for record in records] == ["a", "1 line was left out here"]
+
+
+def test_a_loop_that_reports_each_step_fills_no_log() -> None:
+    events = [Progress(0, TIME + step / 100, step, 500, "step", 1) for step in range(501)]
+    texts = [record["event"] for record in written(*events)]
+    assert len(texts) == 6
+    assert texts[-1] == "progress: 500/500 step"
+    assert written(*events) == written(*events)
+
+
+def test_the_newest_metrics_of_host_0_are_kept_and_they_are_json() -> None:
+    log = TaskLog(2, lines=False, metrics={"loss": 9.0, "old": 1.0})
+    with structlog.testing.capture_logs() as records:
+        log(Metrics(0, TIME, 7, {"loss": 0.5, "gap": float("nan")}, 1))
+        log(Metrics(1, TIME, 8, {"loss": 5.0}, 1))
+        log(output(b"a\n"))
+    assert records == []
+    assert log.metrics == {"loss": 0.5, "old": 1.0, "step": 7, "gap": "nan"}

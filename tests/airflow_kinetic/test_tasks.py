@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .conftest import Airflow
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
 
 def test_a_task_waits_on_its_worker_and_its_templates_are_rendered(airflow: Airflow, home: Path) -> None:
@@ -45,7 +46,7 @@ def test_a_mapped_task_is_one_job_for_each_index(airflow: Airflow, home: Path) -
     done = airflow("run_dag", home, dag_id="is_mapped")
     assert done["state"] == "success"
     assert done["xcoms"]["total/return_value"] == 11 + 14 + 19
-    assert len(set(re.findall(r"Job (job-\w+)\.", done["log"]))) == 3
+    assert len(set(re.findall(r"Job (job-\w+)\.", done["log"]))) == 3 + 1  # and one for their sum
 
 
 def test_a_failure_is_the_users_own_exception_with_the_traceback_of_the_host(airflow: Airflow, home: Path) -> None:
@@ -79,19 +80,168 @@ def test_what_cannot_travel_is_refused_by_name(airflow: Airflow, home: Path) -> 
     assert "asks for 'ti' of the task's context, which cannot travel" in done["log"]
 
 
-def test_a_wrong_accelerator_is_refused_while_the_dag_is_parsed(airflow: Airflow, tmp_path: Path) -> None:
-    told = airflow("declare", tmp_path / "home", options={"accelerator": "v5e-17"})
-    assert told["refused"].startswith("UnknownAccelerator")
-    assert "v5e-16" in told["refused"]
-    told = airflow("declare", tmp_path / "home", options={"accelerator": "{{ params.slice }}"})
-    assert "refused" not in told  # known only when it is rendered
+def test_what_is_no_json_after_rendering_is_refused_by_its_path(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="is_given_no_json")
+    assert done["states"]["train"] == "failed"
+    assert (
+        "UsageError: op_args[0]['data'][0]['since'] is a datetime.datetime after rendering, which is no JSON. Pass text, "
+        "numbers, lists and dicts of them, or Data(…) for files; make anything else of them in the function itself"
+    ) in done["log"]
 
 
-def test_the_execution_timeout_of_a_deferred_task_bounds_its_job(airflow: Airflow, tmp_path: Path) -> None:
-    told = airflow("declare", tmp_path / "home", options={"deferrable": True}, minutes=5)
-    assert told["total"] == 300
-    told = airflow("declare", tmp_path / "home", options={"deferrable": False}, minutes=5)
-    assert told["total"] is None  # there Airflow keeps it itself
+def test_a_keyword_argument_that_is_no_json_is_refused_by_its_path(airflow: Airflow, home: Path) -> None:
+    done = airflow(
+        "rendered_arguments", home, params={"given": [1]},
+        options={"op_kwargs": {"data": ["{{ params.given }}", {"when": "{{ macros.datetime(2025, 6, 1) }}"}]}}, native=True,
+    )  # fmt: skip
+    assert done["refused"] == (
+        "UsageError: op_kwargs['data'][1]['when'] is a datetime.datetime after rendering, which is no JSON. Pass text, "
+        "numbers, lists and dicts of them, or Data(…) for files; make anything else of them in the function itself"
+    )
+
+
+def test_whole_calls_are_mapped(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="expands_whole_calls")
+    assert done["states"] == {"scale[0]": "success", "scale[1]": "success"}
+    assert [done["xcoms"][f"scale[{index}]/return_value"] for index in (0, 1)] == [10, 21]
+
+
+def test_a_script_runs_with_its_arguments_and_variables(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="runs_a_script")
+    assert done["states"] == {"train": "success"}
+    assert "told: --rate runs_a_script 3 templated" in done["log"]
+    assert "train/return_value" not in done["xcoms"]
+
+
+def test_functions_of_a_bundle_and_of_plain_modules_travel(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="in_a_folder")
+    assert done["states"] == {"train": "success", "plain": "success"}
+    assert (done["xcoms"]["train/return_value"], done["xcoms"]["plain/return_value"]) == (42, 7)
+
+
+def test_an_asset_event_tells_the_metrics_and_a_task_without_logs_no_lines(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="makes_an_asset")
+    assert done["states"] == {"train": "success"}
+    (extra,) = done["events"]
+    assert extra["metrics"] == {"step": 2, "loss": 0.25, "gap": "inf"}
+    assert "profile" not in extra
+    assert "train/kinetic_profile_link" not in done["xcoms"]
+    assert extra["job_id"].startswith("job-")
+    assert extra["accelerator"] == "cpu"
+    assert "this line is not asked for" not in done["log"]
+
+
+def test_links_lead_to_the_records_the_whole_log_and_a_profile_that_was_asked_for(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="makes_an_asset", conf={"framework": "jax", "profile": "2 steps"})
+    job = done["events"][0]["job_id"]
+    place = Path(done["xcoms"]["train/kinetic_profile_link"].removeprefix("file://"))
+    assert (place / f"plugins/profile/{job}-1/host-0000.xplane.pb").is_file()
+    assert str(place) == done["events"][0]["profile"]
+    assert f"The profile of job {job}: xprof --logdir {place}" in done["log"]
+    folder = Path(done["xcoms"]["train/kinetic_job_link"].removeprefix("file://"))
+    assert folder.name == job
+    assert (folder / "in" / "spec.json").is_file()
+    assert Path(done["xcoms"]["train/kinetic_log_link"].removeprefix("file://")).is_dir()
+    assert "train/kinetic_console_link" not in done["xcoms"], "what leads nowhere is not kept"
+
+
+def test_a_deferred_task_that_is_out_of_time_ends_and_so_does_its_job(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="is_out_of_time")
+    assert done["states"] == {"train": "failed"}
+    assert "AirflowTaskTimeout: the task was out of time after 0:00:40, its execution_timeout; job job-" in done["log"]
+    (job,) = set(re.findall(r"Job (job-\w+)\.", done["log"]))
+    assert airflow("ends", home, job_id=job)["status"] == "CANCELLED"
+
+
+def test_sensors_wait_for_the_jobs_of_others(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="senses")
+    assert done["xcoms"]["deferred/return_value"] == 102
+    assert done["xcoms"]["poked/return_value"] == 104
+    assert done["states"]["of_a_failure"] == "failed"
+    assert "JobFailed: job job-" in done["log"]
+
+
+CONFLICT = (
+    "ConflictingSettings: deferrable=True and durable=False exclude each other: between two of its legs a deferred task "
+    "is only found again by what durable keeps. Leave durable out, or wait on a worker with deferrable=False"
+)
+
+WRONG = {
+    "no such slice": ({"accelerator": "v5e-17"}, "UnknownAccelerator.*v5e-16"),
+    "exclusive flags": ({"deferrable": True, "durable": False}, re.escape(CONFLICT)),
+    "no flag": ({"durable": "yes"}, "durable is 'yes', and should be True or False"),
+    "nothing to run": ({"python_callable": None}, "python_callable= or script=: give one of them"),
+    "two things to run": ({"script": "train.py"}, "python_callable= or script=: give one of them"),
+    "no pace": ({"poll_interval": -1}, "poll_interval is -1"),
+    "no dict": ({"op_kwargs": [1]}, r"op_kwargs is \[1\], which is no dict"),
+    "no variables": ({"env": ["A"]}, r"env is \['A'\], which is no dict: write env="),
+    "a script's names": ({"python_callable": None, "script": "a.py", "op_kwargs": {"lr": 1}}, r"op_args=\['--lr'"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), WRONG.values(), ids=WRONG)
+def test_bad_input_is_refused_while_the_dag_is_parsed(
+    airflow: Airflow, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    assert re.search(told, airflow("declare", tmp_path / "home", options=options)["refused"])
+
+
+UNKNOWN = "UnknownAccelerator: No accelerator 'v5e-17': v5e has no slice of 17 chips"
+MAPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "a slice": ({"options": {"accelerator": "v5e-17"}}, UNKNOWN),
+    "a slice among others": ({"mapped": {"accelerator": ["v5e-8", "v5e-17"]}}, UNKNOWN),
+    "a slice of a whole call": ({"calls": [{"accelerator": "v5e-8"}, {"accelerator": "v5e-17"}]}, UNKNOWN),
+    "flags": ({"options": {"deferrable": True, "durable": False}}, CONFLICT),
+    "a flag of one index": ({"options": {"durable": False}, "mapped": {"deferrable": [False, True]}}, CONFLICT),
+    "a flag of the DAG": ({"options": {"durable": False}, "default_args": {"deferrable": True}}, CONFLICT),
+    "no flag": ({"options": {"get_logs": "no"}}, "UsageError: get_logs is 'no', and should be True or False"),
+}
+
+
+@pytest.mark.parametrize(("declared", "told"), MAPPED.values(), ids=MAPPED)
+def test_a_mapped_task_is_refused_while_the_dag_is_parsed(
+    airflow: Airflow, tmp_path: Path, declared: dict[str, Any], told: str
+) -> None:
+    ways = ("operator",) if {"mapped", "calls"} & declared.keys() else ("operator", "decorator", "overridden")
+    refused = airflow("declare_mapped", tmp_path / "home", ways=ways, **declared)["refused"]
+    assert [text[: len(told)] for text in refused] == [told] * len(ways)
+
+
+def test_what_a_mapped_task_is_given_by_another_one_is_not_refused_before(airflow: Airflow, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"accelerator": "{{ params.slice }}", "durable": False, "deferrable": False}
+    ways = ["operator", "decorator", "overridden", "of_another", "of_a_subclass", "in_a_mapped_group"]
+    assert airflow("declare_mapped", tmp_path / "home", ways=ways, options=given)["refused"] == [None] * len(ways)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accelerator": "{{ params.slice }}"},
+        {"backend": "tpu-vm", "store": "{{ var.value.store }}"},
+        {"labels": "{{ params.labels }}", "zones": "{{ params.zones }}", "op_args": "{{ params.args }}"},
+    ],
+    ids=str,
+)
+def test_what_is_known_only_when_it_is_rendered_is_not_refused_before(
+    airflow: Airflow, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    assert "refused" not in airflow("declare", tmp_path / "home", options=options)
+
+
+@pytest.mark.parametrize(
+    "zones", ["{{ params.zones }}", "{{ params.zones | join(', ') }}", ["{{ params.zones[0] }}", "b-2"]]
+)
+def test_zones_are_a_list_or_a_template_of_one(airflow: Airflow, home: Path, zones: Any) -> None:
+    done = airflow("rendered_zones", home, zones=zones, params={"zones": ["a-1", "b-2"]})
+    assert done["zones"] == ["a-1", "b-2"]
+
+
+@pytest.mark.parametrize("name", ["op_args", "op_kwargs", "env", "labels"])
+def test_a_template_of_a_whole_list_or_dict_is_refused_with_the_fix(airflow: Airflow, home: Path, name: str) -> None:
+    done = airflow("rendered_arguments", home, options={name: "{{ params.given }}"}, params={"given": [1]})
+    assert re.match(
+        rf"UsageError: {name} is the text '\[1\]' after .*render_template_as_native_obj=True", done["refused"]
+    )
 
 
 def test_the_example_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
@@ -99,3 +249,9 @@ def test_the_example_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
     assert done["state"] == "success"
     assert "on 8 devices" in done["log"]
     assert done["xcoms"]["evaluate/return_value"] < 0.1
+
+
+def test_the_reaper_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="airflow_reaper")
+    assert done["state"] == "success"
+    assert done["xcoms"]["reap/return_value"] == []

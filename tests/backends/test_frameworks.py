@@ -185,6 +185,7 @@ def test_a_command_that_imports_jax_joins_and_the_environments_sitecustomize_run
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # an environment is built, and all of it may have to be fetched
 def test_torch_finds_the_other_host_by_its_usual_variables(home: Path) -> None:
     """In an isolated environment, through pip's settings on this machine."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -109,7 +110,8 @@ def test_one_host_has_the_devices_that_a_framework_counts_there(home: Path) -> N
             "cpu",
             "",
         )
-        assert not {"RANK", "TF_CONFIG", "KINETIC_JOIN"} & host.keys(), "one host has nobody to find"
+        assert not {"TF_CONFIG", "KINETIC_JOIN"} & host.keys(), "one host has nobody to find"
+    assert (host["RANK"], host["WORLD_SIZE"]) == ("0", "1"), "but torch has a group of one"
 
 
 # -- a session of its own -----------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def test_the_hosts_outlive_the_submitter_and_another_process_collects(home: Path
     for guard in guards:
         assert processes.alive(guard["pid"], guard["started"])
         assert os.getsid(guard["pid"]) == guard["pid"], "each host leads a session"
-        assert len(processes.descendants(guard["pid"])) == 2, "its agent and its program"
+        until(lambda pid=guard["pid"]: len(processes.descendants(pid)) == 2, "its agent and its program")
     go.touch()
     agent, own, of_agent = job.result()
     assert of_agent == guards[0]["pid"]
@@ -293,3 +295,29 @@ def test_real_chips_are_used_only_if_the_machine_has_what_was_asked_for(
     tmp_path: Path, asked: str, real: bool, there: dict[str, Any]
 ) -> None:
     assert local.has_real(accelerators.parse(asked), machine(tmp_path, **there)) is real
+
+
+# -- who else is at it ------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_forked_during_a_submission_keeps_no_other_from_it(home: Path, tmp_path: Path) -> None:
+    """It has all that was open then, and with it the lock."""
+    backend = local.LocalBackend(home, 0, str(home / "store"), "local")
+    (home / "run").mkdir()
+    gate = home / "run" / ".admission"
+    with backend._admission():
+        held = [int(entry) for entry in os.listdir("/proc/self/fd") if _leads_to(entry, gate)]
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=held)
+    try:
+        assert held
+        with gate.open() as another:
+            fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        child.communicate()
+
+
+def _leads_to(entry: str, file: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{entry}") == str(file)
+    except OSError:
+        return False

@@ -23,6 +23,10 @@ SECTIONS = {
     "transfer": "transfer",
     "waiting": "waiting",
     "environment": "environment",
+    "training": "training",
+    "cloud": "cloud",
+    "dagster": "dagster",
+    "airflow": "airflow",
     "peers": "peers",
 }
 

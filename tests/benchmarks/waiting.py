@@ -51,7 +51,7 @@ def _worker(kind: str, *arguments: str, **options: Any) -> subprocess.Popen[str]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)
 
 
-def _admit(count: int) -> None:
+def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     """Jobs with an attempt that runs, record by record as a submitter and its hosts write them."""
     from noop import noop  # type: ignore[import-not-found]
 
@@ -69,8 +69,8 @@ def _admit(count: int) -> None:
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
     staged = Staged({"digest": "0" * 64, "size": 1}, "0" * 64, "", (), (), (), (), {}, sys.executable)
     for _ in range(count):
-        who = identity.of(plan.deployment, None)
-        job_id = launch.claim(store, backend, who)
+        who = identity_in(plan.deployment) if identity_in else identity.of(plan.deployment, None)
+        job_id, _ = launch.claim(store, backend, who)
         launch.admit(store, job_id, who, plan, staged)
         act.intend(act.open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
@@ -111,7 +111,7 @@ def _wait_for_jobs(traced: bool) -> None:
     asyncio.run(
         _measure(
             ways,
-            lambda: max(AT_LEAST, watcher_of(store).pace()),
+            lambda: max(AT_LEAST, watcher_of(store, backend).pace()),
             traced,
         )
     )
@@ -128,8 +128,9 @@ async def _measure(
     ways: list[Callable[[], Awaitable[object]]],
     seconds: Callable[[], float],
     traced: bool,
+    begun: Callable[[], bool] = lambda: True,
 ) -> None:
-    """What all but the first few add: these pay for imports, threads and pools."""
+    """What all but the first few add: these pay for imports, threads and pools. Counted from when all have `begun`."""
     tasks = [asyncio.ensure_future(way()) for way in ways[:FIRST]]
     await asyncio.sleep(1.0)
     gc.collect()
@@ -139,6 +140,8 @@ async def _measure(
         tracemalloc.start()
     before = _resident()
     tasks += [asyncio.ensure_future(way()) for way in ways[FIRST:]]
+    while not begun():
+        await asyncio.sleep(0.1)
     await asyncio.sleep(seconds() if traced else 5.0)  # all have looked once
     gc.collect()
     used = tracemalloc.get_traced_memory()[0] if traced else _resident() - before

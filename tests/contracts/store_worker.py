@@ -1,7 +1,8 @@
-"""One of several processes that use a store at once, run by file so that nothing but the package is imported.
+"""Several processes that use a store at once, run by file so that nothing but the package is imported.
 
-`store_worker.py MODULE:OPENER '[arguments]' ACTION '[arguments]'`: opens the store, says "ready", waits for a
-line, acts, and prints what came of it as one line of JSON.
+`store_worker.py '[modules]' MODULE:OPENER '[arguments]' ACTION '[arguments]' '[pipes]'` imports these modules once and
+forks a process for each pair of pipes. That opens the store, writes its id, waits for a line, acts, and writes what
+came of it as one line of JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import itertools
 import json
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 from kinetic_orchestration.stores import Store
 
@@ -76,13 +80,52 @@ def flood(store: Store) -> None:
         store.delete(f"flood/{os.getpid()}/{(n - 10) % 50}")
 
 
-def main(opener: str, where: str, action: str, arguments: str) -> None:
+def fork(store: Store, times: int) -> int:
+    """Uses the store from here and from a child that is forked while it is in use."""
+    store.create("before", b"x")
+    child = os.fork()
+    for n in range(times):
+        assert store.create(f"forked/{'parent' if child else 'child'}/{n}", b"x") is not None
+    if not child:
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def member(pipes: list[int], open_store: Callable[..., Store], where: list[Any], act: Callable[..., Any]) -> None:
+    with os.fdopen(pipes[0], "r") as orders, os.fdopen(pipes[1], "w") as told:
+        store = open_store(*where)
+        print(os.getpid(), file=told, flush=True)
+        if orders.readline():
+            print(json.dumps(act(store)), file=told, flush=True)
+
+
+def main(modules: str, opener: str, where: str, action: str, arguments: str, pairs: str) -> int:
+    for name in json.loads(modules):
+        importlib.import_module(name)
     module, _, function = opener.partition(":")
-    store = getattr(importlib.import_module(module), function)(*json.loads(where))
-    print("ready", flush=True)
-    sys.stdin.readline()
-    print(json.dumps(globals()[action](store, *json.loads(arguments))), flush=True)
+    open_store, given, ends = (
+        getattr(importlib.import_module(module), function),
+        json.loads(arguments),
+        json.loads(pairs),
+    )
+    members = []
+    for pipes in ends:
+        if (pid := os.fork()) == 0:
+            try:
+                for other in itertools.chain(*ends):
+                    if other not in pipes:  # or nobody would see that its process has ended
+                        os.close(other)
+                member(pipes, open_store, json.loads(where), lambda store: globals()[action](store, *given))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        members.append(pid)
+    for end in itertools.chain(*ends):
+        os.close(end)
+    return max(os.waitpid(pid, 0)[1] for pid in members) and 1
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

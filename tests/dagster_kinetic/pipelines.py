@@ -73,7 +73,7 @@ def patient(host):
     folder = Path(os.environ["KINETIC_TEST_FOLDER"])
     with (folder / "jobs").open("a") as file:
         file.write(host.job_id + "\n")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return host.job_id

@@ -10,7 +10,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from kinetic_orchestration.watch import look
 from tests.agent.by_hand import start_host
 
 
-def wait_until(condition: Callable[[], object], within: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -46,7 +46,7 @@ def folder_of(job: Job, attempt: int = 1) -> Path:
     return Path(intent.placement["run"])
 
 
-def trees(job: Job, attempt: int = 1, within: float = 20.0) -> list[Tree]:
+def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
     """Every host's processes, once all their programs run."""
     folder, found = folder_of(job, attempt), {}
 
@@ -69,6 +69,11 @@ def kill(*pids: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def stopped(pid: int) -> bool:
+    """Whether SIGSTOP has reached it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+
 def gone(*pids: int) -> bool:
     return all((process := processes.find(pid)) is None or process.zombie for pid in pids)
 
@@ -84,26 +89,26 @@ def nothing_left(home: Path) -> bool:
     return not runs.exists() or [path.name for path in runs.iterdir()] in ([], [".admission"])
 
 
-def start_broken(job: Job, folder: Path, breaks: str, host: int = 0) -> None:
-    """Start a host in which the lines of `breaks` ran before all else. They know `host`, the agent's module, and
+def start_broken(job: Job, folder: Path, breaks: str, host: int = 0, words: Sequence[str] = ()) -> None:
+    """Start a host in which the lines of `breaks` ran before all else. They know the agent's modules, and
     `once(mark)`, true for the first process of this test that asks with that mark."""
     home = settings.load().home
     site = str(agent.unpacked(home) / "site")
     script = folder / f"broken-{host}.py"
     script.write_text(
         f"import errno, os, signal, sys, time\nsys.path.insert(0, {site!r})\n"
-        "from kinetic_orchestration.agent import host, records, start\n"
+        "from kinetic_orchestration.agent import files, host, patience, records, start\n"
         f"def once(mark):\n    try:\n        os.mkdir({str(folder)!r} + '/' + mark)\n    except FileExistsError:\n"
         f"        return False\n    return True\n{textwrap.dedent(breaks)}\nstart.main()\n"
     )
-    start_host(job, sys.executable, script, host)
+    start_host(job, sys.executable, script, host, words)
 
 
-def result(job: Job, timeout: float = 30.0) -> Any:
+def result(job: Job, timeout: float = 60.0) -> Any:
     return JobHandle(job).result(timeout=timeout)
 
 
-def events(job: Job, timeout: float = 30.0) -> list[Event]:
+def events(job: Job, timeout: float = 60.0) -> list[Event]:
     """Everything a follower hears, to the end of the job."""
     heard: list[Event] = []
     assert follow(Follower(job), heard.append, timeout=timeout) is not None, "the job did not end in time"

@@ -3,6 +3,7 @@ of its own, so that no host unpacks this whole repository."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ def index() -> int:
     return kinetic.current().host_index
 
 
-def wait_for(path: str, within: float = 60.0) -> None:
+def wait_for(path: str, within: float = 300.0) -> None:
     deadline = time.monotonic() + within
     while not Path(path).exists() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -33,6 +34,14 @@ def until(path: str) -> int:
     print("running", flush=True)
     wait_for(path)
     return kinetic.current().attempt
+
+
+def leaves_mark(marks: str) -> str:
+    """Each run of it is a line in `marks`, and its value."""
+    value = os.urandom(8).hex()
+    with open(marks, "a", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(value + "\n")
+    return value
 
 
 def echoes(folder: str, culprit: int, pause: float) -> None:
@@ -59,7 +68,7 @@ def last_one_fails(folder: str) -> None:
 
 def stuck() -> None:
     def hangs_here() -> None:
-        time.sleep(60)
+        time.sleep(120)
 
     print("then nothing")
     hangs_here()
@@ -72,17 +81,26 @@ def stubborn(seconds: float = 60.0) -> None:
     time.sleep(seconds)
 
 
+def asked_to_end(said: str, handled: int = signal.SIGTERM, within: float = 60.0) -> bool:
+    """Says something, and waits to be asked to end. The handler itself does not print: a print may be under way. Nor is
+    it one long sleep: a signal just before that is heard after it.
+    """
+    asked: list[bool] = []
+    signal.signal(handled, lambda *_: asked.append(True))
+    print(said, flush=True)
+    deadline = time.monotonic() + within
+    while not asked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(asked)
+
+
 def has_last_words(handled: str = "SIGTERM") -> None:
-    def say(*_: Any) -> None:
+    if asked_to_end("ready", getattr(signal, handled)):
         for number in range(100):
             print(f"last word {number}")
         sys.stdout.write("and the very last")
         sys.stdout.flush()
         os._exit(3)
-
-    signal.signal(getattr(signal, handled), say)
-    print("ready")
-    time.sleep(60)
 
 
 def writes_lines(count: int, folder: str = "") -> int:
@@ -101,6 +119,23 @@ def checkpoints(path: str) -> list[int]:
         print("running", flush=True)
         wait_for(path)
     return sorted(int(entry.name.split("-")[0]) for entry in folder.iterdir() if entry.name.endswith("-0"))
+
+
+def resumes(folder: str) -> list[str]:
+    """Asked to end, it takes its time to save; the attempt after it tells what it finds. `folder` stands for what can
+    be reached without a library at any address.
+    """
+    there = Path(folder) / kinetic.current().checkpoint_dir.replace(":", "")
+    there.mkdir(parents=True, exist_ok=True)
+    if saved := sorted(entry.name for entry in there.iterdir()):
+        return saved
+
+    if asked_to_end("running"):
+        print("saving", flush=True)
+        time.sleep(0.5)
+        (there / f"saved by attempt {attempt()}").touch()
+        sys.exit(1)
+    return []
 
 
 def topology() -> dict[str, str]:
@@ -147,6 +182,16 @@ def ends(how: str) -> int:
     return 1
 
 
+def lingers(pid: str, seconds: int) -> int:
+    """In a library's farewell, when there is no Python any more."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(seconds), None)
+    Path(pid).write_text(str(os.getpid()))
+    return 4
+
+
 def returns(what: str) -> Any:
     if what == "unpicklable":
         return (number for number in range(3))
@@ -186,7 +231,8 @@ def writes_what(name: str, path: str = "") -> None:
     elif name == "a frame's own mark":
         out.write(b"\x1eo 12 4\nabcd\n\x1e\n")
     elif name == "a child that forks":
-        if os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             for number in range(20):
                 os.write(1, b"child %d\n" % number)
                 time.sleep(0.01)
@@ -194,12 +240,16 @@ def writes_what(name: str, path: str = "") -> None:
         for number in range(20):
             os.write(1, b"parent %d\n" % number)
             time.sleep(0.01)
+        os.waitpid(child, 0)  # what is left when the program has ended is killed
         return
     elif name == "a child that never stops":
+        begun, begins = os.pipe()
         if os.fork() == 0:
             while True:
                 os.write(1, b"still here\n")
+                os.write(begins, b".")
                 time.sleep(0.02)
+        os.read(begun, 1)
     elif name == "closes its output":
         out.write(b"before\n")
         out.flush()
@@ -210,9 +260,9 @@ def writes_what(name: str, path: str = "") -> None:
     out.flush()
 
 
-def one_by_one(path: str) -> None:
+def one_by_one(path: str, lines: int = 3) -> None:
     """A line when the reader asks for one."""
-    for number in range(3):
+    for number in range(lines):
         wait_for(f"{path}/{number}")
         print(f"line {number} {time.time()}")
 
@@ -229,3 +279,49 @@ def metrics(count: int) -> None:
         host.log_metrics(step=number, loss=1.0 / (number + 1))
         host.progress(number + 1, count, unit="step")
         print(f"step {number}")
+
+
+def flood(megabytes: int) -> None:
+    for _ in range(megabytes):
+        sys.stdout.write(("x" * 1023 + "\n") * 1024)
+
+
+def driver_is_busy() -> None:
+    raise RuntimeError("TPU initialization failed: open(/dev/vfio/0): Device or resource busy")
+
+
+def prints_topology() -> None:
+    import json
+
+    print(json.dumps(topology()))
+
+
+def driver_is_busy_at_first(says_so: bool) -> int:
+    """In its traceback, or only in what it printed before it failed otherwise."""
+    if attempt() == 1 and says_so:
+        print("E0000 open(/dev/vfio/0): Device or resource busy", file=sys.stderr)
+        sys.exit(7)
+    if attempt() == 1:
+        driver_is_busy()
+    return attempt()
+
+
+def imports_jax(name: str = "jax") -> str:
+    """By a name that no source tells, so that the other jobs of this file need no package."""
+    return str(importlib.import_module(name).__version__)
+
+
+def contents(folder: str) -> dict[str, str]:
+    from kinetic_orchestration.agent import digest
+
+    files = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): digest.of_bytes(path.read_bytes()) for path in files}
+
+
+def fingerprint(names: list[str], path: str) -> dict[str, str]:
+    """Of variables, whose values themselves are said nowhere."""
+    import hashlib
+
+    print("running", flush=True)
+    wait_for(path)
+    return {name: hashlib.sha256(os.environ[name].encode()).hexdigest() for name in names if name in os.environ}

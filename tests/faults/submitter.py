@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import kinetic_orchestration as kinetic
@@ -35,7 +35,7 @@ def work(marks: str) -> int:
 
 
 def submit(key: str, marks: str, accelerator: str = "cpu") -> Any:
-    return kinetic.run(accelerator=accelerator, key=key)(work).run_async(marks).result(timeout=30)
+    return kinetic.run(accelerator=accelerator, key=key)(work).run_async(marks).result(timeout=60)
 
 
 def runs(marks: str) -> int:
@@ -67,12 +67,14 @@ def wait(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def at_line(chosen: Callable[[str, str, int], bool], action: Callable[[], object]) -> None:
+def at_line(
+    chosen: Callable[[str, str, int], bool], action: Callable[[], object], files: Container[str] = FILES
+) -> None:
     """Act before the first line of the core that is chosen is run; by file, function and number."""
 
     def trace(frame: Any, event: str, _argument: Any) -> Any:
         code = frame.f_code
-        if code.co_filename not in FILES:
+        if code.co_filename not in files:
             return None
         if event == "line" and chosen(os.path.basename(code.co_filename), code.co_name, frame.f_lineno):
             action()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
@@ -19,7 +20,7 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.values import Cursor, Output
-from tests.agent.by_hand import intended
+from tests.agent.by_hand import intended, words_of
 from tests.faults import submitter
 from tests.faults.helpers import (
     events,
@@ -30,6 +31,7 @@ from tests.faults.helpers import (
     nothing_left,
     result,
     start_broken,
+    stopped,
     text,
     trees,
     wait_until,
@@ -98,7 +100,7 @@ def test_f14_a_host_that_reboots_in_mid_run_ends_the_attempt_and_the_next_one_fi
     first = kinetic.attach(job.job_id).history()[0].verdict
     assert first is not None
     assert (first.cause, first.host) == (wire.INFRASTRUCTURE, 2)
-    assert "started before" in first.reason
+    assert first.reason == "the agent of this host was started again in mid-run"
 
 
 @pytest.mark.parametrize("pause", [0.3, 0.0, -0.3], ids=["later", "at once", "earlier"])
@@ -106,7 +108,9 @@ def test_f15_the_failure_shown_is_that_of_the_host_that_failed_and_not_its_sibli
     jobs: Any, tmp_path: Path, pause: float
 ) -> None:
     """Even when its siblings hear of it before it has said so itself."""
-    job = launched(jobs.echoes, str(tmp_path), 2, pause, accelerator="v5e-16")
+    job = intended(functools.partial(jobs.echoes, str(tmp_path), 2, pause), accelerator="v5e-16")
+    for host in range(4):
+        start_broken(job, tmp_path, "host.rules.ECHO = 30.0", host)
     with pytest.raises(ValueError, match="the learning rate is negative") as caught:
         result(job)
     assert "on host 2" in caught.value.__notes__[0]
@@ -121,25 +125,23 @@ def test_f15_a_host_that_fails_when_the_others_have_ended_well_is_heard_with_its
 
 
 def test_f16_a_host_that_is_alive_but_stuck_is_ended_with_the_stacks_of_every_host_in_the_log(jobs: Any) -> None:
-    job = launched(jobs.stuck, accelerator="v5e-16", limits=kinetic.Limits(stall=1.0), retry=NONE)
-    began = time.monotonic()
-    heard = events(job)
-    assert time.monotonic() - began < 8
+    job = launched(jobs.stuck, accelerator="v5e-16", limits=kinetic.Limits(stall=20.0), retry=NONE)
+    heard = events(job, 110.0)  # sooner than it would wake up
     for host in range(4):
         assert "in hangs_here" in text(heard, host, kinds="n")
         assert text(heard, host) == "then nothing\n"
-    with pytest.raises(JobLost, match=r"no host printed, logged or progressed for 1 s"):
+    with pytest.raises(JobLost, match=r"no host printed, logged or progressed for \d+ s \(the limit is 20 s\)"):
         result(job)
 
 
 def test_f17_a_preemption_during_the_upload_of_the_result_does_not_lose_it(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=host.Patient.upload, **options):
+        def upload(*arguments, real=patience.Patient.upload, **options):
             os.kill(os.getppid(), signal.SIGTERM)
             time.sleep(0.2)
             return real(*arguments, **options)
-        host.Patient.upload = upload
+        patience.Patient.upload = upload
     """)  # fmt: skip
     assert result(job) == 1
 
@@ -149,10 +151,10 @@ def test_f17_an_agent_that_is_killed_during_the_upload_is_followed_by_another_at
 ) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=host.Patient.upload, **options):
+        def upload(*arguments, real=patience.Patient.upload, **options):
             real(*arguments, **options)
             os.kill(os.getpid(), signal.SIGKILL)
-        host.Patient.upload = upload
+        patience.Patient.upload = upload
     """)  # fmt: skip
     assert result(job) == 2
     verdict = kinetic.attach(job.job_id).history()[0].verdict
@@ -172,6 +174,7 @@ def test_f18_a_zombie_attempt_cannot_commit_late(jobs: Any, tmp_path: Path) -> N
     asleep = tmp_path / "asleep"
     wait_until(lambda: asleep.exists() and asleep.read_text())
     zombie = int(asleep.read_text())
+    wait_until(lambda: stopped(zombie))
     act.close(job, 1, wire.INFRASTRUCTURE, "given up")
     follower = Follower(job)
     assert follower.step() is None
@@ -187,14 +190,14 @@ def test_f19_a_store_that_refuses_for_a_moment_costs_nothing(jobs: Any, tmp_path
     job = _with_arguments(jobs.writes_lines, 50)
     start_broken(job, tmp_path, f"""
         def refuse(verb, mark):
-            def refused(self, name, *arguments, real=getattr(records.FileRecords, verb), **options):
+            def refused(self, name, *arguments, real=getattr(files.FileRecords, verb), **options):
                 first = once(mark + name.rsplit("/", 1)[-1])
                 if {commits_first} and verb != "append" and first:
                     real(self, name, *arguments, **options)
                 if first:
                     raise records.RecordsError(errno.EIO, "the disk, or the network below it, failed")
                 return real(self, name, *arguments, **options)
-            setattr(records.FileRecords, verb, refused)
+            setattr(files.FileRecords, verb, refused)
         refuse("create", "create-")
         refuse("append", "append-")
         refuse("upload", "upload-")
@@ -233,7 +236,7 @@ def test_f20_a_log_reader_that_dies_in_mid_segment_leaves_no_gap_and_replays_the
         if left == 0:
             raise Died
 
-    outcome, deaths, deadline = None, 0, time.monotonic() + 30
+    outcome, deaths, deadline = None, 0, time.monotonic() + 60
     while outcome is None:
         assert time.monotonic() < deadline
         follower = Follower(job, Cursor.from_json(json.loads(saved)))
@@ -251,8 +254,9 @@ def test_f20_a_log_reader_that_dies_in_mid_segment_leaves_no_gap_and_replays_the
 
 
 @pytest.mark.parametrize("how", ["preempted", "cancelled"])
-def test_f21_the_last_lines_on_sigterm_arrive(jobs: Any, how: str) -> None:
-    job = launched(jobs.has_last_words, retry=NONE)
+def test_f21_the_last_lines_on_sigterm_arrive(jobs: Any, tmp_path: Path, how: str) -> None:
+    job = intended(jobs.has_last_words, retry=NONE)
+    start_broken(job, tmp_path, "host.rules.GRACE['preemption'] = 30.0")
     tree = trees(job)[0]
     wait_until(lambda: "ready" in (kinetic.attach(job.job_id).logs() or ""))
     if how == "preempted":
@@ -307,13 +311,14 @@ def test_f28_topology_variables_left_from_elsewhere_are_replaced_by_the_slices_o
     for name, value in stale.items():
         monkeypatch.setenv(name, value)
     captured = kinetic.run(accelerator="v5e-16", capture_env_vars=["RANK", "TPU_*", "MASTER_ADDR", "JAX_*"])
-    found = captured(jobs.topology).run_async().result(timeout=30)
+    found = captured(jobs.topology).run_async().result(timeout=60)
     assert (found["RANK"], found["WORLD_SIZE"], found["JAX_PROCESS_ID"]) == ("0", "4", "0")
     assert json.loads(found["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}
     assert found["MASTER_ADDR"] == "127.0.0.1"
     assert not {"MEGASCALE_SLICE_ID", "TPU_WORKER_HOSTNAMES", "NODE_RANK"} & set(found)
-    alone = kinetic.run(accelerator="cpu", capture_env_vars=["RANK"])(jobs.topology).run_async().result(timeout=30)
-    assert not {"RANK", "JAX_COORDINATOR_ADDRESS", "TF_CONFIG", "MASTER_ADDR"} & set(alone)
+    alone = kinetic.run(accelerator="cpu", capture_env_vars=["RANK"])(jobs.topology).run_async().result(timeout=60)
+    assert not {"JAX_COORDINATOR_ADDRESS", "TF_CONFIG", "NODE_RANK"} & set(alone)
+    assert (alone["RANK"], alone["WORLD_SIZE"], alone["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
 
 
 @pytest.mark.parametrize("what", ["payload", "tree", "spec"])
@@ -332,10 +337,12 @@ def test_f29_what_was_changed_on_its_way_is_not_run_and_not_tried_again(jobs: An
         target = root / names.blob(tree.packs_of(manifest)[0].id)
     else:
         target = root / names.spec(job.job_id)
+    words = words_of(job)
     data = bytearray(target.read_bytes())
-    data[len(data) // 2] ^= 1
+    where = data.index(spec["staged"]["payload"]["digest"].encode()) if what == "spec" else len(data) // 2
+    data[where] ^= 1  # of a spec, a letter of a value: it can be read all the same
     target.write_bytes(data)
-    start_broken(job, tmp_path, "")
+    start_broken(job, tmp_path, "", words=words)
     with pytest.raises(JobError, match=r"not the one that was submitted|was sent|were sent") as caught:
         result(job)
     assert caught.value.cause == wire.CONFIGURATION
@@ -368,7 +375,7 @@ def test_f30_a_job_that_is_cancelled_while_it_waits_for_a_place_never_starts(
     assert waiting.status() is kinetic.JobStatus.PENDING
     waiting.cancel("changed my mind")
     with pytest.raises(JobCancelled, match="changed my mind"):
-        waiting.result(timeout=10)
+        waiting.result(timeout=60)
     assert not folder_of(second).exists()
     assert second.store.read(names.beat(second.job_id, 1, 0)) is None
     (tmp_path / "go").touch()

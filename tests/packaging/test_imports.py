@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,19 @@ def test_entries_of_sys_path_inside_the_folder_are_searched(folder: Path) -> Non
     assert imported_files(folder, ["nested"]) == ()
     found = imported_files(folder, ["nested"], path=["/usr/lib", str(folder / "src")])
     assert found == ("src/nested.py", "src/other_nested.py")
+
+
+def test_an_interpreter_in_a_home_folder_is_no_part_of_a_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / ".pyenv" / "lib" / "python3"
+    (library / "lib-dynload").mkdir(parents=True)
+    (library / "json.py").touch()
+    (tmp_path / "train.py").write_text("import json\n")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
+    path = [str(tmp_path), str(library), str(library / "lib-dynload")]
+    assert import_paths(tmp_path, path) == (".",)
+    assert imported_files(tmp_path, [tmp_path / "train.py"], path=path) == ("train.py",)
 
 
 def test_the_import_paths_of_a_project_are_relative_and_hold_no_environment(

@@ -30,7 +30,7 @@ class Store(LocalStore):
     def __init__(self, root: Path, url: str = "") -> None:
         root.mkdir(parents=True, exist_ok=True)
         super().__init__(str(root), "test")
-        self.url = url or self.url
+        self.url, self.remote = url or self.url, bool(url)
 
 
 class Desk:
@@ -807,6 +807,26 @@ def test_a_dag_file_ships_what_it_imports_and_not_the_whole_folder(tmp_path: Pat
     assert tree.source_of(dags / "team" / "train_dag.py", home=tmp_path) == tree.Source(dags)
     only = tree.source_of(dags / "team" / "train_dag.py", home=tmp_path, path=[str(dags)], imports_only=True)
     assert only == source
+
+
+def test_the_root_of_the_file_system_is_no_project() -> None:
+    with pytest.raises(UsageError, match=r"train\.py lies at the root of the file system.*a folder of its own"):
+        tree.source_of(Path("/train.py"), path=["/usr/lib"])
+    with pytest.raises(UsageError, match="root of the file system"):
+        tree.source_of(Path("/"), ["model"], imports_only=True, path=[""])
+
+
+def test_a_home_folder_with_a_project_file_says_why_it_does_not_travel(tmp_path: Path) -> None:
+    for name in ("train.py", "helper.py", "diary.txt"):
+        (tmp_path / name).write_text("import helper\n" if name == "train.py" else "")
+    (tmp_path / ".git").mkdir()
+    assert tree.source_of(tmp_path / "train.py", home=tmp_path, path=[]) == tree.Source(
+        tmp_path, ("helper.py", "train.py")
+    )
+    (tmp_path / "pyproject.toml").touch()
+    with pytest.warns(UserWarning, match=f"{tmp_path} has a pyproject.toml and is no project"):
+        source = tree.source_of(tmp_path / "train.py", home=tmp_path, path=[])
+    assert source.include == ("helper.py", "train.py")
 
 
 def test_a_notebook_cell_ships_the_modules_it_names(tmp_path: Path) -> None:

@@ -1,56 +1,89 @@
-"""`python -m tests.simulation --seed N` plays one seed and prints all of it; without a seed, many, and what they reached."""
+"""`python -m tests.simulation --seed N` plays one seed and prints all of it; without a seed, many, and what they reached.
+
+A run of many says where it is about once a minute, names each seed that breaks a promise at once, and can be gone on
+with: `--first` is the seed to begin with, and one that is interrupted, or ended, tells which that would be.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import time
 from collections import Counter
 
-from tests.simulation.scenario import Failed, play, simulated_edges, trace_of
+from tests.simulation.cloud_scenario import CloudSchedule
+from tests.simulation.edges import simulated_edges
+from tests.simulation.scenario import Failed, Schedule, play, trace_of
 from tests.simulation.world import World
+
+TOLD_EVERY = 60.0
+NAMED = 20  # seeds that broke the same promise; of the others only the number is told
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seed", type=int, help="play this one, and print its trace")
     parser.add_argument("--seeds", type=int, default=1_000, help="play so many")
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
+    parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     arguments = parser.parse_args()
-    worlds: list[World] = []
-    began = time.perf_counter()
+    kind = CloudSchedule if arguments.cloud else Schedule
     if arguments.seed is not None:
-        with simulated_edges(worlds):
-            try:
-                play(arguments.seed, worlds, lines=100_000)
-            except Failed as failed:
-                print(failed)
-                return 1
-        print(trace_of(worlds[0]))
-        return 0
-    reached: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    requests = 0
+        return _play_one(arguments.seed, kind)
+    return _play_many(range(arguments.first, arguments.first + arguments.seeds), kind, stop=arguments.stop)
+
+
+def _play_one(seed: int, kind: type[Schedule]) -> int:
+    worlds: list[World] = []
     with simulated_edges(worlds):
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            try:
-                play(seed, worlds, lines=0)
-            except Failed as failed:
-                line = str(failed).splitlines()[0]
-                kind = re.sub(r"job-\w+(-\d+)?|attempt \d+", "…", line.split(":", 1)[1])[:70]
-                failures[kind] += 1
-                if failures[kind] < 4:
-                    print(line)
-            reached.update(worlds[0].reached)
-            requests += worlds[0].requests
+        try:
+            play(seed, worlds, kind=kind, lines=100_000)
+        except Failed as failed:
+            print(failed)
+            return 1
+    print(trace_of(worlds[0]))
+    return 0
+
+
+def _play_many(seeds: range, kind: type[Schedule], *, stop: bool) -> int:
+    worlds: list[World] = []
+    reached, failures = Counter[str](), Counter[str]()
+    requests, played = 0, 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began, told, used = time.perf_counter(), time.perf_counter(), time.process_time()
+    with simulated_edges(worlds):
+        try:
+            for seed in seeds:
+                try:
+                    play(seed, worlds, kind=kind, lines=0)
+                except Failed as failed:
+                    line = str(failed).splitlines()[0]
+                    broken = re.sub(r"(kinetic|job)-[\w-]+|[\d.]+", "…", line.split(":", 1)[1])[:100]
+                    failures[broken] += 1
+                    if failures[broken] <= NAMED:
+                        print(line, flush=True)
+                reached.update(worlds[0].reached)
+                requests += worlds[0].requests
+                played += 1
+                if (now := time.perf_counter()) - told > TOLD_EVERY:
+                    told = now
+                    broke = f", {failures.total()} of them broke a promise" if failures else ""
+                    print(f"… {played} of {len(seeds)} seeds{broke}; the next is {seed + 1}", flush=True)
+                if stop and failures:
+                    break
+        except KeyboardInterrupt:
+            print(f"interrupted: go on with --first {seeds.start + played} --seeds {len(seeds) - played}")
     for what, count in sorted(reached.items()):
         print(f"{count:7d}  {what}")
     for what, count in failures.most_common():
         print(f"FAILED {count:7d}  {what}")
-    seconds = time.perf_counter() - began
+    each = 1000 / max(1, played)
     print(
-        f"{arguments.seeds} seeds, {requests} requests, {seconds:.1f} s, {1000 * seconds / arguments.seeds:.2f} ms each"
+        f"{played} seeds from {seeds.start} on, {requests} requests, {failures.total()} broke a promise; "
+        f"{(time.perf_counter() - began) * each:.1f} ms each, of which {(time.process_time() - used) * each:.1f} of CPU"
     )
     return 1 if failures else 0
 

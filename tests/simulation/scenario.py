@@ -19,8 +19,9 @@ from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.identity import job_id as job_id_of
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.values import Cursor, JobStatus, Limits, Outcome, Plan, Retry, Staged
+from tests.simulation.edges import simulated_edges
 from tests.simulation.slices import Ground, SimulatedBackend
-from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World, simulated_edges
+from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
 STAGED = Staged({}, "", "", (), (), (), (), {}, "")
@@ -246,7 +247,7 @@ class Schedule:
         self.plan = ground.plan = Plan(
             name="train",
             slice=draw.choice((SLICES[0], SLICES[0], SLICES[1], SLICES[2])),
-            backend="simulated",
+            backend="simulated" if cloud else "local",  # the one whose hosts are other machines
             store="memory://store",
             deployment="test",
             limits=Limits(
@@ -350,15 +351,17 @@ class Schedule:
     def _launched(self, task: Task) -> act.Job:
         """As launch.launch, without the packing."""
         store, backend = self._place(task)
-        job = launch.claim(store, backend, self.identity)
-        if store.read(names.spec(job)) is None:
+        job, is_new = launch.claim(store, backend, self.identity)
+        written = None
+        if is_new:
             self.staging += 1
             if self.staging > 1:
                 self.world.reached.add("two launchers raced for one identity")
             self.world.sleep(self.world.random.random() * 3.0)
-            launch.admit(store, job, self.identity, self.plan, STAGED)
+            written = launch.admit(store, job, self.identity, self.plan, STAGED)
             self.staging -= 1
-        launched = launch.provision(act.open_job(job, store, backend))
+        launched = act.open_job(job, store, backend, written=written)
+        launch.provision(launched, is_new=written is not None)
         if self.plan.abort_without_owner:
             store.put(names.owner(job), wire.encode({"owner": task.name}))
             self.world.spawn(f"owner {task.name}", lambda _task: self._own(launched, task), delay=5.0)
@@ -521,9 +524,9 @@ class Schedule:
             self._followed(job, task)
 
 
-def run(seed: int, worlds: list[World]) -> Schedule:
+def run(seed: int, worlds: list[World], kind: type[Schedule] = Schedule) -> Schedule:
     """Plays one seed. `worlds` is what `simulated_edges` was given."""
-    schedule = Schedule(seed, worlds)
+    schedule = kind(seed, worlds)
     schedule.run()
     return schedule
 
@@ -539,10 +542,11 @@ class Failed(AssertionError):
     """A seed that broke a promise, with its trace."""
 
 
-def play(seed: int, worlds: list[World], *, lines: int = 400) -> Schedule:
+def play(seed: int, worlds: list[World], *, kind: type[Schedule] = Schedule, lines: int = 400) -> Schedule:
     """Plays one seed and tells everything if a promise is broken."""
+    again = f"python -m tests.simulation --seed {seed}{'' if kind is Schedule else ' --cloud'}"
     try:
-        return run(seed, worlds)
+        return run(seed, worlds, kind)
     except (Violation, Exception) as error:
         worlds[0].end()
         told = trace_of(worlds[0]).splitlines()
@@ -550,7 +554,7 @@ def play(seed: int, worlds: list[World], *, lines: int = 400) -> Schedule:
         raise Failed(
             f"seed {seed}: {type(error).__name__}: {error}\n{left}"
             + "\n".join(told[-lines:])
-            + f"\nseed {seed}: {type(error).__name__}: {error}\nTo see it again: python -m tests.simulation --seed {seed}"
+            + f"\nseed {seed}: {type(error).__name__}: {error}\nTo see it again: {again}"
         ) from error
 
 

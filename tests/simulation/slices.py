@@ -27,9 +27,12 @@ from kinetic_orchestration.values import (
     PROVISIONING,
     QUEUED,
     WOUNDED,
+    Freed,
     Intent,
     Observation,
+    Past,
     Plan,
+    Staged,
 )
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
 
@@ -42,9 +45,11 @@ class Truth:
     def __init__(self) -> None:
         self.harm: set[str] = set()  # what the world did to its hosts
         self.exits: dict[int, int] = {}  # of programs that ended by themselves
+        self.repairs = 0.0  # since when a node of its is under repair
         self.values: set[str] = set()  # of host 0's program
         self.refused = False
         self.started: set[int] = set()
+        self.culprits: set[int] = set()  # hosts whose program failed, and not of another's failure
         self.beats: dict[int, list[float]] = {}
         self.submits = 0
 
@@ -58,6 +63,8 @@ class Program:
         self.value = value
         self.stuck = stuck
         self.reaction = reaction  # between SIGTERM and its end
+        self.echo = False  # it dies of another's failure,
+        self.taken = False  # or of its machine's end
 
 
 class Box:
@@ -293,11 +300,12 @@ class SimulatedHost(host.Host):
             ),
             {},
         )  # fmt: skip
-        os.close(self.wake_in)
-        os.close(self.wake_out)
+        os.close(self.minder.wake_in)
+        os.close(self.minder.wake_out)
         self.ground, self.world, self.box = ground, ground.world, box
-        self.records = ground.store  # type: ignore[assignment]
-        self.log = _Silence()  # type: ignore[assignment]
+        self.records = ground.store
+        self.sight.records = ground.store
+        self.log = _Silence()
         self.program: Program | None = None
         self.looked = 0.0
 
@@ -317,6 +325,9 @@ class SimulatedHost(host.Host):
             self._end(0.0)
             self._farewell()
 
+    def _wake(self) -> None:
+        pass
+
     def _prepare(self) -> None:
         self.world.sleep(self.world.random.random() * 2.0)
         if self.box.fate == "unready" and not self.ground.calm:
@@ -333,10 +344,13 @@ class SimulatedHost(host.Host):
         if self.verdict is not None and self.box.zombie:
             self.world.reached.add("a zombie found a verdict")
 
-    def _start(self) -> None:
+    def _check_may_start(self) -> None:
         verdict = self.world.records.get(names.verdict(self.at.job, self.at.attempt))
         if verdict is not None and verdict.updated < self.looked:
             raise Violation(f"{self.box.name} starts its program after its attempt's verdict")
+
+    def _start(self) -> None:
+        self._check_may_start()
         if not self.ground.cloud:
             self._check_alone()
         started = self.ground.truth(self.at.job, self.at.attempt).started
@@ -347,7 +361,7 @@ class SimulatedHost(host.Host):
         stuck = self.box.fate == "stuck" and not self.ground.calm
         if stuck:
             self.ground._harm(self.box, "stuck")
-        self.child = 1 << 40  # no process has this id
+        self.minder.child = 1 << 40  # no process has this id
         self.program = Program(
             ends=float("inf") if stuck else self.world.now + draw.choice(self.ground.durations) * draw.random(),
             code=int(draw.random() < self.ground.user_failure / self.at.hosts),
@@ -355,21 +369,21 @@ class SimulatedHost(host.Host):
             stuck=stuck,
             reaction=draw.choice((0.1, 3.0, 60.0)),
         )
-        self.running = True
-        self.run_began = self.active = time.monotonic()
+        self.minder.running = True
+        self.run_began = self.minder.active = time.monotonic()
         self._set_state(wire.RUNNING)
 
     def _check_alone(self) -> None:
         """On one machine, an attempt's program finds its devices free: that of the attempt before has ended."""
         for other in self.ground.running:
-            lives = other.child and other.box.task is not None and not other.box.task.dead
+            lives = other.minder.child and other.box.task is not None and not other.box.task.dead
             same = other.at.job == self.at.job and other.box.place.machine == self.box.place.machine
             if lives and same and other.at.attempt != self.at.attempt:
                 raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
         self.ground.running.append(self)
 
     def _pump(self, within: float) -> None:
-        now, program = self.world.now, self.program if self.child else None
+        now, program = self.world.now, self.program if self.minder.child else None
         waited = 1.0 + min(5.0, (time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
         wake = now + self.ground.poll * waited * (0.05 + self.world.random.random())
         if within > host.TICK:
@@ -380,23 +394,23 @@ class SimulatedHost(host.Host):
         if self.world.now >= program.ends:
             self._on_exit(program.code)
         elif not program.stuck:
-            self.active = time.monotonic()
+            self.minder.active = time.monotonic()
 
     def _on_exit(self, code: int) -> None:
-        self.child = 0
+        self.minder.child = 0
         truth = self.ground.truth(self.at.job, self.at.attempt)
         truth.exits[self.at.host] = code
         if self.program is not None and self.at.host == 0 and code == 0:
             truth.values.add(self.program.value)
-            self.outcome = self.program.value
+            self.minder.files["outcome"] = self.program.value
             self.ground.on_value()
         if self.exit is None:
-            self.exit = self._exit_of(code)
+            self.exit = self._blamed(rules.exit_of(code, self._report(), command=False))
         self._set_state(wire.ENDING)
         self._record_exit()
 
     def _report(self) -> dict[str, Any] | None:
-        if self.program is None or self.child:
+        if self.program is None or self.minder.child:
             return None
         if self.program.code:
             return {"code": self.program.code, "kind": "exception", "message": "boom"}
@@ -412,13 +426,13 @@ class SimulatedHost(host.Host):
     def _end(self, grace: float) -> None:
         if self.box.task is not None and self.box.task.dead:
             raise Killed
-        if self.child and grace and self.program is not None:
+        if self.minder.child and grace and self.program is not None:
             deadline = self.world.now + grace
             self.program.ends = min(self.program.ends, self.world.now + self.program.reaction)
-            while self.child and self.world.now < deadline:
+            while self.minder.child and self.world.now < deadline:
                 self._pump(deadline - self.world.now)
                 self._beat()
-        self.child = 0
+        self.minder.child = 0
 
     def _dump_stacks(self) -> None:
         pass
@@ -426,9 +440,15 @@ class SimulatedHost(host.Host):
 
 class _Silence:
     segment = offset = 0
+    full = False
 
     def write(self, kind: str, payload: bytes) -> None:
         pass
+
+    def flush(self) -> bool:
+        return True
+
+    close = flush
 
 
 class SimulatedBackend:
@@ -445,13 +465,15 @@ class SimulatedBackend:
     def emulates(self, slice_: Slice) -> bool:
         return True
 
-    def place(self, plan: Plan, job_id: str, attempt: int) -> dict[str, Any]:
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         return {
             "name": f"{job_id}-{attempt}", "job": job_id, "attempt": attempt,
             "hosts": plan.slice.hosts, "machine": "" if self._ground.cloud else self._machine,
         }  # fmt: skip
 
-    def submit(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> str:
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
+    ) -> str:
         ground, world = self._ground, self._world
         world.request("submit", intent.placement["name"], Unreachable)
         truth = ground.truth(job_id, intent.attempt)
@@ -514,12 +536,12 @@ class SimulatedBackend:
     def cancel(self, placement: Mapping[str, Any]) -> None:
         self._world.request("wake", placement["name"], Unreachable)
 
-    def release(self, placement: Mapping[str, Any]) -> bool:
+    def release(self, placement: Mapping[str, Any]) -> Freed:
         ground, world = self._ground, self._world
         name = placement["name"]
         world.request("release", name, Unreachable)
         if placement["machine"] not in ("", self._machine):
-            return False
+            return Freed.UNDER_WAY
         if not ground.cloud and name in ground.places:
             world.sleep(FAREWELL_PATIENCE)
         place = ground.places.pop(name, None)
@@ -535,7 +557,7 @@ class SimulatedBackend:
             if live_on:
                 world.reached.add("released hosts lived on")
         world.request("release", name, Unreachable, done=True)
-        return True
+        return Freed.DONE
 
     def _check_release(self, place: Place) -> None:
         """Nobody frees what may still be wanted: hosts that live and whose attempt goes on, or has just ended."""
@@ -545,8 +567,17 @@ class SimulatedBackend:
         def has(box: Box, what: str) -> bool:
             return names.host(place.job, place.attempt, box.index, what) in records
 
+        def worked(box: Box) -> bool:
+            """What only begins after its attempt was ended, nobody wants."""
+            started = records.get(names.host(place.job, place.attempt, box.index, "started.json"))
+            return started is not None and (verdict is None or started.updated < verdict.updated)
+
         boxes = place.boxes.values()
-        at_work = any(not box.dead and has(box, "started.json") and not has(box, "done.json") for box in boxes)
+        at_work = any(not box.dead and worked(box) and not has(box, "done.json") for box in boxes)
+        beats = [records.get(names.beat(place.job, place.attempt, box.index)) for box in boxes]
+        heard = [beat.updated for beat in beats if beat is not None]
+        if heard and now - max(heard) > lifecycle.SILENT_BEATS:  # and whoever came back now would only say that it ends
+            at_work = False
         rebooted = "reboot" in self._ground.truth(place.job, place.attempt).harm
         visible = now > place.visible and not rebooted
         if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import heapq
 import random
-import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
-from pytest import MonkeyPatch
 
-from kinetic_orchestration.agent import host, processes
+from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent.records import Entry, Record, RecordsError
 from kinetic_orchestration.errors import StoreError
 
 EPOCH = 1_700_000_000.0
+MOST_AT_ONCE = 5_000  # requests in a row for which no time passes
 
 
 class Killed(BaseException):
@@ -54,9 +52,12 @@ USUAL = Odds()
 
 
 class Task:
-    """A process: a client, or the agent of a host."""
+    """A process: a client, or the agent of a host; or one more thread of a process, which ends with it."""
 
-    __slots__ = ("dead", "greenlet", "look_began", "machine", "name", "number", "odds", "skew")
+    __slots__ = (
+        "asked", "dead", "first", "greenlet", "last", "look_began", "machine", "name", "number", "odds", "process",
+        "skew", "threads",
+    )  # fmt: skip
 
     def __init__(self, name: str, number: int, machine: str, odds: Odds, skew: float) -> None:
         self.name = name
@@ -67,6 +68,10 @@ class Task:
         self.dead = False
         self.look_began = 0.0
         self.greenlet: Any = None
+        self.process = self
+        self.threads: list[Task] = []
+        self.asked = 0  # requests between these two moments
+        self.first = self.last = 0.0
 
 
 class World:
@@ -78,15 +83,18 @@ class World:
         self.trace: list[tuple[Any, ...]] = []
         self.reached: set[str] = set()
         self.records: dict[str, Record] = {}
+        self.signals: dict[str, None] = {}  # the names of those that are listed again and again
         self.on_write: Callable[[str, bytes], None] = lambda _name, _data: None
         self.on_delete: Callable[[str], None] = lambda _name: None
         self.limits = (float("inf"), float("inf"))  # of time and of requests, once the world is healed
         self.current: Task | None = None
+        self.distance: Any = None  # what lies between a job's clients and its machines, where there is something
         self.tasks: list[Task] = []
         self._hub = getcurrent()
         self._queue: list[tuple[float, int, Any]] = []
         self._count = 0
         self._generation = 0
+        self._asked_at, self._at_once = 0.0, 0
 
     # ---- time and tasks ----------------------------------------------------------------------------------
 
@@ -100,18 +108,33 @@ class World:
     ) -> Task:  # fmt: skip
         self._count += 1
         task = Task(name, self._count, machine, odds, skew)
+        self._begin(task, main, delay)
+        return task
 
+    def fork(self, name: str, main: Callable[[Task], object]) -> Task:
+        """One more thread of the process that runs now."""
+        assert self.current is not None
+        process = self.current.process
+        self._count += 1
+        task = Task(f"{process.name} {name}", self._count, process.machine, process.odds, process.skew)
+        task.process = process
+        process.threads.append(task)
+        self._begin(task, main, 0.0)
+        return task
+
+    def _begin(self, task: Task, main: Callable[[Task], object], delay: float) -> None:
         def run() -> None:
             try:
                 if not task.dead:
                     main(task)
             except Killed:
                 pass
+            if task.process is task:
+                self._end_threads(task)
 
         task.greenlet = greenlet(run, self._hub)
         self.tasks.append(task)
         self.at(self.now + delay, task)
-        return task
 
     def sleep(self, seconds: float) -> None:
         task = self.current
@@ -121,13 +144,37 @@ class World:
         if task.dead:
             raise Killed
 
+    def pause(self, asleep: list[bool], within: float | None) -> None:
+        """Sleep until `wake` is given the same list, or until the time is up."""
+        task = self.current
+        assert task is not None
+        if within is not None:
+            self.at(self.now + max(0.0, within), lambda: self.wake(task, asleep))
+        self._hub.switch()
+        if task.dead:
+            raise Killed
+
+    def wake(self, task: Task, asleep: list[bool]) -> None:
+        if asleep:
+            asleep.clear()
+            self.at(self.now, task)
+
     def kill(self, task: Task) -> None:
+        """The whole process."""
+        task = task.process
         if not task.dead:
             self.note("killed", task.name)
             task.dead = True
             self.at(self.now, task)  # so that it unwinds; whatever it tries on the way has no effect
-            if task is self.current:
+            self._end_threads(task)
+            if self.current is not None and self.current.process is task:
                 raise Killed
+
+    def _end_threads(self, process: Task) -> None:
+        for thread in process.threads:
+            if not thread.dead and not thread.greenlet.dead:
+                thread.dead = True
+                self.at(self.now, thread)
 
     def run(self) -> None:
         """Until nothing is left to happen."""
@@ -177,12 +224,19 @@ class World:
         assert task is not None
         if task.dead:
             raise Killed
+        _not_after_a_violation()
         if not done:
             self.requests += 1
+            self._at_once = self._at_once + 1 if self.now == self._asked_at else 0
+            self._asked_at = self.now
+            if self._at_once > MOST_AT_ONCE:
+                raise Violation(f"{task.name} asks without end")
+            task.first = task.first or self.now
+            task.last, task.asked = self.now, task.asked + 1
             self.trace.append((self.now, task.name, verb, name))
         odds = task.odds
         draw = self.random.random()
-        if draw >= odds.any:
+        if draw >= odds.delay + odds.stall + odds.error + odds.crash:
             return
         if draw < odds.delay:
             self.sleep(self.random.random() ** 3 * 3.0)
@@ -206,14 +260,31 @@ class World:
         self.on_write(name, data)
         self._generation += 1
         self.records[name] = Record(data, self._generation, self.now)
+        if name.startswith(names.BEATS):
+            self.signals[name] = None
         return self._generation
+
+    def delete(self, name: str) -> bool:
+        self.signals.pop(name, None)
+        return self.records.pop(name, None) is not None
+
+
+def _not_after_a_violation() -> None:
+    """What is asked for on the way out, in a `finally`, must not hide why."""
+    raised = sys.exc_info()[1]
+    while raised is not None:
+        if isinstance(raised, Violation):
+            raise raised
+        raised = raised.__context__
 
 
 class SimulatedStore:
     """The Store protocol over the world's records, as one process sees it."""
 
-    url = "memory://store"
+    url = address = "memory://store"
+    caller = None
     can_append = False
+    remote = False
 
     def __init__(self, world: World, *, of_host: bool = False) -> None:
         self._world = world
@@ -238,12 +309,24 @@ class SimulatedStore:
         self._world.request("put", name, self._failure)
         return self._world.write(name, data)
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        if name.endswith("/intent.json") and self._world.current is not None:
-            self._world.current.look_began = self._world.now  # a look begins with the attempt's intent
+    def _look_begins(self, name: str) -> bool:
+        """What is read first of all that a decision rests on."""
+        return name.endswith("/intent.json")
+
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = 0) -> Record | None:
+        del limit
+        if self._look_begins(name) and self._world.current is not None:
+            self._world.current.look_began = self._world.now
         self._world.request("read", name, self._failure)
         found = self._world.records.get(name)
         return found if found is None or (not start and end is None) else found._replace(data=found.data[start:end])
+
+    def read_all(self, names: Sequence[str]) -> list[Record | None]:
+        return [self.read(name) for name in names]
+
+    def written_at(self, generation: int) -> float:
+        found = (record.updated for record in self._world.records.values() if record.generation == generation)
+        return next(found, self._world.now)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         self._world.request("list", prefix, self._failure)
@@ -254,7 +337,7 @@ class SimulatedStore:
 
     def delete(self, name: str) -> bool:
         self._world.request("delete", name, self._failure)
-        if self._world.records.pop(name, None) is None:
+        if not self._world.delete(name):
             return False
         self._world.on_delete(name)
         return True
@@ -278,29 +361,3 @@ class SimulatedStore:
 
 def _refused(text: str) -> Exception:
     return RecordsError(5, text)
-
-
-@contextmanager
-def simulated_edges(worlds: list[World]) -> Iterator[None]:
-    """Whoever asks for a clock, a random token, this boot of this machine or free ports gets them from the last of
-    `worlds`. Every task has a skew of its own: an age that is not judged by the store's time is wrong by minutes.
-    """
-
-    def local() -> float:
-        world = worlds[-1]
-        return world.now + (world.current.skew if world.current is not None else 0.0)
-
-    def token(size: int = 16) -> str:
-        return f"{worlds[-1].random.getrandbits(8 * size):0{2 * size}x}"
-
-    def life() -> str:
-        current = worlds[-1].current
-        return f"life {current.number}" if current is not None else ""
-
-    with MonkeyPatch.context() as edges:
-        edges.setattr(time, "time", local)
-        edges.setattr(time, "monotonic", local)
-        edges.setattr(secrets, "token_hex", token)
-        edges.setattr(processes, "machine", life)
-        edges.setattr(host, "_free_ports", lambda _hosts: {})
-        yield

@@ -21,15 +21,16 @@ def _show_stacks():
     # type: () -> None
     """Whoever has a file there can be asked for its stacks."""
     if sys.version_info >= (3, 10) and "KINETIC_STACKS" in os.environ:
-        import faulthandler
-        import signal
-
         try:
+            import faulthandler
+            import signal
+
             path = os.path.join(os.environ["KINETIC_STACKS"], str(os.getpid()))
             stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:  # the job is over, or this is another user
-            return
-        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
+            faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+        except (ImportError, OSError, ValueError):  # a subinterpreter; the job is over; or this is another user
+            pass
 
 
 def _go_on():

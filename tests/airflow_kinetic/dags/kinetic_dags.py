@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import dag, task
+from airflow.sdk import Asset, dag, task
 from helper_of_dags import doubled
 
-from airflow_kinetic import KineticTPUOperator, kinetic_task
+from airflow_kinetic import KineticJobSensor, KineticTPUOperator, kinetic_task
 
 OFFSET = 100
 
@@ -30,6 +30,7 @@ def waits_on_a_worker():
         op_args=["{{ dag.dag_id }}"],
         op_kwargs={"run": "{{ run_id }}"},
         accelerator="{{ 'v5e' }}-1",
+        gcp_conn_id="there_is_no_such_connection",  # and none is opened for a job on this machine
         deferrable=False,
     )
 
@@ -62,8 +63,9 @@ def is_mapped():
     def square(base: int, number: int) -> int:
         return base + number * number
 
-    @task
+    @kinetic_task(accelerator="cpu")
     def total(numbers: list[int]) -> int:
+        assert type(numbers) is list, "what Airflow hands over lazily travels as it looks"
         return sum(numbers)
 
     total(square.partial(base=10).expand(number=[1, 2, 3]))
@@ -116,8 +118,117 @@ def asks_for_its_task_instance():
     train()
 
 
+def scaled(number: int, *, by: int) -> int:
+    return number * by
+
+
+@dag(schedule=None)
+def expands_whole_calls():
+    KineticTPUOperator.partial(task_id="scale", python_callable=scaled, accelerator="cpu").expand_kwargs(
+        [{"op_args": [2], "op_kwargs": {"by": 5}}, {"op_args": [3], "op_kwargs": {"by": 7}, "name": "larger"}]
+    )
+
+
+@dag(schedule=None)
+def runs_a_script():
+    KineticTPUOperator(
+        task_id="train",
+        script="script_of_dags.py",
+        op_args=["--rate", "{{ dag.dag_id }}", 3],
+        env={"KIND": "{{ 'tem' + 'plated' }}"},
+        accelerator="cpu",
+        deferrable=True,
+    )
+
+
+@dag(schedule=None)
+def trains_in_the_cloud():
+    KineticTPUOperator(
+        task_id="train",
+        script="script_of_dags.py",
+        op_args=["in the cloud"],
+        env={"KIND": ""},
+        accelerator="v5e-1",
+        gcp_conn_id="of_the_cloud",
+        requirements=[],
+        deferrable=True,
+    )
+
+
+@dag(schedule=None)
+def makes_an_asset():
+    @task.kinetic(
+        accelerator="cpu", deferrable=True, outlets=[Asset("a_model")], get_logs=False,
+        profile="{{ dag_run.conf.get('profile') }}",
+    )  # fmt: skip
+    def train(framework: str) -> dict[str, float]:
+        import importlib
+
+        import kinetic_orchestration as kinetic
+
+        module = importlib.import_module(framework)
+        host = kinetic.current()
+        print("this line is not asked for")
+        for step in range(8):
+            if framework == "jax":
+                module.numpy.ones(8).sum().block_until_ready()
+            host.progress(step + 1, 8)
+        host.log_metrics(step=1, loss=0.75)
+        host.log_metrics(step=2, loss=0.25, gap=float("inf"))
+        return {"loss": 0.25}
+
+    train("{{ dag_run.conf.get('framework', 'json') }}")
+
+
+@dag(schedule=None)
+def is_out_of_time():
+    @task.kinetic(accelerator="cpu", deferrable=True, execution_timeout=timedelta(seconds=40))
+    def train():
+        import time
+
+        print("begun", flush=True)
+        time.sleep(120)
+
+    train()
+
+
+@dag(schedule=None)
+def is_given_no_json():
+    @task
+    def since():
+        from datetime import UTC, datetime
+
+        return datetime(2025, 6, 1, tzinfo=UTC)
+
+    @task.kinetic(accelerator="cpu")
+    def train(settings):
+        return settings
+
+    train({"data": [{"since": since()}]})
+
+
+@dag(schedule=None)
+def senses():
+    @task
+    def submit(number: int) -> str:
+        import kinetic_orchestration as kinetic
+
+        return kinetic.run(accelerator="cpu")(in_this_file).run_async(number).job_id
+
+    @task
+    def submit_failing() -> str:
+        import kinetic_orchestration as kinetic
+
+        return kinetic.command(["python", "-c", "raise SystemExit(3)"], accelerator="cpu").job_id
+
+    KineticJobSensor(task_id="deferred", job_id=submit(1), deferrable=True)
+    KineticJobSensor(task_id="poked", job_id=submit(2), poke_interval=0.2, timeout=60)
+    KineticJobSensor(task_id="of_a_failure", job_id=submit_failing(), deferrable=True)
+
+
 for declare in (
     waits_on_a_worker, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
-    asks_for_its_task_instance,
+    asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, makes_an_asset,
+    is_out_of_time, is_given_no_json, senses,
 ):  # fmt: skip
     declare()

@@ -1,0 +1,56 @@
+"""What a task was declared with, and what of it is wrong whatever is rendered: told while the DAG is parsed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from airflow_kinetic.arguments import is_final, listed, untemplated
+from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.spec import OPTION_NAMES, Options, TpuVm, check_function, check_options
+
+UNKNOWN: Final = object()  # what another task gives, or is another one for each index
+FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs")
+
+
+def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
+    """The parameters of a task by the core's names for them."""
+    cloud = given["cloud"]
+    if named := listed(zones):
+        cloud = dataclasses.replace(cloud or TpuVm(), zones=named)
+    same = {name: given[name] for name in given.keys() & OPTION_NAMES}
+    return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or {}})
+
+
+def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
+    """`given`: all parameters of a `KineticTPUOperator`; `templated`: those that are rendered later."""
+    unknown = {name for name, value in given.items() if value is UNKNOWN}
+    if unknown.isdisjoint(("python_callable", "script")) and (given["python_callable"] is None) == (
+        given["script"] is None
+    ):
+        raise UsageError("a task runs either python_callable= or script=: give one of them")
+    if unknown.isdisjoint(("op_kwargs", "script")) and given["script"] is not None and given["op_kwargs"]:
+        raise UsageError("a script has no keyword arguments: give op_args=['--lr', '1e-3'], or variables with env=")
+    if given["python_callable"] is not UNKNOWN and given["python_callable"] is not None:
+        check_function(given["python_callable"])
+    for flag in FLAGS:
+        if flag not in unknown and not isinstance(given[flag], bool):
+            raise UsageError(f"{flag} is {given[flag]!r}, and should be True or False")
+    if given["deferrable"] is True and given["durable"] is False:
+        raise ConflictingSettings(
+            "deferrable=True and durable=False exclude each other: between two of its legs a deferred task is only "
+            "found again by what durable keeps. Leave durable out, or wait on a worker with deferrable=False"
+        )
+    pace = given["poll_interval"]
+    if pace is not UNKNOWN and (not isinstance(pace, (int, float)) or isinstance(pace, bool) or not pace >= 0):
+        raise UsageError(f"poll_interval is {pace!r}: it is a number of seconds")
+    for name, example in (("op_args", "[…]"), ("op_kwargs", "{…}"), ("env", "{…}"), ("labels", "{…}")):
+        if is_final(value := given[name]):
+            untemplated(value, name, example)
+    unknown |= {name for name in templated if name in given and not is_final(given[name])}
+    known = Options()  # what stands for the rest until it is rendered
+    stand_ins = {name: getattr(known, name) for name in unknown & OPTION_NAMES}
+    zones = () if "zones" in unknown else given["zones"]
+    project = None if "project_id" in unknown else given["project_id"]
+    check_options(options_of({**given, **stand_ins, "project_id": project}, zones))

@@ -1,0 +1,29 @@
+"""What a task of this package can fail with, for `RetryRule(exception=…)` and for `except`."""
+
+from __future__ import annotations
+
+from kinetic_orchestration.errors import (
+    BackendError,
+    CredentialsError,
+    Denied,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobLost,
+    JobNotFound,
+    JobTimedOut,
+    KineticError,
+    NoPlace,
+    RequirementsError,
+    ResultNotPicklable,
+    ResultNotTrusted,
+    StoreError,
+    Unreachable,
+    UsageError,
+)
+
+__all__ = [
+    "BackendError", "CredentialsError", "Denied", "JobCancelled", "JobError", "JobFailed", "JobLost", "JobNotFound",
+    "JobTimedOut", "KineticError", "NoPlace", "RequirementsError", "ResultNotPicklable", "ResultNotTrusted",
+    "StoreError", "Unreachable", "UsageError",
+]  # fmt: skip

@@ -1,0 +1,76 @@
+"""Which of Airflow's processes looks after a job, so that one that was replaced does not end it.
+
+A triggerer that hung for half a minute is replaced, and then told that its tasks were taken from it, in the words in
+which it is told that somebody killed them. A worker that lost its heartbeat ends the same way. So each leaves a token
+with the job, and only the one whose token is still there cancels it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from kinetic_orchestration import act
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.stores import Store
+from kinetic_orchestration.watch import decoded
+
+BY = "airflow"
+LAST_WORDS = 300.0  # longer than cancelled hosts have for their program, their log and their own deletion
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)
+
+
+def take(store: Store, job_id: str, token: str) -> None:
+    store.put(names.keeper(job_id), wire.encode({"keeper": token}))
+
+
+def is_kept_by(job: Job, token: str, since: float | None = None) -> bool:
+    """`since`: when the owner of the token began, by the store's time, if it may not have left it yet. Then the job is
+    its own, too, while the token there is an older one: of the worker, or of a triggerer that is gone.
+    """
+    record = job.store.read(names.keeper(job.job_id))
+    if record is None or (since is not None and record.updated < since):
+        return True
+    return decoded(record.data, names.keeper(job.job_id)).get("keeper") == token
+
+
+def cancel(job: Job, reason: str) -> None:
+    """Ask for the end, and see to it once. Does not wait: killing has little time, and the hosts see the record.
+
+    The same task may be run again: its next try is another run of the job.
+    """
+    act.cancel(job, reason, BY, anew=True)
+    Follower(job).step()
+
+
+def cancel_if_kept(job: Job, token: str, reason: str, *, since: float | None = None) -> bool:
+    if not is_kept_by(job, token, since):
+        return False
+    cancel(job, reason)
+    return True
+
+
+def wait_for_the_end(job: Job, tell: Callable[[], object] = lambda: None) -> None:
+    """Of a job that was called back: its successor would share its hardware and its checkpoints with it.
+
+    `tell` is called if that takes any time.
+    """
+    if not act.may_begin_anew(job):
+        return
+    follower = Follower(job)
+    if follower.step() is None:
+        tell()
+        follow(follower, timeout=LAST_WORDS)
+
+
+def call_back(job: Job, reason: str) -> bool:
+    """End a job that nobody looks after any more. False if it had ended."""
+    if Follower(job).step() is not None:
+        return False
+    cancel(job, reason)
+    return True

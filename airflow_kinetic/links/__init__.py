@@ -1,0 +1,3 @@
+from airflow_kinetic.floor import require_airflow
+
+require_airflow()

@@ -1,0 +1,98 @@
+"""The buttons of a task: its job's records, its whole log, and the console. They are there while it is queued.
+
+Airflow keeps what a link says at the end of each leg of a task, the deferral among them. A job on this machine has no
+page: its links name the folders.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperatorLink
+
+from airflow_kinetic.place import Place
+from kinetic_orchestration import links
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.spec import LOCAL
+
+
+def urls_of(job_id: str, place: Place) -> dict[str, str]:
+    """What each link of a job says; one that leads nowhere is left out. Pure."""
+    store_url = f"{place.store.rstrip('/')}/{place.deployment}"
+    found = {
+        KineticJobLink.key: links.browse(store_url, names.job(job_id)),
+        KineticLogLink.key: links.browse(store_url, f"{names.job(job_id)}out/"),
+    }
+    if place.backend != LOCAL:
+        found[KineticConsoleLink.key] = links.tpus(place.project)
+    return found
+
+
+def url_of_profile(place: str) -> dict[str, str]:
+    """The same of what was captured, once it was."""
+    return {KineticProfileLink.key: links.browse(place)}
+
+
+def url_of_curves(page: str) -> dict[str, str]:
+    """The same of the picture that its hosts have kept."""
+    return {KineticCurvesLink.key: page}
+
+
+class _Link(BaseOperatorLink):
+    key: ClassVar[str]
+
+    @property
+    def xcom_key(self) -> str:
+        return f"kinetic_{self.key}"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Asked in the task's own process: what the operator has found out of its job by then."""
+        del ti_key
+        return str(getattr(operator, "kinetic_urls", {}).get(self.key, ""))
+
+
+class ShowsLinks:
+    """A task whose links say what was found out of its job."""
+
+    _urls: dict[str, str]
+    operator_extra_links: Any
+
+    @property
+    def kinetic_urls(self) -> dict[str, str]:
+        return getattr(self, "_urls", {})
+
+    @kinetic_urls.setter
+    def kinetic_urls(self, urls: dict[str, str]) -> None:
+        """Airflow keeps what each link says by a request of its own: none is worth one that leads nowhere."""
+        self._urls = urls
+        of_all = type(self).operator_extra_links
+        self.operator_extra_links = [link for link in of_all if getattr(link, "key", None) in (None, *urls)]
+
+
+class KineticJobLink(_Link):
+    name = "Kinetic job"
+    key = "job_link"
+
+
+class KineticLogLink(_Link):
+    name = "Kinetic log"
+    key = "log_link"
+
+
+class KineticConsoleLink(_Link):
+    name = "Cloud TPU console"
+    key = "console_link"
+
+
+class KineticCurvesLink(_Link):
+    """Of a task whose job has reported metrics, or ran for some seconds."""
+
+    name = "Kinetic curves"
+    key = "curves_link"
+
+
+class KineticProfileLink(_Link):
+    """Of a task whose job has captured one."""
+
+    name = "XProf profile"
+    key = "profile_link"

@@ -1,0 +1,93 @@
+"""Tasks that are mapped, checked while their DAG is parsed: Airflow itself makes them only when they run.
+
+The one module that knows how Airflow's own two kinds of a half-declared task look inside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from airflow.sdk import XComArg
+from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
+
+from airflow_kinetic.declared import UNKNOWN, check
+from airflow_kinetic.operators.kinetic import declared_with
+
+
+class CheckedPartial(OperatorPartial):
+    """What `KineticTPUOperator.partial(…)` gives."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, made: OperatorPartial) -> CheckedPartial:
+        made.__class__ = cls
+        assert isinstance(made, cls)
+        return made
+
+    def expand(self, **mapped: Any) -> MappedOperator:
+        operator = super().expand(**mapped)
+        for values in _one_by_one(mapped):
+            check_mapped(operator, values)
+        return operator
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
+        operator = super().expand_kwargs(kwargs, strict=strict)
+        anything = dict.fromkeys(declared_with(), UNKNOWN)
+        stands = operator.partial_kwargs if strict else {}  # nothing may take its place
+        for values in [kwargs] if isinstance(kwargs, XComArg) else kwargs:
+            check_mapped(operator, {**anything, **stands} if isinstance(values, XComArg) else values)
+        return operator
+
+
+def checked_task(made: Any) -> Any:
+    """What `@task.kinetic` makes of a function. What is mapped are the function's arguments."""
+    kind: Any = type(made)
+    made.__class__ = _checked(kind)
+    return made
+
+
+@functools.cache
+def _checked(kind: Any) -> Any:
+    """Of whatever class it is, whose name is Airflow's own."""
+
+    def expand(self: Any, **mapped: Any) -> XComArg:
+        return _looked_at(kind.expand(self, **mapped))
+
+    def expand_kwargs(self: Any, kwargs: Any, *, strict: bool = True) -> XComArg:
+        return _looked_at(kind.expand_kwargs(self, kwargs, strict=strict))
+
+    return type("CheckedTask", (kind,), {"expand": expand, "expand_kwargs": expand_kwargs, "__module__": __name__})
+
+
+def _looked_at(made: Any) -> XComArg:
+    check_mapped(made.operator, {"python_callable": made.operator.python_callable})
+    argument: XComArg = made
+    return argument
+
+
+def check_mapped(operator: MappedOperator, values: Mapping[str, Any]) -> None:
+    """As if it were made with these values now. A class with more parameters may make anything of them."""
+    if not operator.operator_class.__init__.__module__.startswith(f"{__package__}."):
+        return
+    given = dict(declared_with())
+    for source in (operator.dag, operator.task_group):
+        given |= _ours(getattr(source, "default_args", None) or {}, given)
+    given |= _ours(operator.partial_kwargs, given)
+    given |= _ours(values, given)
+    check(given, operator.template_fields)
+
+
+def _ours(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: UNKNOWN if isinstance(values[name], XComArg) else values[name] for name in names if name in values}
+
+
+def _one_by_one(mapped: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Each value that is known while the DAG is parsed, beside values of the others that are not."""
+    unknown = dict.fromkeys(mapped, UNKNOWN)
+    yield unknown
+    for name, values in mapped.items():
+        if isinstance(values, (list, tuple)):
+            yield from ({**unknown, name: value} for value in values)

@@ -1,0 +1,82 @@
+"""Remove what no job wants any more, on a schedule: the layer of teardown that needs nobody to be alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from kinetic_orchestration.errors import BackendError, UsageError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+DELETION_PATIENCE = 60.0
+
+
+class KineticReapOperator(BaseOperator):
+    """Release slices whose job is over, past its deadline or unknown, in all zones, and records past their time.
+
+    Never what is live within its deadline, and never what this deployment did not make. Its value lists what went. It
+    fails, and so tells somebody, if something that costs money could neither be deleted nor looked at.
+
+    :param dry_run: only tell what would go
+    :param store: of which deployment's; by default as set for Airflow (templated)
+    :param deployment: the prefix in it; by default as set for Airflow (templated)
+    :param backend: where its jobs run; by default as set for Airflow
+    :param project_id: by default the connection's (templated)
+    :param gcp_conn_id: the connection to Google Cloud. Jobs on this machine need none (templated)
+    :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
+    """
+
+    template_fields: Sequence[str] = ("store", "deployment", "project_id", "gcp_conn_id", "impersonation_chain")
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        dry_run: bool = False,
+        store: str | None = None,
+        deployment: str | None = None,
+        backend: str | None = None,
+        project_id: str | None = None,
+        gcp_conn_id: str = DEFAULT_CONNECTION,
+        impersonation_chain: str | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(dry_run, bool):
+            raise UsageError(f"dry_run is {dry_run!r}, and should be True or False")
+        self.only_told = dry_run  # the name is Airflow's own method's
+        self.store = store
+        self.deployment = deployment
+        self.backend = backend
+        self.project_id = project_id
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        from kinetic_orchestration import reaper
+        from kinetic_orchestration.job import place_of
+
+        del context
+        place = Place.here(
+            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
+            backend=self.backend, project=self.project_id,
+        )  # fmt: skip
+        with place.acting():
+            store, backend, here = place_of(**place.settings())
+            found = reaper.reap(store, backend, here, dry_run=self.only_told, patience=DELETION_PATIENCE)
+        for item in found:
+            where = f" in {item.zone}" if item.zone else ""
+            self.log.info("%s: %s %s%s, because %s", item.result, item.what, item.name, where, item.why)
+        left = [item for item in found if item.result in (reaper.LEFT, reaper.UNREAD)]
+        if left:
+            names = ", ".join(f"{item.what} {item.name} ({item.why})" for item in left)
+            raise BackendError(
+                f"not all could be removed or looked at: {names}. Chips are charged for until somebody deletes them; "
+                "kinetic-orchestration doctor says which right is missing"
+            )
+        return [item._asdict() for item in found]

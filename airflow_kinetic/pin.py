@@ -1,0 +1,77 @@
+"""Which job a task means, over its tries: kept in the task's state, which outlives workers, retries and clears.
+
+A retry means the same job. A clear means another: Airflow tells of it by the number of tries that a task may have,
+which becomes those that it had and `retries` more. An edit of `retries` changes that number for no task that has run,
+so it moves no job. Together, a lower `retries` and a clear can give the number that there was: then the clears in the
+whole DAG run, which are counted, tell them apart. A DAG run that was deleted takes its tasks' state with it, and the
+next one may have its name: so each task's state has a name of its own, its life, which is part of who the job is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow_kinetic.place import Place
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+KEY = "kinetic"
+
+
+class Pin(NamedTuple):
+    epoch: int  # one more after every clear
+    max_tries: int  # when the epoch began
+    job_id: str = ""
+    place: Place | None = None
+    tried: int = 0  # the last try
+    clears: int | None = None  # of tasks of the DAG run until then
+    life: str = ""  # of the task's state; that of an older version has none
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._asdict(), "place": None if self.place is None else self.place._asdict()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Pin:
+        place = fields["place"]
+        return cls(**{**fields, "place": None if place is None else Place(**place)})
+
+
+def pin_now(kept: Pin | None, max_tries: int, retries: int, tried: int = 1, clears: int | None = None) -> Pin:
+    """The pin of a try. Pure. Without one that was kept, the epoch follows from the numbers alone."""
+    counted = max_tries - retries
+    if kept is None:
+        return Pin(counted, max_tries, tried=tried, clears=clears)
+    as_after_a_clear = max_tries == tried - 1 + retries and tried > kept.tried
+    if kept.max_tries == max_tries and not (as_after_a_clear and was_cleared(kept, clears)):
+        return kept._replace(tried=tried, clears=clears)
+    return Pin(max(kept.epoch + 1, counted), max_tries, tried=tried, clears=clears, life=kept.life)
+
+
+def was_cleared(kept: Pin, clears: int | None) -> bool:
+    """Whether any task of the DAG run was cleared since a try."""
+    return None not in (kept.clears, clears) and kept.clears != clears
+
+
+def kept_pin(context: Context) -> Pin | None:
+    state = context.get("task_state_store")
+    found = state.get(KEY) if state is not None else None
+    return Pin.from_json(found) if isinstance(found, dict) else None
+
+
+def has_state(context: Context) -> bool:
+    return context.get("task_state_store") is not None
+
+
+def new_life() -> str:
+    return secrets.token_hex(4)
+
+
+def keep(context: Context, pin: Pin) -> None:
+    """Before anything is submitted; for ever, because a task may be looked at again after any time."""
+    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+
+    state = context.get("task_state_store")
+    if state is not None:
+        state.set(KEY, pin.to_json(), retention=NEVER_EXPIRE)

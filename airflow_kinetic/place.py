@@ -1,0 +1,91 @@
+"""Where a job lies and runs, and as whom it is looked at: what a trigger is given to find its job again.
+
+JSON, and nothing secret in it: the name of a connection travels, and whoever opens the place looks it up anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from airflow_kinetic.arguments import listed
+from kinetic_orchestration import credentials, settings
+from kinetic_orchestration.act import Job
+from kinetic_orchestration.backends import Backend, open_backend
+from kinetic_orchestration.job import reopened
+from kinetic_orchestration.plan import KINETIC_BACKENDS
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import LOCAL
+from kinetic_orchestration.stores import Store, open_store
+
+DEFAULT_CONNECTION = "google_cloud_default"
+
+# What the jobs that are open share, as long as one of them is: a triggerer has a thousand of the same place.
+_stores: WeakValueDictionary[tuple[Any, ...], Store] = WeakValueDictionary()
+_backends: WeakValueDictionary[tuple[Any, ...], Backend] = WeakValueDictionary()
+
+
+class Place(NamedTuple):
+    store: str
+    deployment: str
+    backend: str
+    project: str = ""
+    gcp_conn_id: str = DEFAULT_CONNECTION
+    impersonation_chain: str | list[str] | None = None
+
+    @classmethod
+    def here(cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None) -> Place:
+        """What is set in this process, with what a task says before it, and the connection's project before that."""
+        if given.get("backend") in KINETIC_BACKENDS:  # Keras Kinetic's; jobs run where the settings say
+            given["backend"] = None
+        here = settings.load(None, **given)
+        accounts = listed(impersonation_chain or ())
+        chain = accounts[0] if len(accounts) == 1 else accounts or None
+        place = cls(here.store, here.deployment, here.backend, here.project, gcp_conn_id, chain)
+        if not place.is_google:
+            return place
+        from airflow_kinetic.hooks.kinetic import KineticHook
+
+        project = KineticHook(gcp_conn_id, chain).project_of(given.get("project"), here.project)
+        return place._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
+
+    @property
+    def is_google(self) -> bool:
+        """Whether there is anything that Google Cloud has to be asked for."""
+        return self.backend != LOCAL or "://" in self.store
+
+    def acting(self) -> AbstractContextManager[None]:
+        """Within the block, be who the connection says. A place on this machine needs, and opens, none."""
+        if not self.is_google:
+            return nullcontext()
+        from airflow_kinetic.hooks.kinetic import KineticHook
+
+        return KineticHook(self.gcp_conn_id, self.impersonation_chain).acting()
+
+    def open(self, job_id: str, spec_digest: str = "") -> Job:
+        """The job. Its store and its hosts are asked, from then on, as the connection says."""
+        with self.acting():
+            here = settings.load(None, **self.settings())
+            store, backend = self._shared(here)
+            return reopened(job_id, store, {here.backend: backend}, here, spec_digest)
+
+    def _shared(self, here: Settings) -> tuple[Store, Backend]:
+        """The same two for the same caller, place and settings, as long as a job of theirs is open."""
+        caller = credentials.credentials(here) if self.is_google else None
+        said = tuple(str(getattr(here, setting.name)) for setting in fields(here))
+        key = os.getpid(), id(caller), said
+        store, backend = _stores.get(key), _backends.get(key)
+        if store is None or backend is None:
+            store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
+            if store.caller is caller:  # which the store keeps, so that its id is nobody else's meanwhile
+                store, backend = _stores.setdefault(key, store), _backends.setdefault(key, backend)
+        return store, backend
+
+    def settings(self) -> dict[str, str | None]:
+        """As the core takes them."""
+        place = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
+        return {**place, "project": self.project or None}

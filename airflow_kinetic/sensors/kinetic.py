@@ -1,0 +1,135 @@
+"""Waits for a job that somebody else made: another task, another DAG, a person at a prompt.
+
+It watches. The job ends neither with the sensor nor because of it, but a lost attempt is followed by the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
+from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
+from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from kinetic_orchestration.errors import StoreError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from kinetic_orchestration.act import Job
+    from kinetic_orchestration.follow import Follower
+
+
+class KineticJobSensor(ShowsLinks, BaseSensorOperator):
+    """Succeed when a job has, with its value by the same rule as a task of its own; fail as it failed.
+
+    :param job_id: the job (templated)
+    :param store: where it lies; by default as set for Airflow (templated)
+    :param deployment: the prefix in it; by default as set for Airflow (templated)
+    :param backend: where it runs; by default as set for Airflow
+    :param gcp_conn_id: the connection to Google Cloud. A job on this machine needs none (templated)
+    :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
+    :param project_id: by default the connection's (templated)
+    :param deferrable: wait on a triggerer instead of on a worker
+    :param get_logs: write the hosts' lines to the sensor's log while it is deferred
+    """
+
+    template_fields: Sequence[str] = (
+        "job_id", "store", "deployment", "gcp_conn_id", "impersonation_chain", "project_id",
+    )  # fmt: skip
+    operator_extra_links = (KineticJobLink(), KineticLogLink(), KineticConsoleLink())
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        store: str | None = None,
+        deployment: str | None = None,
+        backend: str | None = None,
+        gcp_conn_id: str = DEFAULT_CONNECTION,
+        impersonation_chain: str | Sequence[str] | None = None,
+        project_id: str | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        get_logs: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self.store = store
+        self.deployment = deployment
+        self.backend = backend
+        self.gcp_conn_id = gcp_conn_id
+        self.impersonation_chain = impersonation_chain
+        self.project_id = project_id
+        self.deferrable = deferrable
+        self.get_logs = get_logs
+        self._follower: Follower | None = None
+
+    def execute(self, context: Context) -> Any:
+        if not self.deferrable:
+            return super().execute(context)
+        began = time.time()
+        found = self.poke(context)
+        return found.xcom_value if found else self._defer(began)
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        from kinetic_orchestration.follow import Follower
+
+        del context
+        if self._follower is None:
+            self._follower = Follower(self._opened(self._place(), ""))
+        if self._follower.step_if_reachable() is None:
+            return PokeReturnValue(is_done=False)
+        return PokeReturnValue(is_done=True, xcom_value=self._value(self._follower.job))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
+        from kinetic_orchestration.follow import Follower
+
+        del context
+        if event["how"] == UNREACHABLE:
+            raise StoreError(event["message"])
+        job = self._opened(Place(**event["place"]), event["spec_digest"])
+        limit = event.get("limit")
+        after = "" if limit is None else f" after {timedelta(seconds=limit)}"
+        if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
+            raise AirflowTaskTimeout(
+                f"the sensor was out of time{after}, its execution_timeout. It only watches: job {job.job_id} goes on"
+            )
+        return self._value(job)
+
+    def _place(self) -> Place:
+        return Place.here(
+            self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
+            backend=self.backend, project=self.project_id,
+        )  # fmt: skip
+
+    def _opened(self, place: Place, spec_digest: str) -> Job:
+        self.kinetic_urls = urls_of(self.job_id, place)
+        return place.open(self.job_id, spec_digest)
+
+    def _defer(self, began: float) -> None:
+        from airflow_kinetic.triggers.kinetic import KineticJobTrigger
+        from kinetic_orchestration.values import Cursor
+
+        limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
+        trigger = KineticJobTrigger(
+            job_id=self.job_id, place=self._place()._asdict(), cursor=Cursor().to_json(), deferred=time.time(),
+            deadline=None if limit is None else began + limit, get_logs=self.get_logs, keeps=False, limit=limit,
+        )  # fmt: skip
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+
+    def _value(self, job: Job) -> Any:
+        from airflow_kinetic.configuration import xcom_limit
+        from airflow_kinetic.xcom import value_for_xcom
+        from kinetic_orchestration.follow import Follower, follow
+
+        outcome = follow(Follower(job))
+        assert outcome is not None
+        return value_for_xcom(job, outcome, xcom_limit())[0]

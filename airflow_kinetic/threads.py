@@ -1,0 +1,63 @@
+"""Blocking calls for an event loop that a thousand triggers share.
+
+The loop's own pool has a handful of threads: when a triggerer takes over all triggers of another one, or a DAG run
+with hundreds of tasks is killed, the last of them would wait for minutes behind the first. Here each call has its own
+thread, a few dozen of a kind at once, and its time counts from its start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+AT_ONCE = 32
+
+R = TypeVar("R")
+
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+class TooSlow(Exception):
+    """The call was given up. Its thread ends when the call does."""
+
+
+async def run(function: Callable[[], R], *, within: float | None = None, kind: str = "") -> R:
+    """What the function returns or raises. Cancelling keeps its message, by which Airflow tells who cancelled.
+
+    Calls of one kind wait for none of another: who kills has no time for stores that give others no answer.
+    """
+    loop = asyncio.get_running_loop()
+    async with _gates.setdefault(loop, {}).setdefault(kind, asyncio.Semaphore(AT_ONCE)):
+        try:
+            async with asyncio.timeout(within) as bound:
+                return await _started(function, loop)
+        except TimeoutError:
+            if bound.expired():
+                raise TooSlow from None
+            raise
+
+
+def _started(function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> asyncio.Future[R]:
+    future: asyncio.Future[R] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            settle: tuple[Callable[[Any], None], Any] = future.set_result, context.run(function)
+        except Exception as error:
+            settle = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(_settle, future, *settle)
+
+    threading.Thread(target=work, name="kinetic-airflow", daemon=True).start()
+    return future
+
+
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], value: Any) -> None:
+    if not future.done():  # else cancelled
+        settle(value)

@@ -1,0 +1,211 @@
+"""The core's groups of options as Dagster's Config, so that YAML, the launchpad and EnvVar can set them; and what one
+launch may change of a job, by run config or by a tag.
+
+Knows their names and types. What they mean, and what is wrong with them, is the core's to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, ValidationError, model_validator
+
+from kinetic_orchestration import profile
+from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.profile import Profile
+from kinetic_orchestration.spec import Options, TpuVm, check_options
+from kinetic_orchestration.values import Limits, Retry
+
+TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
+
+
+class _Group(dg.Config):
+    @model_validator(mode="before")
+    @classmethod
+    def _from_the_core(cls, given: Any) -> Any:
+        """What Python code gives: the core's own value, or a number of seconds where a text may have a unit."""
+        if dataclasses.is_dataclass(given) and not isinstance(given, type):
+            silent = type(given)()
+            given = {
+                entry.name: getattr(given, entry.name)
+                for entry in dataclasses.fields(given)
+                if getattr(given, entry.name) != getattr(silent, entry.name)
+            }
+        if not isinstance(given, Mapping):
+            return given
+        refuse_unknown(cls.__name__, cls.model_fields, given)
+        return {name: _as_config(cls, name, value) for name, value in given.items()}
+
+
+def refuse_unknown(whose: str, names: Iterable[str], given: Any) -> None:
+    """Dagster drops what it does not know, and a misspelt bound would bound nothing."""
+    if not isinstance(given, Mapping):
+        return
+    known = list(names)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there is {', '.join(known)}"
+            raise UsageError(f"{whose} has no {name!r}: {hint}")
+
+
+def _as_config(kind: type[dg.Config], name: str, value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    field = kind.model_fields.get(name)
+    is_text = field is not None and "str" in str(field.annotation)
+    return str(value) if is_text and isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class LimitsConfig(_Group):
+    """Bounds of a job. A duration is a number of seconds, or has a unit: 90s, 15m, 2h, 1d."""
+
+    provision: str | None = Field(default=None, description="Waiting for hardware.")
+    run: str | None = Field(default=None, description="One attempt.")
+    total: str | None = Field(default=None, description="All attempts together.")
+    stall: str | None = Field(default=None, description="Without progress.")
+    cost: float | None = Field(default=None, description="Dollars, over all attempts.")
+
+    def to_core(self) -> Limits:
+        return Limits(**_given(self))
+
+
+class RetryConfig(_Group):
+    """How many failures of each kind a job survives, on new hosts and with the same checkpoints."""
+
+    user: int = Field(default=0, description="Of its own code.")
+    preemption: int = Field(default=100, description="Spot capacity that was taken back.")
+    infra: int = Field(default=3, description="Of hosts and of what they run on.")
+
+    def to_core(self) -> Retry:
+        return Retry(**_given(self))
+
+
+class TpuVmConfig(_Group):
+    """What only Cloud TPU understands, and all jobs of a deployment may share."""
+
+    reservation: str = Field(default="", description="A reservation to use.")
+    network: str = Field(default="", description="The network of the hosts; the project's default one if not given.")
+    subnetwork: str = Field(default="", description="Of a shared VPC: projects/HOST/regions/REGION/subnetworks/NAME.")
+    external_ips: bool = Field(default=True, description="Whether hosts have public addresses.")
+    secure_boot: bool = Field(default=False, description="Whether hosts boot with Secure Boot.")
+    runtime_version: str = Field(
+        default="", description="The VM image; the one that suits the generation if not given."
+    )
+    service_account: str = Field(default="", description="Whose rights the hosts have.")
+    tags: list[str] = Field(default=[], description="Network tags of the hosts.")
+    data_disks: list[str] = Field(default=[], description="Disks to attach to the hosts, read only.")
+    labels: dict[str, str] = Field(default={}, description="Labels of the cloud's resources.")
+    quota_project: str = Field(default="", description="The project that API requests are counted against.")
+
+    def to_core(self) -> TpuVm:
+        return TpuVm(**_given(self))
+
+
+class ProfileConfig(_Group):
+    """What hosts trace for XProf: some steps of a training, or some time."""
+
+    steps: int | None = Field(default=None, description="So many steps of kinetic.Training or KineticCallback.")
+    seconds: str | None = Field(default=None, description="Instead of steps, so much time: 30s.")
+    after: str | None = Field(default=None, description="How many steps come before it (5), or how much time (2m).")
+    hosts: str = Field(default="0", description="0 is host 0, all are all.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_a_number(cls, given: Any) -> Any:
+        """Or a text, as the core takes them."""
+        return profile.asked(given) or {} if isinstance(given, int | str) else given
+
+    def to_core(self) -> Profile | None:
+        """None if nothing is asked for."""
+        given: dict[str, Any] = _given(self)
+        for name in given.keys() & {"after", "hosts"}:
+            given[name] = int(given[name]) if given[name].strip().isdigit() else given[name]
+        return Profile(**given) if given else None
+
+
+def _given(config: dg.Config) -> dict[str, Any]:
+    """What differs from the default: a value of the job's own is only hidden by what somebody wrote."""
+    return {
+        name: getattr(config, name)
+        for name, field in type(config).model_fields.items()
+        if getattr(config, name) != field.default
+    }
+
+
+class KineticRunConfig(dg.Config):
+    """What one launch says of where its jobs run, over all that the code and the resource say."""
+
+    accelerator: str | None = Field(default=None, description="Another slice, such as v5e-16.")
+    spot: bool | None = Field(default=None, description="Whether to ask for spot capacity.")
+    zones: list[str] = Field(default=[], description="Where to look for capacity, the first choice first.")
+    limits: LimitsConfig = Field(default=LimitsConfig(), description="Other bounds; those not named stay.")
+    profile: ProfileConfig = Field(default=ProfileConfig(), description="A trace of this run for XProf.")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, make: Callable[[Any], KineticRunConfig]) -> KineticRunConfig:
+        refuse_unknown(cls.__name__, cls.model_fields, given)
+        made = make(given)
+        if not is_open(given):
+            asked = made.to_options()
+            check_options(Options(**{name: asked[name] for name in asked if name != "cloud"}))
+        return made
+
+    def to_options(self) -> dict[str, Any]:
+        """The options of the core that are said."""
+        limits = _given(self.limits)
+        asked = {
+            "accelerator": self.accelerator,
+            "spot": self.spot,
+            "cloud": TpuVm(zones=tuple(self.zones)) if self.zones else None,
+            "limits": Limits(**limits) if limits else None,
+            "profile": self.profile.to_core(),
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def to_tags(self) -> dict[str, str]:
+        """As a tag of a run, of a schedule's RunRequest or of a job: it then holds for each of its jobs."""
+        if is_open(self):
+            raise UsageError(
+                "a tag is text that is written now, and an EnvVar has its value in the run only: give to_tags() the "
+                "value itself, such as os.environ['NAME']"
+            )
+        groups = {name: _given(group) for name in ("limits", "profile") if _given(group := getattr(self, name))}
+        asked = {**_given(self), **groups}
+        return {TAG: json.dumps(asked)}
+
+
+def from_tag(tag: Any, whose: str) -> KineticRunConfig:
+    """What a tag says, or an error that names whose it is."""
+    try:
+        given = json.loads(tag) if isinstance(tag, str) else tag
+    except ValueError:
+        given = None
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"the tag {TAG} of {whose} is {str(tag)[:200]!r}, and should be an object in JSON with some of "
+            f"{', '.join(KineticRunConfig.model_fields)}, such as {json.dumps({'spot': False})}"
+        )
+    try:
+        return KineticRunConfig(**given)
+    except (KineticError, ValidationError) as error:
+        said = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
+        where = ".".join(str(part) for part in said.get("loc", ()))
+        raise UsageError(f"the tag {TAG} of {whose} cannot be: {f'{where}: ' if where else ''}{said['msg']}") from error
+
+
+def is_open(value: Any) -> bool:
+    """Whether something in it is an EnvVar, whose value is not known where it is written."""
+    if isinstance(value, dg.Config):
+        return any(is_open(getattr(value, name)) for name in type(value).model_fields)
+    if isinstance(value, Mapping):
+        return any(map(is_open, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_open, value))
+    return isinstance(value, dg.EnvVar) or type(value).__name__ == "IntEnvVar"

@@ -1,0 +1,35 @@
+"""A local store is a folder of one machine. A run and its sensor may be in different containers, and neither sees the
+other's: what would be lost there is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dagster_kinetic import _compat
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.launch import settings_for
+from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.spec import JobSpec
+
+ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
+
+
+def refuse_if_it_would_end_with_its_run(spec: JobSpec, context: _compat.Context) -> None:
+    """A job on this machine, that nobody waits for, in a container that is gone as soon as the step is over."""
+    plan = make_plan(spec, settings_for(spec))
+    if not plan.remote and _compat.is_contained(context):
+        raise UsageError(
+            f"{spec.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "
+            f"this run and ends with it, and no sensor in another container could see its records. {ELSEWHERE}, or "
+            "use run(), which waits for the job here"
+        )
+
+
+def refuse_unseen(store: str, deployment: str, run: str) -> None:
+    """A job's records that lie where another process was, and not here."""
+    if "://" not in store and not os.path.isdir(os.path.join(store, deployment)):
+        raise UsageError(
+            f"its records are in {store}, a folder of the machine or container where run {run} was, and it cannot be "
+            f"seen from that of this sensor. {ELSEWHERE}, or give both the same volume"
+        )

@@ -1,0 +1,372 @@
+"""Many jobs from one step: submitted so many at once, followed on one event loop, told of in the step's own thread.
+
+Dagster interrupts the main thread of a step, so nothing there waits for more than a queue: the loop that follows the
+jobs runs in a thread beside it. What becomes of the jobs when the step must end is the matter of `step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from dagster_kinetic import _compat
+from dagster_kinetic.events import said, step_name, write
+from dagster_kinetic.fleet_summary import FleetSummary
+from dagster_kinetic.host_logs import HostLogs
+from dagster_kinetic.pace import Paced
+from dagster_kinetic.step import identity_of, leave, place_of
+from dagster_kinetic.summary import headline
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.follow import Follower, afollow, prefixed
+from kinetic_orchestration.identity import Identity, of
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.launch import find, launch, other_than_asked, settings_for
+from kinetic_orchestration.results import collect
+from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.values import Change, Event, Metrics, Output
+
+SUBMITTERS = 4  # jobs that are on their way at the same moment
+WAITING_EVENTS = 1000  # then the readers of the jobs' logs wait for the step
+SUBMIT_SECONDS = 30.0  # so long an interrupted step waits to hear which jobs it has
+LONGEST_SLEEP = 0.5
+COUNT_SECONDS = 1.0
+WAITING_AGAIN = ("resuming", "queued")  # phases of a job that has no hosts, whatever it had before
+MOST_FAILURES = 20  # that the log tells one by one; of what jobs survive, no more than so many at once
+
+
+@dataclass(frozen=True)
+class MapResult:
+    """What became of one input: its value, or what its job, or its submission, raised."""
+
+    input: Any
+    job: JobHandle[Any] | None  # none if it could not be submitted
+    value: Any = None
+    error: Exception | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def get(self) -> Any:
+        """The value, or the error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+Future = concurrent.futures.Future[Any]
+
+
+class Launched(NamedTuple):
+    place: int
+    job: JobHandle[Any]
+    other: str = ""  # what of it is another than its launch says now
+
+
+class Told(NamedTuple):
+    place: int
+    event: Event
+
+
+class Ended(NamedTuple):
+    place: int
+    job: JobHandle[Any] | None
+    value: Any
+    error: Exception | None
+
+
+News = Launched | Told | Ended
+
+
+def map_in_step(
+    specs: Sequence[JobSpec],
+    inputs: Sequence[Any],
+    names: Sequence[str],
+    context: _compat.Context,
+    call: str,
+    width: int,
+) -> list[MapResult]:
+    """Run all the jobs as this step, and return what became of each, in the order of their inputs."""
+    if not specs:
+        return []
+    fleet: Fleet | None = None
+    narrator: FleetNarrator | None = None
+    ends: dict[int, Ended] = {}
+    try:
+        fleet = Fleet(specs, _identities(specs, names, context, call), width)
+        narrator = FleetNarrator(context, specs[0].name, call, len(specs))
+        with fleet:
+            for news in fleet.news():
+                narrator(news)
+                if isinstance(news, Ended):
+                    ends[news.place] = news
+        narrator.end()
+    except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
+        with _compat.uninterrupted():
+            leave(fleet.left() if fleet is not None else [], context, unseen=fleet.unseen if fleet is not None else [])
+        raise
+    finally:
+        if narrator is not None:
+            narrator.close()
+    results = [ends[index] for index in range(len(specs))]
+    return [MapResult(item, end.job, end.value, end.error) for item, end in zip(inputs, results, strict=True)]
+
+
+class FleetNarrator:
+    """Tells a step of many jobs: each line with its job's place, and in a log of that job alone; which of them were
+    interrupted or failed; and the counts of them about once a second.
+    """
+
+    def __init__(self, context: _compat.Context, name: str, call: str, size: int) -> None:
+        self._context = context
+        self._what = f"{call} {name}".lstrip()
+        self._hosts: dict[int, int] = {}
+        self._live: dict[int, bool] = {}  # whether its hosts run
+        self._ran: set[int] = set()
+        self._summary = FleetSummary(context, name, call, size)
+        self._counts = Paced(self._count, lambda: COUNT_SECONDS)
+        self._troubles: Paced[str] = Paced(self._trouble, lambda: COUNT_SECONDS, MOST_FAILURES)
+        step = "" if context is None else step_name(context, call)
+        self._logs = None if context is None else HostLogs(context, lambda place: f"{step} [{place}]")
+
+    def __call__(self, news: News) -> None:
+        if isinstance(news, Told):
+            self._told(news.place, news.event)
+        elif isinstance(news, Launched):
+            self._live[news.place] = False
+            self._hosts[news.place] = news.job.hosts
+            self._summary.launched(news.place, news.job)
+            if news.other:
+                self._troubles(
+                    f"input {news.place} goes on with job {news.job.job_id}, which was submitted before with "
+                    f"{news.other}. To have what is asked for now: kinetic-orchestration cancel {news.job.job_id}, and "
+                    "map it anew"
+                )
+            self._counts(None)
+        else:
+            self._live.pop(news.place, None)
+            self._summary.ended(news.place, news.job, news.error)
+            if news.error is not None and self._summary.counts.failed <= MOST_FAILURES:
+                which = f"job {news.job.job_id} " if news.job is not None else ""
+                self._log("warning", f"{which}of input {news.place} failed: {headline(news.error)}")
+            self._counts(None)
+
+    def _told(self, place: int, event: Event) -> None:
+        if isinstance(event, Output):
+            hosts = self._hosts[place]
+            write(prefixed(event, hosts, f"[{place}] "))
+            if self._logs is not None:
+                self._logs.write(place, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
+        elif isinstance(event, Metrics):
+            self._summary.reported(place, event)
+        elif isinstance(event, Change):
+            level, text = said(event, place in self._ran)
+            if level == "warning":
+                self._troubles(f"input {place} is {text}")
+            if event.phase == "running":
+                self._ran.add(place)
+            if event.phase in ("running", *WAITING_AGAIN):
+                self._live[place] = event.phase == "running"
+                self._counts(None)
+
+    def end(self) -> None:
+        """All jobs have ended."""
+        self._flush()
+        self._summary.end()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # `end` has said all of it; without, the reason is another one
+            self._flush()
+        if self._logs is not None:
+            self._logs.close()
+
+    def _flush(self) -> None:
+        self._troubles.flush()
+        self._counts.flush()
+        self._summary.flush()
+
+    def _count(self, _: None, missed: int) -> None:
+        del missed
+        counts, running = self._summary.counts, sum(list(self._live.values()))
+        failed = f", {counts.failed} of them failed" if counts.failed else ""
+        self._log(
+            "info",
+            f"{self._what}: {counts.ended} of {counts.jobs} have ended{failed}; {running} run, "
+            f"{len(self._live) - running} wait",
+        )
+
+    def _trouble(self, text: str, missed: int) -> None:
+        self._log("warning", text + (f" (and {missed} more like this)" if missed else ""))
+
+    def _log(self, level: str, text: str) -> None:
+        if self._context is None:
+            write(f"kinetic: {text}\n")
+        else:
+            getattr(self._context.log, level)(text)
+
+
+def _identities(
+    specs: Sequence[JobSpec], names: Sequence[str], context: _compat.Context, call: str
+) -> Callable[[int], Identity]:
+    """Each input's job is one of its own, whatever became of the others when the step was tried before."""
+    if context is None or _compat.is_direct(context):
+        deployment = settings_for(specs[0]).deployment
+        return lambda index: of(deployment, f"{call}[{names[index]}]" if call else None)
+    place = place_of(context, call)
+    return lambda index: identity_of(specs[index], place._replace(call=f"{call}[{names[index]}]"))
+
+
+class Fleet:
+    """The jobs of one step. Entered, it submits and follows them in threads of its own."""
+
+    def __init__(self, specs: Sequence[JobSpec], identity: Callable[[int], Identity], width: int) -> None:
+        self._specs = specs
+        self._identity = identity
+        self._width = width
+        self._jobs: dict[int, JobHandle[Any]] = {}
+        self._begun: dict[int, Identity] = {}
+        self.unseen: list[KineticError] = []  # why it cannot be told of some whether they are there
+        self._news: queue.Queue[News | BaseException | None] = queue.Queue(WAITING_EVENTS)
+        self._stop = threading.Event()  # submit no more, and tell no more
+        self._workers = Workers(min(SUBMITTERS, width))
+        self._submissions: list[Future] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kinetic-fleet", daemon=True)
+
+    def __enter__(self) -> Fleet:
+        self._all = self._loop.create_task(self._follow_all())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is heard of the jobs any more; they go on."""
+        self._stop.set()
+        with contextlib.suppress(RuntimeError):  # it has come to its end already
+            self._loop.call_soon_threadsafe(self._all.cancel)
+        self._workers.stop()
+        self._thread.join(SUBMIT_SECONDS)
+
+    def news(self) -> Iterator[News]:
+        """Until all jobs have ended."""
+        while True:
+            try:
+                found = self._news.get(timeout=LONGEST_SLEEP)
+            except queue.Empty:
+                continue
+            if found is None:
+                return
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+
+    def left(self) -> list[JobHandle[Any]]:
+        """The jobs there are when the step is interrupted, with those that were on their way."""
+        concurrent.futures.wait(self._submissions, SUBMIT_SECONDS)
+        begun, jobs = self._begun.copy(), self._jobs.copy()  # a thread that has not answered may still add to them
+        for index in begun.keys() - jobs.keys():
+            try:
+                job = find(self._specs[index], begun[index])
+            except KineticError as error:
+                self.unseen.append(error)
+            else:
+                if job is not None:
+                    jobs[index] = JobHandle(job)
+        return [jobs[index] for index in sorted(jobs)]
+
+    # ---- in the thread of the loop ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._all)
+            self._put(None)
+        except BaseException as error:  # whatever it is, the step must hear of it
+            self._put(error)
+        finally:
+            self._loop.close()
+
+    async def _follow_all(self) -> None:
+        gate = asyncio.Semaphore(self._width)
+        async with asyncio.TaskGroup() as group:
+            for index in range(len(self._specs)):
+                await gate.acquire()
+                group.create_task(self._one(index)).add_done_callback(lambda _: gate.release())
+
+    async def _one(self, index: int) -> None:
+        job: JobHandle[Any] | None = None
+        try:
+            job = await self._in_thread(self._submit, index)
+            outcome = await afollow(Follower(job._job), lambda event: self._put(Told(index, event)))
+            end = Ended(index, job, await self._in_thread(collect, job._job, outcome), None)
+        except Exception as error:
+            end = Ended(index, job, None, error)
+        await self._in_thread(self._put, end)
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        future = self._workers.submit(work, *arguments)
+        if work == self._submit:
+            self._submissions.append(future)
+        return await asyncio.wrap_future(future)
+
+    # ---- in other threads ------------------------------------------------------------------------------------
+
+    def _submit(self, index: int) -> JobHandle[Any]:
+        identity = self._identity(index)
+        self._begun[index] = identity
+        job = launch(self._specs[index], identity)
+        handle = self._jobs[index] = JobHandle(job)
+        other = ""
+        with contextlib.suppress(KineticError):  # whoever follows the job hears of it
+            other = other_than_asked(self._specs[index], job)
+            other = "" if other and handle.peek().status.final else other
+        self._put(Launched(index, handle, other))
+        return self._jobs[index]
+
+    def _put(self, news: News | BaseException | None) -> None:
+        """Waits while the step has much to tell, and never for one that does not listen any more."""
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._news.put(news, timeout=LONGEST_SLEEP)
+                return
+
+
+class Workers:
+    """A few threads. Those of an executor would keep the process until a store that is away has answered."""
+
+    def __init__(self, count: int) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._count = count
+        for _ in range(count):
+            threading.Thread(target=self._work, name="kinetic-submit", daemon=True).start()
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = concurrent.futures.Future()
+        self._waiting.put((future, functools.partial(work, *arguments)))
+        return future
+
+    def stop(self) -> None:
+        """What has not begun is left undone."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (waiting := self._waiting.get_nowait()) is not None:
+                    waiting[0].cancel()
+        for _ in range(self._count):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            future, work = waiting
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)

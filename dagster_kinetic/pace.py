@@ -1,0 +1,69 @@
+"""A bound on how often something is told, that never loses the last word."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Paced(Generic[T]):
+    """Hands on `burst` values at once, then one for each `seconds` that pass; of those that wait, only the newest.
+
+    What waits is told when its time comes, by a thread of its own, so also when nothing follows it. `tell` hears the
+    value, and how many were left out before it.
+    """
+
+    def __init__(self, tell: Callable[[T, int], object], seconds: Callable[[], float], burst: int = 1) -> None:
+        self._tell = tell
+        self._seconds = seconds
+        self._burst = burst
+        self._credit = float(burst)
+        self._earned = time.monotonic()
+        self._held: list[T] = []  # none or one
+        self._missed = 0
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, value: T) -> None:
+        with self._lock:
+            self._missed += len(self._held)
+            self._held = [value]
+            self._tell_if_due()
+
+    def flush(self) -> None:
+        """Now, whatever the pace."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._held:
+                self._tell_held()
+
+    def _tell_if_due(self) -> None:
+        seconds, now = self._seconds(), time.monotonic()
+        self._credit = min(float(self._burst), self._credit + (now - self._earned) / seconds)
+        self._earned = now
+        if self._credit >= 1:
+            self._credit -= 1
+            self._tell_held()
+        elif self._timer is None:
+            self._timer = threading.Timer((1 - self._credit) * seconds, self._when_due)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _when_due(self) -> None:
+        with self._lock:
+            self._timer = None
+            if self._held:
+                try:
+                    self._tell_if_due()
+                except Exception:  # it is still held, and `flush` says it again where it can be heard
+                    return
+
+    def _tell_held(self) -> None:
+        self._tell(self._held[0], self._missed)
+        self._held, self._missed = [], 0

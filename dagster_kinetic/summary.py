@@ -1,0 +1,156 @@
+"""What Dagster keeps of a job after its end: the metadata of what it made, or the failure that a person reads.
+
+Knows no steps: what is said here is told by the records alone, so by any process, at any later time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from kinetic_orchestration import links, picture, portrait
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.spec import LOCAL
+from kinetic_orchestration.values import Outcome
+
+MOST_METRICS = 40
+MOST_SPARKS = 2
+LAST_LINES = 25
+
+
+def prefix_of(call: str) -> str:
+    """What leads the names of a job's metadata; a step may run many jobs."""
+    return f"kinetic/{call}/" if call else "kinetic/"
+
+
+def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves | None = None) -> dict[str, Any]:
+    """What is kept beside the asset: where it ran, how long, what that cost, and what it reported."""
+    cost = handle.cost()
+    values: dict[str, Any] = {
+        "job_id": handle.job_id,
+        **pictures_of(handle, curves),
+        "accelerator": handle.accelerator,
+        "zone": ", ".join(handle.zones()),
+        "attempts": max(1, cost.attempts),
+        "queued_seconds": round(cost.queued_seconds, 3),
+        "running_seconds": round(cost.productive_seconds, 3),
+        "held_seconds": round(cost.ready_seconds, 3),
+        "goodput": round(cost.goodput, 4) if cost.goodput is not None else None,
+        "chip_hours": cost.chip_hours,
+        "cost": str(cost).removeprefix("cost: "),
+        "cost_usd_estimate": 0.0 if cost.emulated else cost.usd,
+        "output_dir": handle.output_dir,
+        **profile_of(handle),
+        **pages_of(handle),
+        "logs": f"kinetic-orchestration logs {handle.job_id}",
+    }
+    prefix = prefix_of(call)
+    return {prefix + name: value for name, value in values.items() if value not in (None, "")}
+
+
+def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:
+    """Where its profile lies, and how to open it, if there is one."""
+    place = ""
+    with contextlib.suppress(KineticError):  # it is worth no step
+        place = handle.profile_dir()
+    if not place:
+        return {}
+    page = {"profile_url": dg.MetadataValue.url(links.browse(place))} if place.startswith("gs://") else {}
+    return {"profile": place, "xprof": names.xprof(place), **page}
+
+
+def pages_of(handle: JobHandle[Any]) -> dict[str, Any]:
+    """Addresses that can be clicked on; a job on this machine has none."""
+    urls = handle.links()
+    if urls and handle.output_dir.startswith("gs://"):
+        urls["output_url"] = links.browse(handle.output_dir)
+    return {name: dg.MetadataValue.url(url) for name, url in urls.items()}
+
+
+def pictures_of(handle: JobHandle[Any], curves: picture.Curves | None) -> dict[str, Any]:
+    """What it reported, as it was heard here or else as its hosts have kept it; and what its devices did, which only
+    they know. Where it was kept is told, too, if that is a page."""
+    kept: dict[str, Any] = {}
+    page = ""
+    with contextlib.suppress(KineticError):  # a picture is worth no step
+        kept = portrait.read(handle.picture() or b"", handle.job_id)
+        page = handle.picture_url() if kept and handle.backend != LOCAL else ""
+    url = {"curves_url": dg.MetadataValue.url(page)} if page else {}
+    if curves:
+        return {**metrics_of(curves, handle.func_name, kept.get("devices", {})), **url}
+    return {"curves": _image(portrait.draw(kept, handle.func_name, keep=False), "metrics"), **url} if kept else {}
+
+
+def metrics_of(curves: picture.Curves, title: str, devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Their curves, and the last value of each, which Dagster plots from one materialization to the next.
+
+    Dagster shows short Markdown in its place, and a picture as large as `curves` on a click.
+    """
+    points = curves.points()
+    panels, unit = portrait.panels_of(devices)
+    drawn = picture.svg(picture.grouped(points), axis=curves.axis, title=title, beside=panels, beside_axis=unit)
+    return {
+        **{f"curve/{name}": _image(picture.spark(points[name]), name) for name in list(points)[:MOST_SPARKS]},
+        "curves": _image(drawn, "metrics"),
+        **{f"metrics/{name}": number(value) for name, value in list(curves.last.items())[:MOST_METRICS]},
+    }
+
+
+def _image(drawn: str, name: str) -> dg.MarkdownMetadataValue:
+    return dg.MetadataValue.md(picture.markdown(drawn, name))
+
+
+def number(value: float) -> float | str:
+    """A number that a plot can take, or else its name."""
+    return value if math.isfinite(value) else str(value)
+
+
+def failure_of(
+    handle: JobHandle[Any],
+    outcome: Outcome | None,
+    error: BaseException,
+    call: str,
+    curves: picture.Curves | None = None,
+) -> dg.Failure:
+    """What the run's page shows of a job that failed; `error`, as its cause, stays the user's own exception."""
+    failure = outcome.verdict.failure if outcome is not None else None
+    host = outcome.verdict.host if outcome is not None else None
+    where = f" on host {host} of {handle.hosts}" if host is not None and handle.hosts > 1 else ""
+    again = f", in attempt {outcome.attempts}" if outcome is not None and outcome.attempts > 1 else ""
+    log = f"kinetic-orchestration logs {handle.job_id}" + (f" --host {host}" if host and handle.hosts > 1 else "")
+    tail = "\n".join(failure.log_tail.strip().splitlines()[-LAST_LINES:]) if failure is not None else ""
+    description = f"{handle.func_name} failed{where}{again}: {headline(error)}"
+    if tail:
+        description += f"\n\nThe last lines of host {host or 0}:\n{tail}"
+    description += f"\n\nNext: {log}"
+    prefix = prefix_of(call)
+    first: dict[str, Any] = {}
+    if host is not None:
+        first[f"{prefix}host"] = host
+    if failure is not None and failure.traceback.strip():
+        first[f"{prefix}traceback"] = dg.MetadataValue.md(fenced(failure.traceback))
+    first[f"{prefix}logs"] = log
+    told, allow_retries = (error.metadata, error.allow_retries) if isinstance(error, dg.Failure) else ({}, None)
+    metadata = {**told, **first, **metadata_of(handle, call, curves), **first}
+    return dg.Failure(description, metadata, allow_retries)
+
+
+def headline(error: BaseException) -> str:
+    """The first line of what it says, with its kind unless that is ours."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    own = type(error).__module__.startswith("kinetic_orchestration.")
+    return said if own and said else f"{type(error).__name__}: {said}".rstrip(": ")
+
+
+def fenced(text: str) -> str:
+    """As a block of code in Markdown, whatever is in it."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text.rstrip()}\n{fence}"

@@ -1,0 +1,151 @@
+"""What a host's devices do while its program runs: one small sample at a slow pace.
+
+CPU and memory of all that the program has started are read from /proc. Accelerators are read by a process of its own
+(`device_reader`) in the job's environment, which has the vendor's library; if that cannot be, one line in the log says
+so, and nothing else comes of it. Linux only: elsewhere there are no samples. Knows no store and no wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+PACE = 10.0  # seconds between two samples; fewer at first, so that a short job has a curve too
+GIB = 1 << 30
+MOST_DEVICES = 16
+LONGEST_LINE = 64 << 10
+OLD = 60.0  # seconds, after which what was read of the accelerators is not what they do now
+ACCELERATORS = ("tpu", "gpu")
+LONGEST_END = 1.0  # of a reader that was killed: one that hangs in a driver does not end, and its agent has to go on
+
+
+class Gauges:
+    """Of the descendants of this process."""
+
+    def __init__(self, kind: str, python: str, environ: Mapping[str, str], now: float) -> None:
+        """`kind` of accelerator, if it is a real one; `python` and `environ` are the program's."""
+        self.note = ""  # to be told once
+        self._ticks, self._time = -1, now
+        self._reader, self._pipe = 0, -1
+        self._rest = b""
+        self._devices: dict[str, Any] = {}
+        self._heard = now
+        if kind in ACCELERATORS:
+            self._open(kind, python, environ)
+
+    def sample(self, now: float) -> dict[str, Any]:
+        """What is so now, and of the CPU since the last time."""
+        found: dict[str, Any] = {}
+        tree = _tree(os.getpid(), self._reader)
+        if tree is not None:
+            ticks, pages = tree
+            if self._ticks >= 0 and now > self._time:
+                cores = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK") / (now - self._time)
+                found["cpu"] = round(max(0.0, cores), 2)
+            self._ticks, self._time = ticks, now
+            found["memory"] = round(pages * os.sysconf("SC_PAGE_SIZE") / GIB, 3)
+        if self._pipe >= 0:
+            self._take(now)
+        if now - self._heard > OLD:
+            self._devices = {}
+        return {**found, **self._devices}
+
+    def ended(self, pid: int) -> None:
+        """A child of this process has ended, and was collected."""
+        if pid == self._reader:
+            self._reader = 0
+
+    def close(self) -> None:
+        """Nothing is left of it: who asks whether the program has left anything running means the program."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        if self._reader:
+            reader, self._reader = self._reader, 0
+            with contextlib.suppress(OSError):
+                os.kill(reader, signal.SIGKILL)
+                give_up = time.monotonic() + LONGEST_END
+                while os.waitpid(reader, os.WNOHANG)[0] == 0 and time.monotonic() < give_up:
+                    time.sleep(0.002)
+
+    def _open(self, kind: str, python: str, environ: Mapping[str, str]) -> None:
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "device_reader.py")
+        self._pipe, end = os.pipe()
+        os.set_blocking(self._pipe, False)
+        try:
+            self._reader = os.posix_spawn(
+                python, [python, "-I", script, kind, str(PACE)], dict(environ), setsid=True, setsigmask=[],
+                setsigdef=[signal.SIGTERM, signal.SIGCHLD, signal.SIGINT],
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, end, 1),
+                    (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+                ],
+            )  # fmt: skip
+        except OSError as error:
+            self._tell(f"{error.strerror}: {python}")
+        finally:
+            os.close(end)
+
+    def _take(self, now: float) -> None:
+        """The newest of the lines that the reader has written since."""
+        data = self._rest
+        with contextlib.suppress(BlockingIOError):
+            while more := os.read(self._pipe, LONGEST_LINE):
+                data += more
+        whole, _, self._rest = data.rpartition(b"\n")
+        self._rest = self._rest[-LONGEST_LINE:]
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._hear(json.loads(line), now)
+
+    def _hear(self, found: dict[str, Any], now: float) -> None:
+        if "note" in found:
+            self._tell(str(found["note"]))
+        else:
+            lists = {key: [float(each) for each in found[key][:MOST_DEVICES]] for key in ("busy", "used", "total")}
+            self._devices, self._heard = {"kind": str(found["kind"]), **lists}, now
+
+    def _tell(self, why: str) -> None:
+        self.note = self.note or f"what the accelerators do is not known: {why}"[:500]
+
+
+def _tree(root: int, besides: int) -> tuple[int, int] | None:
+    """Of all that descends from a process, but for one of them: ticks of CPU, those of ended children included, and
+    pages of memory, of which those that several share count for each."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = os.open(f"/proc/{entry}/stat", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fields = os.read(stat, 1024).rpartition(b") ")[2].split()
+            ticks = sum(map(int, fields[11:15]))
+            found.setdefault(int(fields[1]), []).append((int(entry), ticks, int(fields[21])))
+        except (OSError, ValueError, IndexError):  # it has just ended
+            continue
+        finally:
+            os.close(stat)
+    ended = os.times()
+    ticks, pages = int((ended.children_user + ended.children_system) * os.sysconf("SC_CLK_TCK")), 0
+    look = [root]
+    while look:
+        for pid, used, resident in found.get(look.pop(), ()):
+            if pid != besides:
+                ticks, pages = ticks + used, pages + resident
+                look.append(pid)
+    return ticks, pages

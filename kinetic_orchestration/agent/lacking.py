@@ -1,0 +1,57 @@
+"""What a job's environment lacks, said as the line that its requirements need.
+
+Looks at the exception and at this interpreter only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Modules whose distribution has another name.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "keras_hub": "keras-hub",
+    "orbax": "orbax-checkpoint",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+    "tensorflow_text": "tensorflow-text",
+    "tunix": "google-tunix",
+    "yaml": "pyyaml",
+}
+_KNOWN = {*DISTRIBUTIONS, "jax", "tensorflow", "torch", "keras", "flax", "optax", "peft", "transformers", "numpy"}
+
+
+def explain(error: ModuleNotFoundError) -> None:
+    """A note on the exception, if what it misses is no part of something that is there."""
+    import importlib.util
+
+    from kinetic_orchestration.agent.environment import MARKER
+
+    top = (error.name or "").partition(".")[0]
+    if not top or importlib.util.find_spec(top) is not None:
+        return
+    line = DISTRIBUTIONS.get(top, top.replace("_", "-"))
+    if os.path.isfile(os.path.join(sys.prefix, MARKER)):
+        text = f"{top} is not in the environment of this job: add the line {line} to its requirements"
+        text += f". Code of your own travels with first_party=[{top!r}]" if top not in _KNOWN else ""
+    else:
+        text = (
+            f"{top} is not installed where this job runs ({sys.prefix}): install {line} there, or give the job an "
+            f"environment of its own, with requirements=[…, {line!r}]"
+        )
+    if _raised_in_keras(error):
+        text += ". It is the backend that Keras was told to use; keras_backend= names another one"
+    # Not add_note, which a host's Python may be too old for; the exception takes it along all the same.
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined,unused-ignore]
+
+
+def _raised_in_keras(error: BaseException) -> bool:
+    frames = error.__traceback__
+    while frames is not None:
+        if str(frames.tb_frame.f_globals.get("__name__", "")).startswith("keras.src.backend"):
+            return True
+        frames = frames.tb_next
+    return False

@@ -1,0 +1,105 @@
+"""What a host's program is told when it starts: its environment, its place, and where it leaves what came of it.
+
+Pure: of the assignment, the task, and the environment that this process was given. Knows no process and no store.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kinetic_orchestration.agent import distributed
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from kinetic_orchestration.agent.assignment import Assignment
+    from kinetic_orchestration.agent.prepare import Ready
+
+
+def orders(
+    at: Assignment,
+    task: Mapping[str, Any],
+    ready: Ready,
+    addresses: Sequence[str],
+    ports: Mapping[str, int],
+    extra: Mapping[str, str],
+    files: Mapping[str, str],
+    agent: str,
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """The one message to the program's process.
+
+    `addresses` are those of all hosts, `ports` host 0's, `extra` more of the environment, `files` the program's own
+    (outcome, events, notice, stacks), `agent` where this package lies on the host.
+    """
+    env = {
+        **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
+        **_devices(at, task, environ),
+        **distributed.environment(
+            at.host, at.hosts, addresses, ports, join=task["distributed"], slices=task.get("slices", 1)
+        ),
+        **extra,
+        "KINETIC_JOB_ID": at.job,
+        "KINETIC_HOST_INDEX": str(at.host),
+        "KINETIC_HOST_COUNT": str(at.hosts),
+        "KINETIC_OUTPUT_DIR": task["output_dir"],
+        "KINETIC_CHECKPOINT_DIR": task["checkpoint_dir"],
+        "KINETIC_PARTITION_KEY": task["partition_key"],
+        "KINETIC_EVENTS": files["events"],
+        "KINETIC_NOTICE": files["notice"],
+        **_traced(at, task.get("profile")),
+    }  # fmt: skip
+    if task["argv"]:
+        env |= _of_command(task, ready, files["stacks"], agent, environ)
+    return {
+        "drop": [name for name in environ if distributed.is_stale(name)],
+        "env": env,
+        "cwd": ready.cwd,
+        "path": ready.path,
+        "site": agent,
+        "argv": ready.argv,
+        "name": task["name"],
+        "payload": ready.payload,
+        "digest": task["payload"].get("digest", ""),
+        "data": ready.data,
+        "outcome": files["outcome"],
+        "stacks": files["stacks"],
+        "value": at.host == 0,
+        "debug": task["debug"] if at.host == 0 else 0,
+    }
+
+
+def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    if task["emulated"]:
+        return distributed.emulated(task["devices"])
+    given = {**environ, **task["env"]}
+    if task["accelerator"]["kind"] == "tpu":
+        return distributed.on_tpu(given)
+    return {**distributed.real(task["devices"], environ.get("CUDA_VISIBLE_DEVICES")), **distributed.on_gpu(given)}
+
+
+def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]:
+    if not profile or (profile["hosts"] != "all" and at.host != 0):
+        return {}
+    import json
+
+    return {distributed.TRACE: json.dumps(profile)}
+
+
+def _of_command(
+    task: Mapping[str, Any], ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """By which the Pythons of a command find their project, join their slice and show their stacks."""
+    path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *ready.path]
+    inherited = [] if task["environment"] else [environ.get("PYTHONPATH", "")]
+    env = {
+        "KINETIC_SITE": agent,
+        "KINETIC_STACKS": stacks,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*path, *inherited])),
+    }
+    programs, places = os.path.dirname(ready.python), environ.get("PATH", os.defpath)
+    if task["environment"] or programs not in places.split(os.pathsep):
+        env["PATH"] = programs + os.pathsep + places  # a script's own `python` is the job's
+    return env

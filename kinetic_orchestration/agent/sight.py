@@ -1,0 +1,83 @@
+"""What a host sees of its attempt's records, and how it shows itself, where every look is cheap: on files.
+
+`lookout.Lookout` has the same verbs for a store at a distance. Neither knows what follows from what it sees.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kinetic_orchestration.agent import names, wire
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from kinetic_orchestration.agent.assignment import Assignment
+    from kinetic_orchestration.agent.files import FileRecords
+    from kinetic_orchestration.agent.records import Record
+
+
+class Sight:
+    """Reads when it is asked, writes when it is told."""
+
+    def __init__(self, records: FileRecords, at: Assignment) -> None:
+        self.records = records
+        self.at = at
+
+    def open(self) -> None:
+        """From now on this host is seen."""
+
+    def verdict(self) -> bytes | None:
+        return self._read(names.verdict(self.at.job, self.at.attempt))
+
+    def cancel(self) -> bytes | None:
+        return self._read(names.cancel(self.at.job))
+
+    def owner(self) -> tuple[Record, float] | None:
+        moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
+        return None if beat is None else (beat, moment)
+
+    def started(self, host: int) -> dict[str, Any] | None:
+        """What a host said of itself when it started."""
+        data = self._read(names.host(self.at.job, self.at.attempt, host, "started.json"))
+        return None if data is None else wire.decode(data)
+
+    def exit(self, host: int) -> int | None:
+        data = self._read(names.host(self.at.job, self.at.attempt, host, "exit.json"))
+        return None if data is None else int(wire.decode(data)["code"])
+
+    def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
+        """A host's sign of life: its generation, and what it says, if that can be read."""
+        record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
+        return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
+
+    def looked(self) -> float:
+        """When the others' beats were last looked at, by this machine's steady clock."""
+        return time.monotonic()
+
+    def cadence(self) -> float:
+        """How old what is seen may be."""
+        return 0.0
+
+    def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
+        """Show a sign of life, and tell whoever waits for it if it says something new."""
+        self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), compose().encode())
+        if changed:
+            self.records.ring(self.at.job)
+
+    def denied(self) -> tuple[str, str]:
+        """Why this host cannot show that it lives, and whose matter that is. Here that ends it at once."""
+        return "", ""
+
+    def stir(self) -> None:
+        """Whoever looks at beats alone should see the next one soon. Here nobody does."""
+
+    def close(self) -> None:
+        """This host has said its last."""
+        self.records.ring(self.at.job)
+
+    def _read(self, name: str) -> bytes | None:
+        record = self.records.read(name)
+        return None if record is None else record.data

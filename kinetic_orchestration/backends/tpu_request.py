@@ -1,0 +1,318 @@
+"""The create call of a slice of TPU VMs as plain data, from a job's spec and an attempt's intent alone.
+
+Pure: the same spec and intent give the same request, whoever makes it, so a call that may or may not have happened is
+made again. The request is proto-JSON of `google.cloud.tpu_v2`; this module knows no client, no zone table and nothing
+of what the API answers. What is secret never comes here: a VM's metadata can be read by everybody on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.settings import duration
+from kinetic_orchestration.values import Intent, Plan, Staged
+
+CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
+METADATA_LIMIT = 256 << 10  # bytes of one metadata value
+LABEL_LIMIT = 63
+LABELS_LIMIT = 64
+SHORTEST_QUEUE = 1.0  # seconds: a request that is valid for less is none
+
+OURS = "kinetic-"
+DEPLOYMENT = f"{OURS}deployment"
+JOB = f"{OURS}job"
+ATTEMPT = f"{OURS}attempt"
+EXPIRES = f"{OURS}expires"
+SPEC = f"{OURS}spec"
+SLICES = f"{OURS}slices"
+MARK = f"{OURS}mark"
+WHO = ("pipeline", "step", "run", "owner")
+
+_END_OF_PROGRAM = "END_OF_KINETIC_BOOT"
+
+
+class Owned(NamedTuple):
+    """What the labels of a resource of ours say."""
+
+    deployment: str
+    job: str
+    attempt: int
+    expires: float
+    spec: str
+
+
+def check(plan: Plan) -> None:
+    """Refuse what the Cloud TPU API can never make, with what to use instead."""
+    slice_ = plan.slice
+    if slice_.kind != "tpu":
+        raise Unsupported(
+            f"{slice_.name} is not a TPU, and the tpu-vm backend makes TPU VMs only: name a TPU, such as v5e-8, or "
+            "use backend='local'"
+        )
+    if slice_.api != "tpu-vm":
+        raise Unsupported(
+            f"{slice_.name} cannot be made by the tpu-vm backend: the Cloud TPU API stops at v6e, and TPU7x and later "
+            "are reached through GKE only. Use v6e or v5p here (see `kinetic-orchestration accelerators`)"
+            if slice_.generation not in ("v2", "v3", "v4", "v5e", "v5p", "v6e")
+            else f"{slice_.name} has no name in the Cloud TPU API: its largest {slice_.generation} slice is smaller. "
+            "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
+        )
+    if plan.spot and plan.cloud.get("reservation"):
+        raise UsageError(
+            f"spot capacity and the reservation {plan.cloud['reservation']!r} exclude each other: keep one of them"
+        )
+    for disk in plan.cloud.get("data_disks", ()):
+        _disk(disk, plan, "zone")
+
+
+def name_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
+    """The name of an attempt's queued resource, and of its node. Another store or deployment gives another name."""
+    return f"{OURS}{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
+
+
+def mark(store: str, deployment: str) -> str:
+    """Eight letters that tell the resources of this deployment of this store from all others in a project."""
+    return hashlib.sha256(f"{store.rstrip('/')}/{deployment}".encode()).hexdigest()[:8]
+
+
+def parent_of(placement: Mapping[str, Any]) -> str:
+    return f"projects/{placement['project']}/locations/{placement['zone']}"
+
+
+def resource_of(placement: Mapping[str, Any]) -> str:
+    return f"{parent_of(placement)}/queuedResources/{placement['name']}"
+
+
+def nodes_of(placement: Mapping[str, Any]) -> list[str]:
+    """The full names of the placement's nodes: one for each slice."""
+    name, slices = placement["name"], placement.get("slices", 1)
+    ids = [name] if slices == 1 else [f"{name}-{index}" for index in range(slices)]
+    return [f"{parent_of(placement)}/nodes/{node}" for node in ids]
+
+
+def owned(labels: Mapping[str, str]) -> Owned | None:
+    """Whose a resource is, or None for one that is not ours or does not say."""
+    job, attempt, expires = labels.get(JOB, ""), labels.get(ATTEMPT, ""), labels.get(EXPIRES, "")
+    if not job or not attempt.isdecimal() or not expires.isdecimal():
+        return None
+    return Owned(labels.get(DEPLOYMENT, ""), job, int(attempt), float(expires), labels.get(SPEC, ""))
+
+
+def label(text: str) -> str:
+    """Text as the value of a label may have it."""
+    return re.sub(r"[^a-z0-9_-]+", "-", text.lower())[:LABEL_LIMIT].strip("-_")
+
+
+def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict[str, str]:
+    """Ours, who asked for it, then the user's own: they show up in the billing export."""
+    ours = {
+        DEPLOYMENT: label(plan.deployment),
+        JOB: label(job_id),
+        ATTEMPT: str(intent.attempt),
+        EXPIRES: str(int(intent.deadline)),
+        SPEC: spec_digest[:20],
+        **({SLICES: str(plan.slices)} if plan.slices > 1 else {}),
+    }
+    asked = {**{name: str(plan.cloud.get(name) or "") for name in WHO}, **plan.labels}
+    theirs = {
+        key: label(value)
+        for name, value in asked.items()
+        if value and (key := re.sub(r"^[^a-z]+", "", label(name))) and not key.startswith(OURS)
+    }
+    return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])
+
+
+def render_queued_resource(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+    """The whole create call."""
+    placement = intent.placement
+    name, slices = placement["name"], placement["slices"]
+    spec: dict[str, Any] = {
+        "parent": parent_of(placement),
+        "node": _node(plan, staged, intent, job_id, spec_digest),
+    }
+    if slices == 1:
+        spec["nodeId"] = name
+    else:
+        spec["multisliceParams"] = {"nodeCount": slices, "nodeIdPrefix": name}
+    queued: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}}
+    if plan.spot:
+        queued["spot"] = {}
+    elif plan.cloud.get("reservation"):
+        queued["guaranteed"] = {}
+        queued["reservationName"] = _reservation(plan.cloud["reservation"], placement)
+    if valid := valid_for(plan, intent):
+        queued["queueingPolicy"] = {"validUntilDuration": f"{valid:.3f}".rstrip("0").rstrip(".") + "s"}
+    return {
+        "parent": parent_of(placement),
+        "queuedResourceId": name,
+        "requestId": request_id(intent),
+        "queuedResource": queued,
+    }
+
+
+def request_id(intent: Intent) -> str:
+    """The same for every call that the same intent leads to, so that the API makes one of them."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{intent.boot}/{intent.placement['name']}"))
+
+
+def valid_for(plan: Plan, intent: Intent) -> float:
+    """How long the request may wait in its zone's queue; 0: for ever.
+
+    No longer than the job may still wait for hardware, and with other zones to go to, no longer than one zone is worth.
+    """
+    left = [float(plan.zone_patience)] if plan.zone_patience and _elsewhere(plan, intent.placement) else []
+    if plan.limits.provision:
+        left.append(float(plan.limits.provision) - (intent.created + intent.wait - intent.since))
+    return max(SHORTEST_QUEUE, min(left)) if left else 0.0
+
+
+def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
+    return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
+
+
+def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+    cloud = plan.cloud
+    node: dict[str, Any] = {
+        "acceleratorType": plan.slice.accelerator_type,
+        "runtimeVersion": cloud.get("runtime_version") or plan.slice.runtime_version,
+        "networkConfig": _network(cloud, intent.placement),
+        "serviceAccount": {"scope": [CLOUD_PLATFORM]},
+        "labels": labels_of(plan, intent, job_id, spec_digest),
+        "metadata": {
+            "startup-script": startup_script(),
+            "kinetic": json.dumps(_told(plan, staged, intent, job_id, spec_digest), ensure_ascii=False),
+        },
+    }
+    if cloud.get("service_account"):
+        node["serviceAccount"]["email"] = cloud["service_account"]
+    if cloud.get("tags"):
+        node["tags"] = list(cloud["tags"])
+    if cloud.get("data_disks"):
+        node["dataDisks"] = [_disk(disk, plan, intent.placement["zone"]) for disk in cloud["data_disks"]]
+    if cloud.get("secure_boot"):
+        node["shieldedInstanceConfig"] = {"enableSecureBoot": True}
+    return node
+
+
+def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+    """What the hosts learn from their metadata: where the rest is, and the digests that it must have."""
+    placement = intent.placement
+    return {
+        "wire": wire.WIRE,
+        "store": f"{plan.store.rstrip('/')}/{plan.deployment}",
+        "job": job_id,
+        "attempt": intent.attempt,
+        "hosts": placement["hosts"],
+        "slices": placement["slices"],
+        "hosts_per_slice": placement["hosts"] // placement["slices"],
+        "spec": spec_digest,
+        "agent": staged.agent,
+        "boot": intent.boot,
+        "deadline": intent.deadline,
+        "resource": resource_of(placement),
+        "image": plan.image,
+        "python": _python_ahead(plan, staged),
+        "emulated": plan.emulated,
+    }
+
+
+def _python_ahead(plan: Plan, staged: Staged) -> str | None:
+    """Of which version the Python is that the program may start in before anything is prepared: "" for any, as a
+    command becomes another program; None if its environment has yet to be built.
+    """
+    if plan.argv or not staged.environment:
+        return ""
+    return None if staged.environment.get("packages", True) else str(staged.environment["python"])
+
+
+def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"enableExternalIps": bool(cloud.get("external_ips", True))}
+    project = placement["project"]
+    if network := cloud.get("network"):
+        found["network"] = network if "/" in network else f"projects/{project}/global/networks/{network}"
+    if subnetwork := cloud.get("subnetwork"):
+        whole = f"projects/{project}/regions/{region_of(placement['zone'])}/subnetworks/{subnetwork}"
+        found["subnetwork"] = subnetwork if "/" in subnetwork else whole
+    return found
+
+
+def _reservation(name: str, placement: Mapping[str, Any]) -> str:
+    return name if "/" in name else f"{parent_of(placement)}/reservations/{name}"
+
+
+def _disk(text: str, plan: Plan, zone: str) -> dict[str, str]:
+    """A disk by its name or its whole path, with :ro or :rw behind it. Several hosts can only read one."""
+    name, _, mode = text.partition(":")
+    if not name or mode not in ("", "ro", "rw"):
+        raise UsageError(f"the data disk {text!r} is none: write its name, or NAME:ro to only read it")
+    if mode == "rw" and plan.hosts > 1:
+        raise Unsupported(f"the data disk {text!r} cannot be written by {plan.hosts} hosts at once: write {name}:ro")
+    read_only = mode == "ro" or plan.hosts > 1
+    path = name if "/" in name else f"projects/{plan.project}/zones/{zone}/disks/{name}"
+    return {"sourceDisk": path, "mode": "READ_ONLY" if read_only else "READ_WRITE"}
+
+
+def region_of(zone: str) -> str:
+    """us-east5 of us-east5-a."""
+    return zone.rsplit("-", 1)[0]
+
+
+def startup_script() -> str:
+    """What each host runs as root at every boot: a program of its own, which arms the deadline before all else."""
+    program = (Path(__file__).parent.parent / "agent" / "boot.py").read_text(encoding="utf-8")
+    assert _END_OF_PROGRAM not in program
+    script = f"""\
+#!/bin/sh
+# Starts the agent of a kinetic-orchestration job. Runs at every boot, and again at any time without harm.
+# Where the disk is full it lies in memory: it has a slice to delete.
+for at in "${{KINETIC_ROOT:-}}/var/lib/kinetic" "${{KINETIC_ROOT:-}}/dev/shm/kinetic"; do
+mkdir -p "$at"
+cat > "$at/boot.py.new" <<'{_END_OF_PROGRAM}' && mv "$at/boot.py.new" "$at/boot.py" && exec python3 -I "$at/boot.py"
+{program.rstrip()}
+{_END_OF_PROGRAM}
+done
+exit 1
+"""
+    assert len(script.encode()) < METADATA_LIMIT
+    return script
+
+
+def describe_request(request: Mapping[str, Any]) -> str:
+    """The create call for people: all of it, except that a program is told by its size."""
+    shown = json.loads(json.dumps(request))
+    for spec in shown["queuedResource"]["tpu"]["nodeSpec"]:
+        metadata = spec["node"]["metadata"]
+        script = metadata["startup-script"].encode()
+        metadata["startup-script"] = f"({len(script)} bytes, sha256 {hashlib.sha256(script).hexdigest()[:12]})"
+        metadata["kinetic"] = json.loads(metadata["kinetic"])
+    return "\n".join(_lines(shown, ""))
+
+
+def _lines(value: Any, indent: str) -> Iterable[str]:
+    items = value.items() if isinstance(value, dict) else [("-", entry) for entry in value]
+    for key, entry in items:
+        head = f"{indent}{key}" if key == "-" else f"{indent}{key}:"
+        if isinstance(entry, dict | list) and entry:
+            yield head
+            yield from _lines(entry, indent + "  ")
+        else:
+            yield f"{head} {json.dumps(entry, ensure_ascii=False)}"
+
+
+def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
+    """What `plan` prints: the first attempt's create call, with a job that does not exist yet."""
+    limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
+    intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
+    staged = Staged({}, "", "", (), (), (), (), {}, "")
+    request = render_queued_resource(plan, staged, intent, "job-000000000000", "0" * 64)
+    waits = request["queuedResource"].get("queueingPolicy", {}).get("validUntilDuration", "")
+    note = f"the create call in {placement['zone']}, waiting in its queue for up to {duration(float(waits[:-1]))}"
+    return f"{note}\n{describe_request(request)}" if waits else describe_request(request)

@@ -1,0 +1,193 @@
+"""What a queued resource and its nodes look like, and what that means for an attempt: tables, pure.
+
+The numbers are those of `google.cloud.tpu_v2`; a number that no table has never ends an attempt by itself. It knows no
+client: what was seen comes in as plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kinetic_orchestration import troubles
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.troubles import Asked, Status
+from kinetic_orchestration.values import (
+    ABSENT,
+    ELSEWHERE,
+    GONE,
+    PRESENT,
+    PROVISIONING,
+    QUEUED,
+    WOUNDED,
+    Observation,
+)
+
+REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
+
+# QueuedResourceState.State
+CREATING, ACCEPTED, BEING_MADE, FAILED, DELETING, ACTIVE, SUSPENDING, SUSPENDED, WAITING = range(1, 10)
+QUEUED_STATES = {
+    CREATING: "CREATING",
+    ACCEPTED: "ACCEPTED",
+    BEING_MADE: "PROVISIONING",
+    FAILED: "FAILED",
+    DELETING: "DELETING",
+    ACTIVE: "ACTIVE",
+    SUSPENDING: "SUSPENDING",
+    SUSPENDED: "SUSPENDED",
+    WAITING: "WAITING_FOR_RESOURCES",
+}
+IN_QUEUE = (CREATING, ACCEPTED, WAITING)
+WITHOUT_NODES = (*IN_QUEUE, FAILED, SUSPENDED)
+
+# QueuedResourceState.StateInitiator
+USER, SERVICE = 1, 2
+
+# Node.State
+READY, REPAIRING, PREEMPTED = 2, 6, 11
+NODE_STATES = {
+    1: "CREATING",
+    READY: "READY",
+    3: "RESTARTING",
+    4: "REIMAGING",
+    5: "DELETING",
+    REPAIRING: "REPAIRING",
+    8: "STOPPED",
+    9: "STOPPING",
+    10: "STARTING",
+    PREEMPTED: "PREEMPTED",
+    12: "TERMINATED",
+    13: "HIDING",
+    14: "HIDDEN",
+    15: "UNHIDING",
+    16: "UNKNOWN",
+}
+ALIVE = (1, READY, 3, 4, REPAIRING, 10)
+MISSING = -1  # the API has no such node
+
+HEALTH = {3: "TIMEOUT", 4: "UNHEALTHY_TENSORFLOW", 5: "UNHEALTHY_MAINTENANCE"}
+SYMPTOMS = {
+    1: "LOW_MEMORY",
+    2: "OUT_OF_MEMORY",
+    3: "EXECUTE_TIMED_OUT",
+    4: "MESH_BUILD_FAIL",
+    5: "HBM_OUT_OF_MEMORY",
+    6: "PROJECT_ABUSE",
+}
+ABUSE = 6
+
+
+class Queued(NamedTuple):
+    """A queued resource, as far as anybody here wants to know."""
+
+    name: str  # its id
+    zone: str
+    state: int
+    initiator: int = 0
+    error: Status | None = None
+    spot: bool = False
+    reserved: bool = False
+    created: float = 0.0
+    labels: Mapping[str, str] = {}
+
+
+class Node(NamedTuple):
+    name: str  # its id
+    zone: str
+    state: int
+    health: int = 0
+    description: str = ""  # of its health
+    symptoms: tuple[tuple[int, str, str], ...] = ()  # kind, worker, details
+    repairing: float = 0.0  # for so many seconds that we know of
+    created: float = 0.0
+    labels: Mapping[str, str] = {}
+
+
+def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Observation:
+    """What follows from the queued resource and, in the order of the slices, its nodes."""
+    if found is None:
+        return Observation(ABSENT)
+    if found.state in IN_QUEUE:
+        return Observation(QUEUED, f"{QUEUED_STATES[found.state]} in {found.zone}")
+    if found.state == FAILED:
+        return _failed(found, asked)
+    if found.state == SUSPENDED:
+        return Observation(GONE, *_suspended(found))
+    return _with_nodes(found, nodes)
+
+
+def _with_nodes(found: Queued, nodes: Sequence[Node]) -> Observation:
+    """Of a state in which there may be nodes: they say more than the queue does."""
+    strange = [node for node in nodes if node.state not in NODE_STATES and node.state != MISSING]
+    if strange:
+        return Observation(ELSEWHERE, f"node {strange[0].name} is in a state that this version does not know")
+    going = found.state in (SUSPENDING, DELETING)
+    dead = [node for node in nodes if not _lives(node)]
+    made = [node for node in dead if node.state != MISSING]
+    if made or (dead and (going or found.state == ACTIVE)):
+        why = _suspended(found) if going else _death(found, (made or dead)[0])
+        return Observation(GONE if len(dead) == len(nodes) else WOUNDED, *why)
+    if found.state == ACTIVE or going or all(node.state == READY for node in nodes):
+        return Observation(PRESENT, "; ".join(filter(None, (_states(nodes), _complaints(nodes)))))
+    state = QUEUED_STATES.get(found.state, f"state {found.state}")
+    return Observation(PROVISIONING, f"{state} in {found.zone}")
+
+
+def _lives(node: Node) -> bool:
+    return node.state in ALIVE and not (node.state == REPAIRING and node.repairing > REPAIR_PATIENCE)
+
+
+def _failed(found: Queued, asked: Asked) -> Observation:
+    if found.error is None or found.error.code in (0, troubles.DEADLINE):
+        said = f" ({found.error.message})" if found.error is not None and found.error.message else ""
+        return Observation(
+            GONE, f"nothing became free in {found.zone} while the request was valid{said}", wire.STOCKOUT
+        )
+    trouble = troubles.classify(found.error, asked)
+    cause = wire.CONFIGURATION if trouble.action == troubles.ADOPT else trouble.cause
+    return Observation(GONE, f"{found.zone}: {trouble.sentence}", cause)
+
+
+def _suspended(found: Queued) -> tuple[str, str]:
+    """Why a queued resource lost its nodes. Whoever deletes a slice by hand wants its job to end."""
+    where = f"{QUEUED_STATES[found.state]} in {found.zone}"
+    if found.initiator == USER:
+        return f"somebody deleted the slice ({where}, by USER)", wire.CANCELLED
+    if found.state == DELETING:
+        return f"the slice is being deleted ({where})", wire.INFRASTRUCTURE
+    if found.initiator == SERVICE or found.spot:
+        return f"the slice was preempted ({where}, by SERVICE)", wire.PREEMPTION
+    return f"the slice was taken away ({where})", wire.INFRASTRUCTURE
+
+
+def _death(found: Queued, node: Node) -> tuple[str, str]:
+    """Why a node is dead. Spot capacity goes in many ways, and they do not always say PREEMPTED."""
+    abuse = [details for kind, _, details in node.symptoms if kind == ABUSE]
+    if abuse:
+        return f"node {node.name} was stopped for abuse of the project: {abuse[0]}", wire.CONFIGURATION
+    state = "gone" if node.state == MISSING else NODE_STATES[node.state]
+    text = f"node {node.name} in {node.zone} is {state}"
+    if node.state == REPAIRING:
+        text += f" for more than {REPAIR_PATIENCE / 60:.0f} min"
+    text = "; ".join(filter(None, (text, _complaints([node]))))
+    if found.initiator == USER:
+        return f"{text}: somebody deleted it", wire.CANCELLED
+    if node.state == PREEMPTED or (found.spot and node.state != REPAIRING):
+        return text, wire.PREEMPTION
+    return text, wire.INFRASTRUCTURE
+
+
+def _states(nodes: Sequence[Node]) -> str:
+    return ", ".join(f"{node.name} {NODE_STATES[node.state]}" for node in nodes if node.state != READY)
+
+
+def _complaints(nodes: Sequence[Node]) -> str:
+    """What the nodes suffer from, for people."""
+    said = []
+    for node in nodes:
+        if node.health in HEALTH:
+            said.append(f"{node.name} {HEALTH[node.health]} {node.description}".strip())
+        for kind, worker, details in node.symptoms:
+            said.append(f"{node.name} worker {worker} {SYMPTOMS.get(kind, f'symptom {kind}')} {details}".strip())
+    return "; ".join(said)

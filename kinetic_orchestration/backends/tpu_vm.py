@@ -1,0 +1,454 @@
+"""Slices of TPU VMs by the Cloud TPU API's queued resources: the verbs, each bounded and idempotent.
+
+What is asked for is made by `tpu_request`, what an error means is read in `troubles`, what a state means in
+`tpu_states`, where an attempt goes is chosen by `zones`, and the calls are in `tpu_client`. This module only joins
+them. It knows no records of a job, and no clock but the one by which it waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kinetic_orchestration import accelerators, secret_manager, troubles
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.backends import tpu_request, tpu_states, zones
+from kinetic_orchestration.backends.tpu_client import Page, Tpus, status_of
+from kinetic_orchestration.backends.tpu_states import MISSING, WITHOUT_NODES, Node, Queued
+from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.troubles import Asked, Status
+from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
+
+THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
+LONGEST_THROTTLE = 60.0  # up to this
+SHOWN = 60.0  # so long after its operation ended a queued resource is there for everybody to see,
+UNSHOWN = 900.0  # and so long after it was asked for, if that operation never ends
+# Of all backends of this process, because the rate is the project's → until when, and for how long.
+_throttled: dict[tuple[str, str], tuple[float, float]] = {}
+
+GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
+
+
+class TpuVmBackend:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tpus = Tpus(settings)
+        self._operations: dict[str, str] = {}  # name of a queued resource → the operation that makes it
+        # One that was asked for and is not there, and whether its operation has ended → since when it is missed.
+        self._missed: dict[tuple[str, bool], float] = {}
+        self._kept: set[tuple[str, int]] = set()  # attempts whose secrets are in Secret Manager
+        self._repairing: dict[str, float] = {}  # node → since when, by this process' own clock
+
+    # ---- before anything is made
+
+    def check(self, plan: Plan) -> None:
+        tpu_request.check(plan)
+        zones.first(_zones_of(plan))
+
+    def prepare(self) -> None:
+        self._tpus.prepare()
+
+    def emulates(self, slice_: Slice) -> bool:
+        return bool(self._settings.emulator or self._settings.emulator_grpc)
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        asked, seed = _zones_of(plan), f"{job_id}-{attempt}"
+        place = zones.first(asked)
+        since, moved = 0.0, 0
+        if previous is not None:
+            stay = bool(plan.cloud.get("reservation"))
+            place = zones.following(asked, previous, seed, patience=plan.zone_patience, stay=stay)
+            moved = int(previous.placement.get("moved", 0))
+            if previous.cause in zones.WITHOUT_HOSTS:
+                moved += 1
+                since = float(previous.placement.get("since") or previous.created)
+        return {
+            "backend": "tpu-vm",
+            "project": plan.project,
+            "zone": place.zone,
+            "name": tpu_request.name_of(plan.store, plan.deployment, job_id, attempt),
+            "hosts": plan.hosts,
+            "slices": plan.slices,
+            "wait": place.wait,
+            "since": since,
+            "moved": moved,
+            "tried": list(place.tried),
+            "dropped": list(place.dropped),
+            "tries": place.tries,
+            "rounds": place.rounds,
+        }
+
+    def dry_run(self, plan: Plan) -> str:
+        """The create call that the first attempt would make, for people."""
+        return tpu_request.dry_run(plan, self.place(plan, "job-000000000000", 1))
+
+    # ---- the create call
+
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
+    ) -> str:
+        placement, project = intent.placement, intent.placement["project"]
+        if time.monotonic() < _throttled.get(self._throttle_key(project), (0.0, 0.0))[0]:
+            return "waiting: the project makes as many TPU VMs a minute as it may"
+        resource = tpu_request.resource_of(placement)
+        asked = self._asked(plan, placement)
+        if resource in self._operations:  # asked for already, and not seen since
+            found, unsure = self._look(resource)
+            if found is not None:
+                self._forget_missing(resource)
+                _adopt(found, resource, job_id, intent.attempt, spec_digest)
+                return ""
+            if unsure:
+                return "waiting: the Cloud TPU API does not answer"
+            if wait := self._still_made(resource, asked):
+                return wait
+        try:
+            self._keep(secrets, job_id, intent)
+        except BackendError as trouble:
+            if trouble.cause in zones.WITHOUT_HOSTS:  # of Secret Manager's, and no zone's fault
+                return f"waiting: {trouble}"
+            raise
+        try:
+            operation, error = self._tpus.create(
+                tpu_request.render_queued_resource(plan, staged, intent, job_id, spec_digest)
+            )
+            self._operations[resource] = operation
+        except Exception as raised:
+            error = _told(raised)
+        if error is None:
+            _throttled.pop(self._throttle_key(project), None)
+        return self._answered(error, resource, asked, job_id, intent.attempt, spec_digest) if error is not None else ""
+
+    def _keep(self, secrets: Mapping[str, str], job_id: str, intent: Intent) -> None:
+        """Where the hosts find them, before the hosts are there; a call that is made again finds them kept."""
+        if (job_id, intent.attempt) in self._kept:
+            return
+        labels = {
+            tpu_request.DEPLOYMENT: tpu_request.label(self._settings.deployment),
+            tpu_request.MARK: tpu_request.mark(self._settings.store, self._settings.deployment),
+            tpu_request.JOB: tpu_request.label(job_id),
+        }
+        with self._tpus.acting():
+            for variable, value in secrets.items():
+                secret_manager.put(self._settings, names.secret(job_id, variable), value, intent.deadline, labels)
+        self._kept.add((job_id, intent.attempt))
+
+    def _answered(self, error: Status, resource: str, asked: Asked, job_id: str, attempt: int, spec_digest: str) -> str:
+        """What follows from the refusal of a create call."""
+        trouble = troubles.classify(error, asked)
+        if trouble.action == troubles.LATER:
+            self._throttle(asked.project)
+            return f"waiting: {trouble.sentence}"
+        if trouble.action in (troubles.ADOPT, troubles.AGAIN, troubles.HERE):
+            found, unsure = self._look(resource)
+            if found is not None:
+                _adopt(found, resource, job_id, attempt, spec_digest)
+                return ""
+            if unsure or trouble.action != troubles.HERE:
+                return f"waiting: {trouble.sentence}; the call is made again"
+        raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
+
+    def _look(self, resource: str) -> tuple[Queued | None, bool]:
+        """What is there under a name, and whether nobody could say."""
+        try:
+            return self._tpus.queued_resource(resource), False
+        except Exception as raised:
+            _told(raised)
+            return None, True
+
+    def _still_made(self, resource: str, asked: Asked) -> str:
+        """Of a queued resource that was asked for and is not there: whether it still may come."""
+        if (operation := self._operations.get(resource)) is None:  # another follower of the job has heard its end
+            return ""
+        try:
+            ended, error = self._tpus.operation_error(operation)
+        except Exception as raised:
+            if troubles.classify(_told(raised), asked).action == troubles.AGAIN:
+                return "waiting: the Cloud TPU API does not answer"
+            self._operations.pop(resource, None)  # operations are forgotten after a while
+            return ""
+        if error is not None:
+            self._operations.pop(resource, None)
+            trouble = troubles.classify(error, asked)
+            raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
+        now = time.monotonic()
+        if now - self._missed.setdefault((resource, ended), now) > (SHOWN if ended else UNSHOWN):
+            # To ask again would not make it again: the API knows the request.
+            told = (
+                f"{asked.zone}: the slice was made, and is gone without a word. Hosts that may not use the bucket can "
+                "tell nobody: see that their account has roles/storage.objectUser on it"
+            )
+            raise BackendError(told, wire.INFRASTRUCTURE)
+        return f"waiting: {asked.zone} has taken the request and not shown it yet"
+
+    def _forget_missing(self, resource: str) -> None:
+        for ended in (True, False):
+            self._missed.pop((resource, ended), None)
+
+    def _throttle(self, project: str) -> None:
+        key = self._throttle_key(project)
+        pause = min(2 * _throttled.get(key, (0.0, THROTTLE / 2))[1], LONGEST_THROTTLE)
+        _throttled[key] = (time.monotonic() + pause, pause)
+
+    def _throttle_key(self, project: str) -> tuple[str, str]:
+        return self._settings.emulator, project
+
+    def _asked(self, plan: Plan, placement: Mapping[str, Any]) -> Asked:
+        account = str(plan.cloud.get("service_account") or "")
+        return Asked(placement["project"], placement["zone"], account, bool(plan.cloud.get("reservation")))
+
+    # ---- looking
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """One listing of queued resources and one of nodes for each project and zone, however many placements."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for index, placement in enumerate(placements):
+            groups.setdefault((placement["project"], placement["zone"]), []).append(index)
+        seen: dict[int, Observation] = {}
+        for (project, zone), indices in groups.items():
+            mine = [placements[index] for index in indices]
+            try:
+                seen.update(zip(indices, self._observe(project, zone, mine), strict=True))
+            except Exception as raised:
+                trouble = troubles.classify(_told(raised), Asked(project, zone))
+                refused = trouble.cause if trouble.action == troubles.DROP else ""
+                seen.update((index, Observation(UNKNOWN, trouble.sentence, refused)) for index in indices)
+        return [seen[index] for index in range(len(placements))]
+
+    def _observe(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """The queued resources first: one that is ACTIVE then has the nodes that are listed after it."""
+        found = self._queued(project, zone, placements)
+        with_nodes = [
+            placement
+            for placement in placements
+            if (queued := found.get(placement["name"])) is not None and queued.state not in WITHOUT_NODES
+        ]
+        nodes = self._nodes(project, zone, with_nodes)
+        for placement in with_nodes:
+            if found[placement["name"]].state == tpu_states.ACTIVE:
+                nodes |= self._unlisted(placement, nodes)
+        return [self._judge(placement, found.get(placement["name"]), nodes) for placement in placements]
+
+    def _judge(self, placement: Mapping[str, Any], queued: Queued | None, nodes: Mapping[str, Node]) -> Observation:
+        asked = Asked(placement["project"], placement["zone"], reserved=queued is not None and queued.reserved)
+        wanted = [name.rpartition("/")[2] for name in tpu_request.nodes_of(placement)]
+        shown = [nodes.get(name) or Node(name, placement["zone"], MISSING) for name in wanted]
+        return tpu_states.observation(queued, shown, asked)
+
+    def _queued(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Queued]:
+        if len(placements) == 1:  # everything of everybody else need not be sent
+            one = self._tpus.queued_resource(tpu_request.resource_of(placements[0]))
+            return {} if one is None else {one.name: one}
+        page = self._tpus.queued_resources(project, zone)
+        _all_answered(page.unreachable)
+        return {queued.name: queued for queued in page.found}
+
+    def _nodes(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Node]:
+        if not placements:
+            return {}
+        wanted = [name for placement in placements for name in tpu_request.nodes_of(placement)]
+        if len(wanted) == 1:
+            alone = self._tpus.node(wanted[0])
+            found = [] if alone is None else [alone]
+        else:
+            page = self._tpus.nodes(project, zone)
+            _all_answered(page.unreachable)
+            found = page.found
+        now = time.monotonic()
+        for node in found:
+            key = f"{project}/{zone}/{node.name}"
+            if node.state == tpu_states.REPAIRING:
+                self._repairing.setdefault(key, now)
+            else:
+                self._repairing.pop(key, None)
+        return {
+            node.name: node._replace(repairing=now - self._repairing.get(f"{project}/{zone}/{node.name}", now))
+            for node in found
+        }
+
+    def _unlisted(self, placement: Mapping[str, Any], listed: Mapping[str, Node]) -> dict[str, Node]:
+        """Nodes that should be there and were not listed: asked for by name, because a listing may lag behind."""
+        missing = [name for name in tpu_request.nodes_of(placement) if name.rpartition("/")[2] not in listed]
+        return {node.name: node for name in missing if (node := self._tpus.node(name)) is not None}
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
+
+    # ---- the end
+
+    def release(self, placement: Mapping[str, Any]) -> Freed:
+        """Gone is what answers 404: the queued resource, and then each of its nodes."""
+        try:
+            return self._release(placement)
+        except CredentialsError:
+            return Freed.REFUSED
+        except Exception as raised:
+            _told(raised)
+            return Freed.REFUSED
+
+    def _release(self, placement: Mapping[str, Any]) -> Freed:
+        resource = tpu_request.resource_of(placement)
+        found = self._tpus.queued_resource(resource)
+        if found is not None and not self._is_ours(found.name, found.labels):
+            return Freed.DONE  # somebody else's under this name: nothing of this placement was ever made
+        if found is not None:
+            taken = found.state == tpu_states.DELETING or self._delete(resource)
+            if (left := self._tpus.queued_resource(resource)) is not None:  # its hosts may have been quicker
+                return Freed.UNDER_WAY if taken or left.state == tpu_states.DELETING else Freed.REFUSED
+        self._operations.pop(resource, None)
+        self._forget_missing(resource)
+        freed = Freed.DONE
+        for name in tpu_request.nodes_of(placement):
+            node = self._tpus.node(name)
+            if node is not None and self._is_ours(placement["name"], node.labels):
+                freed = Freed.UNDER_WAY
+                if tpu_states.NODE_STATES.get(node.state) != "DELETING":
+                    self._tpus.delete_node(name)
+        return freed
+
+    def _delete(self, resource: str) -> bool:
+        """Whether the call was taken."""
+        try:
+            self._tpus.delete(resource)
+        except CredentialsError:
+            return False
+        except Exception as raised:
+            _told(raised)
+            return False
+        return True
+
+    def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Whether the name is one that this deployment gives to the job and attempt that the labels name."""
+        owned = tpu_request.owned(labels)
+        return owned is not None and name == tpu_request.name_of(
+            self._settings.store, self._settings.deployment, owned.job, owned.attempt
+        )
+
+    def leftovers(self) -> Iterator[dict[str, Any]]:
+        """All queued resources and nodes of this deployment, in all zones of the project."""
+        project = self._settings.project
+        if not project:
+            raise UsageError("the project is not known: set KINETIC_PROJECT, so that its TPU VMs can be listed")
+        unread: list[dict[str, Any]] = []
+        queued = self._everywhere(self._tpus.queued_resources, project, unread)
+        seen: set[tuple[str, str]] = set()
+        for found in queued:
+            if self._is_ours(found.name, found.labels):
+                seen.add((found.zone, found.name))
+                state = tpu_states.QUEUED_STATES.get(found.state, str(found.state))
+                yield self._leftover(project, found, state)
+        for node in self._everywhere(self._tpus.nodes, project, unread):
+            owned = tpu_request.owned(node.labels)
+            if owned is None:
+                continue
+            name = tpu_request.name_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
+            index = node.name.removeprefix(name).removeprefix(
+                "-"
+            )  # of several slices; a name of its own is no leftover
+            if (node.zone, name) not in seen and node.name.startswith(name) and (not index or index.isdecimal()):
+                seen.add((node.zone, name))
+                state = tpu_states.NODE_STATES.get(node.state, str(node.state))
+                yield self._leftover(project, node, state, name)
+        yield from unread
+
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Of each secret that was kept for a job of this deployment, the job and the secret's name."""
+        mark = tpu_request.mark(self._settings.store, self._settings.deployment)
+        with self._tpus.acting():
+            found = list(secret_manager.kept(self._settings, tpu_request.MARK, mark))
+        for kept in found:
+            yield kept.labels.get(tpu_request.JOB, ""), kept.resource
+
+    def forget(self, secret: str) -> bool:
+        """Remove one of them; True once it is gone."""
+        with self._tpus.acting():
+            return secret_manager.delete(self._settings, secret)
+
+    def _leftover(self, project: str, found: Queued | Node, state: str, name: str = "") -> dict[str, Any]:
+        owned = tpu_request.owned(found.labels)
+        assert owned is not None
+        return {
+            "backend": "tpu-vm", "project": project, "zone": found.zone, "name": name or found.name, "hosts": 0,
+            "slices": int(found.labels.get(tpu_request.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
+            "created": found.created, "expires": owned.expires, "state": state, "deployment": owned.deployment,
+        }  # fmt: skip
+
+    def _everywhere(
+        self, listing: Callable[[str, str], Any], project: str, unread: list[dict[str, Any]]
+    ) -> Iterable[Any]:
+        """Of all zones at once where the API does that, else of one after another."""
+        try:
+            page = listing(project, "-")
+        except Exception as raised:
+            if _told(raised).code not in (troubles.INVALID, troubles.NOT_FOUND, troubles.UNIMPLEMENTED):
+                raise self._failed(raised, project, "-") from None
+        else:
+            unread += _unreachable(page)
+            return list(page.found)
+        found: list[Any] = []
+        zones_there, guessed = self._zones(project)
+        # What there is no zone of is denied as well: "Permission denied on 'locations/…' (or it may not exist)".
+        nowhere = (troubles.NOT_FOUND, troubles.DENIED) if guessed else (troubles.NOT_FOUND,)
+        for zone in zones_there:
+            try:
+                page = listing(project, zone)
+            except Exception as raised:
+                error = self._failed(raised, project, zone)
+                if _told(raised).code not in nowhere:
+                    unread.append({"zone": zone, "unread": str(error)})
+                continue
+            found += page.found
+            unread += _unreachable(page)
+        return found
+
+    def _failed(self, raised: Exception, project: str, zone: str) -> BackendError:
+        trouble = troubles.classify(_told(raised), Asked(project, zone))
+        return BackendError(trouble.sentence, trouble.cause)
+
+    def _zones(self, project: str) -> tuple[list[str], bool]:
+        """All that there are, and whether that is only what is known here."""
+        try:
+            return self._tpus.locations(project), False
+        except Exception as raised:
+            _told(raised)
+        known = (accelerators.zones(accelerators.from_accelerator_type(name)) for name in GENERATIONS)
+        return sorted({*self._settings.zones, *(zone for some in known for zone in some)}), True
+
+
+def _zones_of(plan: Plan) -> Sequence[str]:
+    """A reservation that is given by its whole path lies where the path says."""
+    parts = str(plan.cloud.get("reservation") or "").split("/")
+    return (parts[3],) if len(parts) > 4 else plan.zones
+
+
+def _unreachable(page: Page) -> list[dict[str, Any]]:
+    return [{"zone": zone.rpartition("/")[2], "unread": "no answer"} for zone in page.unreachable]
+
+
+def _told(raised: Exception) -> Status:
+    """The API's error in an exception; whatever else it is goes on."""
+    status = status_of(raised)
+    if status is None:
+        raise raised
+    return status
+
+
+def _adopt(found: Queued, resource: str, job_id: str, attempt: int, spec_digest: str) -> None:
+    """Take what is there for what was asked for, if its labels say that it is."""
+    owned = tpu_request.owned(found.labels)
+    if owned is not None and (owned.job, owned.attempt, owned.spec) == (job_id, attempt, spec_digest[:20]):
+        return
+    whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
+    raise BackendError(
+        f"{resource} exists already and belongs to {whose}: look at it with gcloud compute tpus queued-resources "
+        f"describe {found.name} --zone {found.zone}, and delete it if nobody needs it",
+        wire.CONFIGURATION,
+    )
+
+
+def _all_answered(unreachable: Sequence[str]) -> None:
+    if unreachable:
+        raise ConnectionError(f"no answer from {', '.join(unreachable)}")

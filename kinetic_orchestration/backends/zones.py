@@ -1,0 +1,109 @@
+"""Where an attempt asks for its slice, and when: pure, from how the one before it ended.
+
+Zones are taken in the order in which they were given. One that has nothing free is left for the next; one where the
+project may have nothing is not asked again. After a whole round with nothing anywhere comes a wait, longer each time.
+An attempt that had its hosts starts where they were, with a fresh round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kinetic_orchestration import troubles
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.errors import NoPlace
+from kinetic_orchestration.values import Past
+
+# How an attempt ends that never had hosts.
+WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
+
+TWICE = 2  # so often a zone is asked again after an error of the cloud's own making,
+PAUSE = 4.0  # after so many seconds each time
+RATE_PAUSE = 30.0
+FIRST_WAIT = 30.0  # after the first round with nothing; doubled by each further one,
+LONGEST_WAIT = 300.0  # up to this
+JITTER = 0.25
+
+
+class Place(NamedTuple):
+    """Where and when; the rest is what the choice after this one needs to know."""
+
+    zone: str
+    wait: float = 0.0
+    tried: tuple[str, ...] = ()  # in this round, before this zone
+    dropped: tuple[str, ...] = ()  # never asked again
+    tries: int = 0  # errors of the cloud's own making in this zone, one after another
+    rounds: int = 0  # so often there was nothing anywhere
+
+
+def first(zones: Sequence[str]) -> Place:
+    if not zones:
+        raise NoPlace("no zone is known for this slice: name some with cloud=TpuVm(zones=[…]) or KINETIC_ZONES")
+    return Place(zones[0])
+
+
+def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 0.0, stay: bool = False) -> Place:
+    """The place after `past`. `stay`: the slice can be had in its one zone only, as with a reservation.
+
+    `patience` is how long one zone is worth waiting for: a first wait is never longer than that.
+    """
+    before = _before(past)
+    if past.cause not in WITHOUT_HOSTS:
+        if before.zone in zones:
+            return Place(before.zone, dropped=before.dropped)
+        return _next(zones, before._replace(rounds=0), past.reason, seed, patience)
+    trouble = troubles.recall(past.reason)
+    action = trouble.action if trouble is not None else ""
+    if action == troubles.LATER:
+        return before._replace(wait=_jittered(RATE_PAUSE, seed))
+    if past.cause == wire.INTERNAL and before.tries < TWICE:
+        tries = before.tries + 1
+        return before._replace(tries=tries, wait=_jittered(PAUSE * tries, seed))
+    if trouble is not None and action == troubles.DROP and not stay:
+        scope = trouble.scope or before.zone
+        gone = tuple(zone for zone in zones if zone not in before.dropped and in_scope(zone, scope))
+        before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))
+    elif trouble is not None and action == troubles.DROP:
+        raise NoPlace(f"there is no other place for a reservation's slice: {past.reason}")
+    return _next((before.zone,) if stay else zones, before, past.reason, seed, patience)
+
+
+def in_scope(zone: str, scope: str) -> bool:
+    """Whether a zone is meant when a zone or a region is named."""
+    return zone == scope or zone.rsplit("-", 1)[0] == scope
+
+
+def _before(past: Past) -> Place:
+    placement = past.placement
+    return Place(
+        placement["zone"],
+        0.0,
+        tuple(placement.get("tried", ())),
+        tuple(placement.get("dropped", ())),
+        placement.get("tries", 0),
+        placement.get("rounds", 0),
+    )
+
+
+def _next(zones: Sequence[str], before: Place, reason: str, seed: str, patience: float) -> Place:
+    """The next zone in the order that this round has not tried; else the first one again, after a wait."""
+    left = [zone for zone in zones if zone not in before.dropped]
+    if not left:
+        raise NoPlace(f"no zone is left to try of {', '.join(zones)}; of the last one the answer was: {reason}")
+    tried = (*before.tried, before.zone)
+    at = zones.index(before.zone) + 1 if before.zone in zones else 0
+    order = [zone for zone in (*zones[at:], *zones[:at]) if zone in left]
+    for zone in order:
+        if zone not in tried:
+            return Place(zone, 0.0, tried, before.dropped, 0, before.rounds)
+    rounds = before.rounds + 1
+    wait = min(LONGEST_WAIT, (min(FIRST_WAIT, patience) if patience else FIRST_WAIT) * 2 ** min(rounds - 1, 10))
+    return Place(left[0], _jittered(wait, seed), (), before.dropped, 0, rounds)
+
+
+def _jittered(seconds: float, seed: str) -> float:
+    """A little more or less, the same for the same attempt: jobs that failed together do not come back together."""
+    part = int(hashlib.sha256(seed.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+    return round(seconds * (1 + JITTER * (2 * part - 1)), 3)

@@ -1,0 +1,127 @@
+"""What a job's attempts took, as their records tell it: how long they queued, held their hosts and were of use.
+
+Told by the records alone, so after the fact and from any process. The terms, for one attempt and by the store's clock:
+
+- **queued**: from its intent until its hosts were there, or until its verdict if they never were. Attempts that only
+  asked in a zone that had nothing count, too.
+- **READY**, for which chips are charged: from the boot of host 0, as it told when its agent began, until host 0's last
+  word or the verdict, whichever was later. With neither, until now, but not beyond the attempt's deadline, at which
+  slices delete themselves. What a slice stays on after that, because nobody could delete it, is not in the records.
+- **productive**: from the start of the program to its end on host 0, as it told in its last word; of one that runs,
+  until now. Hosts that were killed without a word count none: how much of their work was saved, nobody knows.
+
+It knows no prices but by `cost`, and no backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import attempts
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.wire import Beat
+from kinetic_orchestration.cost import Estimate, estimate, together
+from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.stores import HOST_RECORD_LIMIT, Store
+from kinetic_orchestration.values import Intent, Plan
+from kinetic_orchestration.watch import decoded, intent_of, reading
+
+
+class Stay(NamedTuple):
+    """One attempt; all in seconds."""
+
+    attempt: int
+    zone: str  # "" of one of which it was not worth reading
+    queued: float
+    ready: float
+    productive: float
+
+    @property
+    def had_hosts(self) -> bool:
+        return self.ready > 0
+
+
+def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
+    """Of each attempt up to `last`, by a few reads of those that may have had hosts, and listings for the rest."""
+    began = {
+        number: times
+        for number, times in attempts.times(store, job_id).items()
+        if times.began is not None and (last is None or number <= last)
+    }
+    if not began:
+        return []
+    read = [number for number in attempts.with_hosts(store, job_id, max(began)) if number in began]
+    found = side_by_side(functools.partial(_stay, store, job_id), read, REQUESTS if store.remote else 1)
+    told = dict(zip(read, found, strict=True))
+    return [told.get(number) or _queued(number, times) for number, times in began.items()]
+
+
+def _queued(number: int, times: attempts.Times) -> Stay:
+    assert times.began is not None
+    return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0)
+
+
+def ready_seconds(found: Sequence[Stay]) -> float:
+    return sum(stay.ready for stay in found)
+
+
+def estimate_of(plan: Plan, found: Sequence[Stay], prices: Mapping[str, float]) -> Estimate:
+    """What the attempts cost, each where it was."""
+    emulated = not plan.remote or plan.emulated
+
+    def of(seconds: float, zone: str) -> Estimate:
+        return estimate(
+            plan.slice, seconds, zone=zone, spot=plan.spot, overrides=prices, slices=plan.slices, emulated=emulated
+        )
+
+    parts = [of(stay.ready, stay.zone) for stay in found if stay.had_hosts]
+    return together(
+        parts or [of(0.0, found[-1].zone if found else "")],
+        attempts=len(parts),
+        queued=sum(stay.queued for stay in found),
+        ready=ready_seconds(found),
+        productive=sum(stay.productive for stay in found),
+    )
+
+
+def _stay(store: Store, job_id: str, number: int) -> Stay:
+    with reading(f"a record of {job_id}"):
+        record = store.read(names.intent(job_id, number))
+        if record is None:  # forgotten since it was listed
+            return Stay(number, "", 0.0, 0.0, 0.0)
+        return _stay_of(store, job_id, number, intent_of(record, store, job_id, number))
+
+
+def _stay_of(store: Store, job_id: str, number: int, intent: Intent) -> Stay:
+    zone = str(intent.placement.get("zone", ""))
+    verdict = store.read(names.verdict(job_id, number))
+    end = verdict.updated if verdict is not None else store.now()
+    started = _told(store, names.host(job_id, number, 0, "started.json"))
+    if started is None:
+        return Stay(number, zone, max(0.0, end - intent.created), 0.0, 0.0)
+    life, there = started
+    there = max(intent.created, there - float(life.get("up", 0.0)))
+    done = _told(store, names.host(job_id, number, 0, "done.json"))
+    if done is not None:
+        end = max(end, done[1]) if verdict is not None else done[1]
+    if intent.deadline:
+        end = min(end, intent.deadline)
+    if done is not None:
+        ran = done[0].get("ended", 0.0) - done[0].get("began", 0.0)
+    else:
+        ran = _running(store, job_id, number, end) if verdict is None else 0.0
+    ready = max(0.0, end - there)
+    return Stay(number, zone, there - intent.created, ready, min(max(0.0, float(ran)), ready))
+
+
+def _running(store: Store, job_id: str, number: int, now: float) -> float:
+    record = store.read(names.beat(job_id, number, 0), limit=HOST_RECORD_LIMIT)
+    beat = Beat.read(record.data) if record is not None else None
+    return now - beat.began if beat is not None and beat.began else 0.0
+
+
+def _told(store: Store, name: str) -> tuple[dict[str, Any], float] | None:
+    record = store.read(name, limit=HOST_RECORD_LIMIT)
+    return None if record is None else (decoded(record.data, name), record.updated)

@@ -1,0 +1,106 @@
+"""`emulator`: an emulated Google Cloud in the foreground, until Ctrl-C; what happens in it, line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from datetime import datetime
+from typing import Any
+
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import note, show_json_line
+from kinetic_orchestration.errors import UsageError
+
+# Seconds for hosts whose slice is deleted to be gone as well.
+_LAST = 30.0
+_LOOK = 1.0
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kinetic_orchestration.testing.emulator import Emulator
+    from kinetic_orchestration.testing.lives import Happening
+
+
+def emulator(arguments: Namespace) -> int:
+    from kinetic_orchestration.testing import Emulator, random_faults
+
+    asked_to_end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: asked_to_end.set())
+    with Emulator(arguments.root, zones=_zones(arguments.zone), provision_seconds=arguments.provision) as cloud:
+        if arguments.faults:
+            random_faults(cloud, arguments.seed, rate=arguments.faults, limit=sys.maxsize, within=60.0)
+        if not arguments.print_env:  # first, as whoever reads the addresses may be quicker than the next line here
+            cloud.told = lambda happening: _show(happening, as_json=arguments.json)
+        _show_environment(cloud, arguments)
+        if not arguments.print_env:
+            note("running; Ctrl-C ends it and everything in it")
+        while not asked_to_end.wait(_LOOK):
+            pass  # a signal that came just before a wait does not end it
+        cloud.told = None
+        return _settle(cloud, arguments)
+
+
+def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
+    place = {"project": arguments.project, "store": arguments.store, "deployment": arguments.deployment}
+    environ = cloud.environ(**{name: value for name, value in place.items() if value})
+    if arguments.json:
+        show_json_line({"environment": environ})
+    else:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environ.items()))
+    sys.stdout.flush()
+
+
+def _show(happening: Happening, *, as_json: bool) -> None:
+    if as_json:
+        show_json_line({**happening._asdict(), "time": datetime.fromtimestamp(happening.time).isoformat()})
+    else:
+        clock = time.strftime("%H:%M:%S", time.localtime(happening.time))
+        print(f"{clock}  {happening.kind:<15}  {_short(happening.name)}  {happening.what}")
+    sys.stdout.flush()
+
+
+def _settle(cloud: Emulator, arguments: Namespace) -> int:
+    """The bill; what was left is an error, as it would have gone on costing money."""
+    ledger = cloud.ledger
+    if cloud.settled():
+        with contextlib.suppress(TimeoutError):
+            cloud.wait_until_empty(_LAST)
+    left = ledger.leaks()
+    bill: dict[str, Any] = {
+        "chip_seconds": round(ledger.chip_seconds(), 3),
+        "queued_resources": ledger.count("created", "queued resource"),
+        "nodes": ledger.count("created", "node"),
+        "left": left,
+    }
+    if arguments.json:
+        show_json_line(bill)
+    elif not arguments.print_env:
+        note(
+            f"{bill['queued_resources']} queued resources and {bill['nodes']} nodes were made, "
+            f"READY for {bill['chip_seconds']:,g} chip-seconds"
+        )
+        note("nothing was left" if not left else "left, and costing on in a real cloud:\n  " + "\n  ".join(left))
+    return codes.FAILED if left else codes.OK
+
+
+def _zones(given: list[str]) -> dict[str, int | None] | None:
+    """`us-west4-a`, or `us-west4-a=16` where only so many chips are."""
+    zones: dict[str, int | None] = {}
+    for text in given:
+        zone, equals, chips = text.partition("=")
+        if equals and not chips.isdecimal():
+            raise UsageError(f"--zone {text}: after the = comes the number of chips there, such as {zone}=16")
+        zones[zone] = int(chips) if equals else None
+    return zones or None
+
+
+def _short(name: str) -> str:
+    """projects/P/locations/Z/kind/id is Z/id to people."""
+    parts = name.split("/")
+    return f"{parts[3]}/{parts[5]}" if len(parts) == 6 else name

@@ -1,0 +1,109 @@
+"""The commands that prepare what hosts of other machines need: a lock made in advance, and tools in the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from kinetic_orchestration import settings
+from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import note, show_json, show_table, size, working
+from kinetic_orchestration.packaging.requirements import File, Hosts, Lock
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import JobSpec, slice_of
+
+
+def lock(arguments: Namespace) -> int:
+    here = settings.load()
+    with working(f"resolving {arguments.target}"):
+        found, heading = _lock(arguments, here)
+    text = heading + found.text
+    if arguments.output:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    if arguments.json:
+        show_json(
+            {
+                "packages": found.packages, "digest": found.digest, "python": found.python, "platform": found.platform,
+                "source": found.source, "first_party": [entry.name for entry in found.first_party],
+                "output": arguments.output, "text": None if arguments.output else text,
+            }
+        )  # fmt: skip
+        return codes.OK
+    if not arguments.output:
+        print(text, end="")
+        sys.stdout.flush()
+    where = f" in {arguments.output}" if arguments.output else ""
+    amount = "1 package" if found.packages == 1 else f"{found.packages} packages"
+    note(f"{amount}{where}, for Python {found.python} ({found.source})")
+    if found.first_party:
+        note(f"not in it, for they travel as files: {', '.join(entry.name for entry in found.first_party)}")
+    return codes.OK
+
+
+def stage_tools(arguments: Namespace) -> int:
+    from kinetic_orchestration.packaging import tools
+    from kinetic_orchestration.stores import open_store
+
+    here = settings.load(store=arguments.store, deployment=arguments.deployment)
+    store = open_store(here.store, here.deployment)
+    version = arguments.python or f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with working(f"staging uv and Python {version} in {store.url}"):
+        staged = [tools.stage_uv(store, here), tools.stage_python(store, here, version, os.environ)]
+    if arguments.target:
+        with working(f"staging the wheels of {arguments.target}"):
+            found, _ = _lock(arguments, here)
+            staged += tools.stage_wheels(store, found, os.environ)
+    if arguments.json:
+        show_json({"store": store.url, "tools": [tool._asdict() for tool in staged]})
+        return codes.OK
+    rows = [(tool.name, tool.digest, size(tool.size), "new" if tool.new else "was there") for tool in staged]
+    show_table(("tool", "sha256", "size", ""), rows, right=("size",))
+    sys.stdout.flush()
+    told = ",".join(f"{tool.name}={tool.digest}" for tool in staged[:2])
+    note(f"to submit from another home than {here.home}, set KINETIC_TOOLS={told}")
+    return codes.OK
+
+
+def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
+    """The lock of a file of requirements, or of what a function's code imports; and the comment above it."""
+    from kinetic_orchestration.packaging import remote, requirements
+    from kinetic_orchestration.packaging.bundle import code_of, source_of
+    from kinetic_orchestration.packaging.first_party import distributions_as_files
+
+    cache, first_party = here.home / "locks", distributions_as_files()
+    target, spec = arguments.target, None
+    if ":" in target or target.endswith(".py"):
+        from kinetic_orchestration.cli.planning import spec_of
+
+        spec = spec_of(arguments)
+        if spec.options.requirements is not None:
+            target = spec.options.requirements
+    hosts = _hosts(arguments.accelerator, spec, here)
+    lines: File | Sequence[str] = target
+    pins: list[str] = []
+    if spec is not None and hosts is not None and spec.options.requirements is None:
+        lines, pins = remote.needed(code_of(spec, source_of(spec)), hosts, os.environ, first_party)
+    found = requirements.lock(
+        lines,
+        environ=os.environ,
+        cache=cache,
+        python=requirements.interpreter_for(arguments.python, os.environ) if hosts is not None else arguments.python,
+        platform=getattr(arguments, "platform", None),
+        first_party=first_party,
+        refresh=getattr(arguments, "refresh", False),
+        hosts=hosts,
+        pins=pins,
+    )
+    return found, remote.heading(found, hosts) if hosts is not None else ""
+
+
+def _hosts(accelerator: str | None, spec: JobSpec | None, here: Settings) -> Hosts | None:
+    """None: a lock for this machine."""
+    if spec is None and accelerator is None:
+        return None
+    slice_ = slice_of(spec.options) if spec is not None else parse(accelerator or "")
+    return Hosts(slice_, emulated=bool(here.emulator))

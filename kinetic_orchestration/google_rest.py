@@ -1,0 +1,90 @@
+"""Google's small JSON APIs over HTTPS, for what needs no client library: one call, its answer or its error.
+
+Secret Manager, Resource Manager and Service Usage are asked this way. It knows neither what is asked nor why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import credentials, troubles
+from kinetic_orchestration.errors import CredentialsError
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.troubles import Status
+
+TIMEOUT = 20.0
+PAUSES = (0.2, 0.6, 1.8)  # before the second try and those after it
+PASSING = (408, 429, 500, 502, 503, 504)
+_CODES = {0: troubles.UNAVAILABLE, 401: troubles.UNAUTHENTICATED, 502: troubles.UNAVAILABLE}
+
+
+class Answer(NamedTuple):
+    """An HTTP status, 0 for no answer at all, and the JSON that came."""
+
+    status: int
+    body: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    def status_of(self) -> Status:
+        """The error, as all APIs of Google's tell it."""
+        found = self.body.get("error")
+        told = found if isinstance(found, dict) else {}
+        details = tuple(detail for detail in told.get("details", ()) if isinstance(detail, dict))
+        code = _CODES.get(self.status) or troubles.code_of(str(told.get("status", "")))
+        return Status(code, str(told.get("message") or f"HTTP {self.status}"), details)
+
+
+class Google:
+    """A session of whoever this process is. Every call is bounded, and repeated where that may help."""
+
+    def __init__(self, settings: Settings, session: Any) -> None:
+        self._settings = settings
+        self._session = session
+
+    def call(
+        self, method: str, service: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
+    ) -> Answer:
+        """For example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
+        emulated = self._settings.storage_emulator if service == "storage" else self._settings.emulator
+        url = f"{emulated or f'https://{service}.googleapis.com'}/{path}"
+        answer = self._once(method, url, body, params)
+        for pause in PAUSES:
+            if answer.status != 0 and answer.status not in PASSING:
+                break
+            time.sleep(pause)
+            answer = self._once(method, url, body, params)
+        return answer
+
+    def _once(self, method: str, url: str, body: Any, params: Mapping[str, str] | None) -> Answer:
+        from google.auth import exceptions as auth
+        from requests import exceptions as requests
+
+        try:
+            reply = self._session.request(method, url, json=body, params=params, timeout=TIMEOUT)
+        except auth.RefreshError as error:
+            raise credentials.refused(error) from error
+        except (auth.GoogleAuthError, requests.RequestException) as error:
+            return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
+        try:
+            found = reply.json() if reply.content else {}
+        except ValueError:
+            found = {"error": {"message": reply.text[:300], "status": "UNKNOWN"}}
+        return Answer(reply.status_code, found if isinstance(found, dict) else {"error": {}})
+
+
+@contextmanager
+def google(settings: Settings) -> Iterator[Google]:
+    """Opened for a few calls and closed again."""
+    from google.auth.transport.requests import AuthorizedSession
+
+    identity = credentials.credentials(settings)
+    if identity is None:
+        raise CredentialsError("nobody to be for Google Cloud: run 'gcloud auth application-default login'")
+    with AuthorizedSession(identity) as session:  # type: ignore[no-untyped-call]
+        yield Google(settings, session)

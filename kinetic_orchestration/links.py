@@ -1,0 +1,43 @@
+"""Addresses of what a person can open in a browser. Pure: whether anything is there, it does not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from kinetic_orchestration.agent import names
+
+CONSOLE = "https://console.cloud.google.com"
+OBJECTS = "https://storage.cloud.google.com"  # shows an object to whoever is signed in and may read it
+
+
+def view(store_url: str, name: str) -> str:
+    """The page that shows an object in a bucket; of a file on this machine, its address."""
+    if store_url.startswith("gs://"):
+        return f"{OBJECTS}/{quote(store_url.removeprefix('gs://') + '/' + name)}"
+    return (Path(store_url).absolute() / name).as_uri()
+
+
+def browse(store_url: str, folder: str = "") -> str:
+    """The page of a folder in a bucket; for one on this machine, its address as a file."""
+    if store_url.startswith("gs://"):
+        return f"{CONSOLE}/storage/browser/{quote('/'.join(filter(None, (store_url.removeprefix('gs://'), folder))))}"
+    return (Path(store_url).absolute() / folder).as_uri()
+
+
+def address_of(page: str) -> str:
+    """Where in a store that is what such a page, or a file's address, shows; of another text, the text itself."""
+    for start, scheme in ((f"{CONSOLE}/storage/browser/", "gs://"), (f"{OBJECTS}/", "gs://"), ("file:///", "/")):
+        if page.startswith(start):
+            return scheme + unquote(page.removeprefix(start).partition("?")[0])
+    return page
+
+
+def of_job(store_url: str, job_id: str, project: str) -> dict[str, str]:
+    """The pages where a person finds a job's records and its slices."""
+    return {"records_url": browse(store_url, names.job(job_id)), "tpus_url": tpus(project)}
+
+
+def tpus(project: str) -> str:
+    """The page of all Cloud TPUs of a project."""
+    return f"{CONSOLE}/compute/tpus?project={quote(project)}"

@@ -1,0 +1,155 @@
+"""Which build of a framework drives which accelerator, as a table.
+
+A `jax`, `torch` or `tensorflow` line of the user becomes the host's build of it. Where an ordinary processor stands
+for the accelerator (an emulated slice), the lines stay as they are. Pure: resolves nothing. What is not known is
+refused with a sentence.
+
+From the packages' own metadata in the package index, November 2026: `jax[tpu]` needs libtpu, and up to 0.5.0 a nightly
+build of it that no index has; `torch-tpu` needs torch 2.11 or later, `torch_xla[tpu]` is made for the torch of the
+same minor version, from 2.7 to 2.9; `tensorflow-tpu` holds the same modules as `tensorflow` and takes its place, from
+2.19.1 on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.errors import ConflictingSettings, Unsupported
+from kinetic_orchestration.packaging.resolution import NO_BUILDS, Builds
+
+
+class _Row(NamedTuple):
+    framework: str
+    kind: str
+    build: Callable[[Requirement, frozenset[str]], Builds]
+    clashing: tuple[str, ...]  # patterns of requirements that are for other hardware
+
+
+def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool) -> Builds:
+    """The builds for the slice. `lines` are requirements; what is no plain requirement says nothing of builds."""
+    if emulated:
+        return NO_BUILDS
+    parsed = [requirement for line in lines if (requirement := _parsed(line)) is not None]
+    asked: dict[str, Requirement] = {canonicalize_name(requirement.name): requirement for requirement in parsed}
+    for row in _TABLE:
+        if row.kind == slice_.kind:
+            _refuse_clashing(row, asked, slice_)
+    found = [
+        row.build(asked[row.framework], frozenset(asked))
+        for row in _TABLE
+        if row.kind == slice_.kind and row.framework in asked
+    ]
+    return Builds(
+        tuple(line for builds in found for line in builds.added),
+        tuple(name for builds in found for name in builds.left_out),
+        tuple(name for builds in found for name in builds.needed),
+        " ".join(builds.advice for builds in found if builds.advice),
+    )
+
+
+def check_lock(names: Iterable[str], slice_: Slice, *, emulated: bool, where: str) -> None:
+    """A lock that is used as it is must have been made for the slice."""
+    there = {canonicalize_name(name) for name in names}
+    builds = for_host(sorted(there), slice_, emulated=emulated)
+    missing = [name for name in builds.needed if there.isdisjoint(name.split("|"))]
+    if missing:
+        raise ConflictingSettings(
+            f"{where} is used as it is, and lacks {missing[0].replace('|', ' or ')}, without which its framework does "
+            f"not see a {slice_.name}. Make it anew for this accelerator, from requirements that name "
+            f"{' and '.join(builds.added)}"
+        )
+
+
+def _parsed(line: str) -> Requirement | None:
+    try:
+        return Requirement(line.split(" --", 1)[0].strip())
+    except InvalidRequirement:
+        return None
+
+
+def _refuse_clashing(row: _Row, asked: dict[str, Requirement], slice_: Slice) -> None:
+    for requirement in asked.values():
+        extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+        text = f"{canonicalize_name(requirement.name)}{extras}{requirement.specifier}"
+        for pattern in row.clashing:
+            if re.match(pattern, text):
+                raise ConflictingSettings(
+                    f"the requirement {str(requirement)!r} is a build for other hardware than {slice_.name}: leave it "
+                    f"out, {row.framework} gets the build for this accelerator by itself"
+                )
+
+
+def _jax_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
+    advice = (
+        "jax up to 0.5.0 names a nightly libtpu that package indexes do not have: take jax>=0.5.1, or name a "
+        "--find-links that has it in the requirements."
+    )
+    return Builds((f"jax[tpu]{asked.specifier}",), needed=("libtpu|libtpu-nightly",), advice=advice)
+
+
+def _torch_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
+    if "torch-tpu" in there:
+        return Builds(needed=("torch-tpu",))
+    if "torch-xla" in there or _excludes(asked.specifier, "2.11", "2.12", "2.13", "2.14", "2.15", "3.0"):
+        minor = next((minor for minor in ("2.9", "2.8", "2.7") if _allows(asked.specifier, minor)), None)
+        if minor is None:
+            raise Unsupported(
+                f"no TPU build is known for {str(asked)!r}: torch-tpu needs torch>=2.11, and torch_xla[tpu] is made "
+                "for torch 2.7, 2.8 and 2.9. Pin one of these, or name a container image that holds your build"
+            )
+        return Builds(
+            (f"torch_xla[tpu]=={minor}.*", f"torch=={minor}.*"),
+            needed=("torch-xla|torch-tpu",),
+            advice="torch_xla is made for the torch of the same minor version.",
+        )
+    return Builds(("torch-tpu>=0.2", "torch>=2.11"), needed=("torch-tpu|torch-xla",))
+
+
+def _tensorflow_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
+    return Builds(
+        (f"tensorflow-tpu{asked.specifier or '>=2.19.1'}",),
+        left_out=("tensorflow",),
+        needed=("tensorflow-tpu",),
+        advice="tensorflow-tpu is complete in package indexes from 2.19.1 on.",
+    )
+
+
+def _jax_cuda(asked: Requirement, _: frozenset[str]) -> Builds:
+    extra = next((extra for extra in sorted(asked.extras) if extra.startswith("cuda")), "cuda12")
+    return Builds((f"jax[{extra}]{asked.specifier}",), needed=(f"jax-{extra[:6]}-plugin",))
+
+
+def _tensorflow_cuda(asked: Requirement, _: frozenset[str]) -> Builds:
+    return Builds((f"tensorflow[and-cuda]{asked.specifier}",))
+
+
+def _as_it_is(_: Requirement, __: frozenset[str]) -> Builds:
+    return NO_BUILDS  # torch for Linux is the CUDA build unless another is asked for
+
+
+_LOCAL_BUILD = r"==?[^,]*\+"
+
+_TABLE = (
+    _Row("jax", "tpu", _jax_tpu, (r"jax\[.*(cuda|rocm)", r"jax-(cuda|rocm)\d*-(plugin|pjrt)")),
+    _Row("torch", "tpu", _torch_tpu, (rf"torch==?{_LOCAL_BUILD}(cu|rocm|xpu)",)),
+    _Row("tensorflow", "tpu", _tensorflow_tpu, (r"tensorflow\[.*cuda", r"tensorflow-(cpu|rocm|gpu|intel)\b")),
+    _Row("jax", "gpu", _jax_cuda, (r"jax\[.*tpu", r"libtpu")),
+    _Row("torch", "gpu", _as_it_is, (rf"torch==?{_LOCAL_BUILD}(cpu|rocm|xpu)", r"torch-xla\[.*tpu", r"torch-tpu")),
+    _Row("tensorflow", "gpu", _tensorflow_cuda, (r"tensorflow-(cpu|tpu|rocm|intel)\b",)),
+)
+
+
+def _excludes(specifier: SpecifierSet, *minors: str) -> bool:
+    return not any(_allows(specifier, minor) for minor in minors)
+
+
+def _allows(specifier: SpecifierSet, minor: str) -> bool:
+    return any(specifier.contains(Version(f"{minor}.{patch}")) for patch in range(10))

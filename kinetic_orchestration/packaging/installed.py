@@ -1,0 +1,122 @@
+"""What is installed in this environment: whose a module is, at which version, and what it stands on.
+
+Reads what installers left beside the modules and imports none of them. Does not know what a job needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from kinetic_orchestration.packaging.first_party import normalized
+
+
+def owners(names: Iterable[str], path: Iterable[str] | None = None) -> dict[str, metadata.Distribution]:
+    """The distributions that the modules of these dotted names belong to, by their normalized names.
+
+    A name that nothing here provides is left out: what cannot be imported here is not needed to run here.
+    """
+    folders = [Path(entry) for entry in (sys.path if path is None else path) if _is_installed(entry)]
+    found: dict[str, metadata.Distribution] = {}
+    places = {place: name for name in sorted(names) for folder in folders if (place := _place(folder, name))}
+    for (folder, file), name in places.items():
+        distribution = _owner(folder, file, name.partition(".")[0])
+        if distribution is not None:
+            found.setdefault(normalized(distribution.metadata["Name"]), distribution)
+    return found
+
+
+def stands_on(distributions: Mapping[str, metadata.Distribution]) -> dict[str, str]:
+    """All that these need, directly or not, as far as it is installed here: normalized name → version."""
+    versions: dict[str, str] = {}
+    waiting = [(distribution, frozenset[str]()) for distribution in distributions.values()]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        distribution, extras = waiting.pop()
+        name = normalized(distribution.metadata["Name"])
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        versions[name] = distribution.version
+        for line in distribution.requires or ():
+            wanted = set(re.findall(r"\bextra\s*==\s*['\"]([^'\"]+)", line))
+            match = re.match(r"([A-Za-z0-9][\w.-]*)\s*(?:\[([^\]]*)\])?", line)
+            if match is None or (wanted and wanted.isdisjoint(extras)):
+                continue
+            try:
+                below = metadata.distribution(match.group(1))
+            except metadata.PackageNotFoundError:
+                continue
+            waiting.append((below, frozenset(filter(None, re.split(r"[,\s]+", match.group(2) or "")))))
+    return versions
+
+
+def is_here(name: str) -> bool:
+    """Whether a top-level module can be imported in this process. It is not imported."""
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):  # somebody's finder, or a module that was made by hand
+        return True
+
+
+def _is_installed(entry: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(entry or ".").parts)
+
+
+def _place(folder: Path, name: str) -> tuple[Path, str] | None:
+    """The file that tells the module in a list of installed files: of its outermost package, if it has one."""
+    here = folder
+    for part in name.split("."):
+        if not part.isidentifier():
+            return None
+        if (here / part / "__init__.py").is_file():
+            return folder, (here / part / "__init__.py").relative_to(folder).as_posix()
+        if (here / f"{part}.py").is_file():
+            return folder, (here / f"{part}.py").relative_to(folder).as_posix()
+        if here.is_dir() and (extensions := sorted(here.glob(f"{part}.*.so"))):
+            return folder, extensions[0].relative_to(folder).as_posix()
+        here = here / part
+        if not here.is_dir():
+            return None
+    return None
+
+
+def _owner(folder: Path, file: str, top: str) -> metadata.Distribution | None:
+    likely = sorted(_records(str(folder)), key=lambda info: normalized(info.split("-", 1)[0]) != normalized(top))
+    for info in likely:
+        if _lists(folder / info, file):
+            return metadata.PathDistribution(folder / info)
+    return None
+
+
+def _records(folder: str) -> tuple[str, ...]:
+    return tuple(name for name in os.listdir(folder) if name.endswith(".dist-info"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _record(info: Path) -> str:
+    try:
+        return "\n" + (info / "RECORD").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _lists(info: Path, file: str) -> bool:
+    text = _record(info)
+    return f"\n{file}," in text or f'\n"{file}"' in text
+
+
+def reachable(path: Iterable[str]) -> Iterator[Path]:
+    """The entries of sys.path whose modules are neither installed nor the interpreter's own."""
+    own = {os.path.realpath(os.path.dirname(os.__file__))}
+    own |= {os.path.join(entry, "lib-dynload") for entry in own}
+    for entry in path:
+        real = os.path.realpath(entry or os.getcwd())
+        if os.path.isdir(real) and real not in own and not _is_installed(real):
+            yield Path(real)

@@ -1,0 +1,227 @@
+"""The environment of a job whose hosts are other machines: always one that is locked for them.
+
+`requirements=None` means "this environment" there, too: what the code imports, at the versions installed here, with
+all that it needs at the versions installed here. What is imported is read off the source (`imports`), from the
+function's module on and through every file that travels; what no source tells (a name made at run time, a plug-in)
+has to be named in `requirements=`. Code that imports nothing needs nothing, not even uv.
+
+A `kinetic.lock` in the project's folder, made by `kinetic-orchestration lock`, is taken instead:
+then no index is asked.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
+from kinetic_orchestration.notices import warn
+from kinetic_orchestration.packaging import installed
+from kinetic_orchestration.packaging.first_party import FirstParty, normalized
+from kinetic_orchestration.packaging.imports import GUARDED, LOADED, Import, imported_from_elsewhere
+from kinetic_orchestration.packaging.requirement_files import name_of
+from kinetic_orchestration.packaging.requirements import HEADING, Environment, File, Hosts, Lock, locked_for
+from kinetic_orchestration.packaging.resolution import here
+
+LOCK = "kinetic.lock"
+MOST_FOLDERS = 20_000  # that are looked through for a module
+_OURS = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
+_ORCHESTRATORS = frozenset({"dagster", "airflow"})  # with what is named after them: dagster_gcp
+_BROUGHT = _OURS | {"libtpu"}  # it comes with JAX
+
+
+class Code(NamedTuple):
+    """The modules or files to begin with, the project's folder, and whether they run as programs."""
+
+    starts: Sequence[str | Path]
+    root: Path | None
+    as_program: bool = False
+    names_program: bool = False  # the first of `starts` is the file that a command runs
+
+
+def environment(
+    requirements: File | Sequence[str] | None,
+    hosts: Hosts,
+    *,
+    image: str,
+    code: Code,
+    environ: Mapping[str, str],
+    cache: Path,
+    python: str | None,
+    first_party: Sequence[FirstParty],
+) -> Environment:
+    if requirements is None and image:
+        return Environment("image", python or here().version, "")
+    pins: list[str] = []
+    if requirements is None:
+        names = _imported(code, first_party, environ)
+        requirements, pins = _needed(names, hosts, first_party)
+        if code.root is not None and (lock := code.root / LOCK).is_file():
+            _check_covers(lock, requirements, first_party)
+            requirements = lock
+        else:
+            _tell_of_missing(names, code)
+    return locked_for(
+        requirements, hosts, environ=environ, cache=cache, python=python, first_party=first_party, pins=pins
+    )
+
+
+def needed(
+    code: Code, hosts: Hosts, environ: Mapping[str, str], first_party: Sequence[FirstParty] = ()
+) -> tuple[list[str], list[str]]:
+    """The requirements of what the code imports, and the versions of all that these need, as they are here."""
+    return _needed(_imported(code, first_party, environ), hosts, first_party)
+
+
+def _imported(code: Code, first_party: Sequence[FirstParty], environ: Mapping[str, str]) -> dict[str, Import]:
+    """What the code imports that does not travel with it."""
+    modules = {place.removesuffix(".py"): Path(lies) for item in first_party for place, lies in item.paths}
+    beside = [start.parent for start in code.starts if code.as_program and isinstance(start, Path)]
+    search = [*beside, *([code.root] if code.root is not None else []), *installed.reachable(sys.path)]
+    names = imported_from_elsewhere(
+        code.starts, search=search, modules=modules, unread=_OURS, as_program=code.as_program
+    )
+    if not code.as_program:
+        there = {_top(start) for start in code.starts if isinstance(start, str)}
+        names = {name: why for name, why in names.items() if _top(name) in there or not is_orchestrators(name)}
+    if any(name.partition(".")[0] == "keras" for name in names):  # it imports its backend by a name that it is told
+        names.setdefault(environ.get("KERAS_BACKEND") or "jax", Import("keras", LOADED))
+    return names
+
+
+def _needed(
+    names: Mapping[str, Import], hosts: Hosts, first_party: Sequence[FirstParty]
+) -> tuple[list[str], list[str]]:
+    found = installed.owners(name for name in names if name.partition(".")[0] not in _OURS)
+    travelling = {item.name for item in first_party}
+    direct = {name: distribution for name, distribution in found.items() if name not in travelling}
+    version = str if hosts.emulated else _public
+    below = {name: value for name, value in installed.stands_on(direct).items() if name not in {*direct, *travelling}}
+    lines = [f"{name}=={version(distribution.version)}" for name, distribution in sorted(direct.items())]
+    return lines, [f"{name}=={version(value)}" for name, value in sorted(below.items())]
+
+
+def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
+    """What is imported and not installed here cannot be among the requirements that are read off this environment."""
+    tops: dict[str, Import] = {}
+    for name, found in names.items():
+        top = name.partition(".")[0]
+        if found.need != GUARDED and top not in _BROUGHT and (top not in tops or tops[top].need < found.need):
+            tops[top] = found
+    missing = {top: found for top, found in sorted(tops.items()) if not installed.is_here(top)}
+    if not missing:
+        return
+    them = "it" if len(missing) == 1 else "them"
+    told = ", ".join(f"{top} ({found.place})" for top, found in missing.items())
+    advice = (
+        f"Install {them} here, name all requirements with requirements=, or, if the job does without, catch the "
+        "ImportError there"
+    )
+    if any(_fails_at_once(top, found, code) for top, found in missing.items()):
+        raise RequirementsError(
+            f"the job's program would end at its first lines, so nothing was sent: {told} is not installed here, and "
+            f"hosts get what is. {advice}"
+        )
+    warn(f"hosts get what the code imports as it is installed here, and this is not: {told}. {advice}")
+
+
+def _fails_at_once(top: str, found: Import, code: Code) -> bool:
+    """Whether it is certain: the very file that is run needs it to be loaded, and no folder of the project has it."""
+    first = code.starts[0] if code.as_program and code.starts else None
+    if found.need != LOADED or not isinstance(first, Path) or not found.place.startswith(f"{first}, line "):
+        return False
+    if not code.names_program or "sys.path" in first.read_text(encoding="utf-8", errors="replace"):
+        return False
+    return not _may_have(code.root or first.parent, top)
+
+
+def _may_have(root: Path, top: str) -> bool:
+    """Whether a folder of the project has the module, or there are too many of them to say."""
+    for number, (_, folders, files) in enumerate(os.walk(root)):
+        if number >= MOST_FOLDERS or top in folders or f"{top}.py" in files:
+            return True
+    return False
+
+
+def is_orchestrators(module: str) -> bool:
+    """Whether it belongs to the pipeline around the code. Each file that defines one imports it; hosts need it only
+    where the call itself names it, as the class of a value does.
+    """
+    return _top(module).partition("_")[0] in _ORCHESTRATORS
+
+
+def orchestrators_of(by_name: Iterable[str], given: Iterable[str]) -> list[str]:
+    """What requirements that are listed lack of it, at the versions installed here."""
+    listed = {name_of(line) for line in given}
+    found = installed.owners(_top(name) for name in by_name if is_orchestrators(name) and _top(name) not in _OURS)
+    return [f"{name}=={_public(found[name].version)}" for name in sorted(found) if name not in listed]
+
+
+def heading(lock: Lock, hosts: Hosts) -> str:
+    """The comment above a lock that is kept in a file, by which it is known again."""
+    return f"{HEADING}, {hosts.slice.name}\n# python {lock.python}\n# platform {lock.platform}\n"
+
+
+def starts_of(function: Callable[..., Any] | None, file: Path | None, by_name: Iterable[str]) -> list[str | Path]:
+    """Where reading begins for a function: its file, else what its code imports; and what the call names."""
+    if file is not None:
+        inside = _imports_in(function.__code__) if isinstance(function, FunctionType) else ()
+        return [file, *by_name, *filter(is_orchestrators, inside)]
+    return [*by_name, *(_imports_of_cells(function) if isinstance(function, FunctionType) else ())]
+
+
+def starts_of_command(argv: Sequence[str], cwd: Path) -> list[str | Path]:
+    """The Python files that a command names, and the module after -m; else every file of its folder."""
+    found: list[str | Path] = [cwd / part for part in argv if part.endswith(".py") and (cwd / part).is_file()]
+    for option, module in itertools.pairwise(argv):
+        if option == "-m":
+            found += [module, f"{module}.__main__"]
+    return found or sorted(cwd.rglob("*.py"))
+
+
+def _imports_of_cells(function: FunctionType) -> Iterator[str]:
+    """A notebook's cell has no file: its own code tells, and that of the functions beside it."""
+    beside = [value for value in function.__globals__.values() if isinstance(value, FunctionType)]
+    for one in (function, *(other for other in beside if other.__module__ == function.__module__)):
+        yield from _imports_in(one.__code__)
+
+
+def _imports_in(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and instruction.argval:
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _imports_in(constant)
+
+
+def _check_covers(lock: Path, lines: Iterable[str], first_party: Sequence[FirstParty]) -> None:
+    text = lock.read_text(encoding="utf-8")
+    made_for = re.search(r"^# python (\d+\.\d+)", text, re.MULTILINE)
+    if made_for is not None and made_for.group(1) != here().version:
+        raise ConflictingSettings(
+            f"{lock} was made for Python {made_for.group(1)}, and this is Python {here().version}: make it anew with "
+            f"this Python, or submit from that one"
+        )
+    there = {name_of(line) for line in text.splitlines()} | {normalized(item.name) for item in first_party}
+    if missing := [line for line in lines if name_of(line) not in there]:
+        raise ConflictingSettings(
+            f"{lock} has no {', '.join(name_of(line) for line in missing)}, which the code imports: make it anew "
+            f"(kinetic-orchestration lock FILE -o {os.path.relpath(lock)}), or remove it"
+        )
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _public(version: str) -> str:
+    """Without the label of a local build, which is for this machine's hardware."""
+    return version.partition("+")[0]

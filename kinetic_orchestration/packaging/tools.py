@@ -1,0 +1,217 @@
+"""What a host needs before it can build an environment: uv and an interpreter, kept in the store by digest.
+
+Responsible for: putting them there, and for the digests that a submitter hands to its hosts. A digest is believed only
+if it was not read from the bucket: that of uv is the one of the uv installed here, others are remembered here by
+whoever staged them, or come from the settings (`tools`). Does not know how a host uses them (agent/environment.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.environment import redact
+from kinetic_orchestration.errors import RequirementsError
+from kinetic_orchestration.packaging import interpreters, package_sources
+from kinetic_orchestration.packaging.requirements import Hosts, Lock, lock, sha256_of
+from kinetic_orchestration.packaging.resolution import call, find_uv
+from kinetic_orchestration.packaging.reuse import still_there
+from kinetic_orchestration.settings import Settings
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.stores import Store
+
+UV = "uv"
+LIMIT = 1800.0  # for fetching wheels
+
+
+class Tool(NamedTuple):
+    """What is in the store now. `new`: it was not there before."""
+
+    name: str
+    digest: str
+    size: int
+    new: bool
+
+
+def python_tool(version: str) -> str:
+    return f"python-{version}"
+
+
+def known(python: str, settings: Settings) -> dict[str, str]:
+    """The digests of the tools that hosts with this Python may use, as far as this client can vouch for them."""
+    memory = Memory(settings.home)
+    staged = {UV: memory.of_own_uv(), **memory.staged, **_configured(settings)}
+    found = {UV: staged[UV], "python": staged.get(python_tool(python), "")}
+    return {tool: digest for tool, digest in found.items() if digest}
+
+
+def present(store: Store, digests: Mapping[str, str], retention: float) -> dict[str, str]:
+    """Those of the tools that are in the store, and stay there: one request."""
+    there = {entry.name: entry for entry in store.list(names.TOOLS)}
+    found = {tool: there.get(names.tool(digest)) for tool, digest in digests.items()}
+    return {
+        tool: digests[tool]
+        for tool, entry in found.items()
+        if entry is not None and still_there(store, entry, retention)
+    }
+
+
+def itself_by_hash(environ: Mapping[str, str], cache: Path, hosts: Hosts) -> str:
+    """What lets a host's pip fetch this very uv, or nothing; "" if no index here has it."""
+    try:
+        return lock([f"uv=={metadata.version('uv')}"], environ=environ, cache=cache, hosts=hosts).text
+    except (RequirementsError, metadata.PackageNotFoundError):
+        return ""
+
+
+def stage_uv(store: Store, settings: Settings) -> Tool:
+    memory = Memory(settings.home)
+    path = own_uv()
+    if path is None or not runs_on_hosts(path):
+        raise RequirementsError(
+            "there is no uv for Linux on x86-64 here to put into the store, only such a one runs on the hosts: install "
+            f"it here ({sys.executable} -m pip install uv) on such a machine and stage it from there"
+        )
+    digest = memory.digest_of(path)
+    new = store.upload(names.tool(digest), str(path))
+    memory.remember(UV, digest)
+    return Tool(UV, digest, path.stat().st_size, new)
+
+
+def stage_python(store: Store, settings: Settings, version: str, environ: Mapping[str, str]) -> Tool:
+    root = interpreters.find(version, environ, settings.home / "pythons")
+    with tempfile.TemporaryDirectory(prefix="kinetic-python-") as folder:
+        archive = Path(folder, "python.tar.gz")
+        interpreters.pack(root, version, archive)
+        interpreters.check(archive, root, version)
+        digest, size = sha256_of(archive), archive.stat().st_size
+        new = store.upload(names.tool(digest), str(archive))
+    Memory(settings.home).remember(python_tool(version), digest)
+    return Tool(python_tool(version), digest, size, new)
+
+
+def stage_wheels(store: Store, found: Lock, environ: Mapping[str, str]) -> Iterator[Tool]:
+    """All wheels of a lock: those that lie here, and the others as pip finds them. Their hashes are the lock's."""
+    with tempfile.TemporaryDirectory(prefix="kinetic-wheels-") as name:
+        folder = Path(name)
+        paths = [Path(path) for _, path in found.wheels]
+        here = {digest for digest, _ in found.wheels}
+        entries = [entry for entry in re.split(r"\n(?=\S)", found.text.strip()) if entry]
+        others = [entry for entry in entries if here.isdisjoint(re.findall(r"sha256:(\w+)", entry))]
+        if others:
+            _download(others, found, folder, environ)
+            paths += sorted(folder.glob("*.whl"))
+        for path in sorted(paths, key=lambda path: path.name):
+            digest = sha256_of(path)
+            if digest not in found.text:
+                raise RequirementsError(f"{path.name} is not the file that the lock names: its hash is {digest}")
+            new = store.upload(names.wheel(digest, path.name), str(path))
+            yield Tool(path.name, digest, path.stat().st_size, new)
+
+
+def _download(entries: list[str], found: Lock, folder: Path, environ: Mapping[str, str]) -> None:
+    listed = folder / "requirements.txt"
+    listed.write_text("\n".join(entries) + "\n", encoding="utf-8")
+    glibc = re.search(r"manylinux_2_(\d+)$", found.platform)
+    tags = [f"manylinux_2_{minor}_x86_64" for minor in range(int(glibc.group(1)), 4, -1)] if glibc else []
+    tags += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"] if glibc else []
+    command = [
+        *(*_pip(environ), "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
+        *("--only-binary", ":all:", "--python-version", found.python, "--implementation", "cp"),
+        *(part for tag in tags for part in ("--platform", tag)),
+        *("--dest", str(folder), "--requirement", str(listed)),
+    ]
+    told = {"UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS": "PIP_FIND_LINKS"}
+    uv = {**environ, **package_sources.uv_settings(environ)}
+    by_pip = {there: uv[name].replace(",", " ") for name, there in told.items() if uv.get(name)}
+    done = call(command, {**environ, **by_pip}, folder, limit=LIMIT)
+    if done.returncode:
+        raise RequirementsError(
+            f"the wheels of the lock cannot be fetched for Python {found.python} on {found.platform}. pip says:\n"
+            f"{redact(done.stderr).strip()}\nNothing of them was staged. A package without a wheel "
+            "for the hosts has to be built first (uv build --wheel) and named by its file"
+        )
+
+
+def _pip(environ: Mapping[str, str]) -> list[str]:
+    """This Python's pip, else the one that Python brings along, else one that uv fetches."""
+    import ensurepip
+    import importlib.util
+
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    bundled = sorted(Path(ensurepip.__file__).with_name("_bundled").glob("pip-*.whl"))
+    return [sys.executable, str(bundled[-1] / "pip")] if bundled else [find_uv(environ), "tool", "run", "pip"]
+
+
+class Memory:
+    """What this client knows of tools, in its home: what it has staged, and digests of files it has read."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "tools.json"
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            kept = {}
+        self._kept: dict[str, Any] = kept if isinstance(kept, dict) else {}
+
+    @property
+    def staged(self) -> dict[str, str]:
+        return dict(self._kept.get("staged", {}))
+
+    def remember(self, tool: str, digest: str) -> None:
+        self._save({**self._kept, "staged": {**self.staged, tool: digest}})
+
+    def of_own_uv(self) -> str:
+        """The digest of the uv installed here, if a host can run it."""
+        path = own_uv()
+        return self.digest_of(path) if path is not None and runs_on_hosts(path) else ""
+
+    def digest_of(self, path: Path) -> str:
+        """Read once for each version of the file."""
+        found = path.stat()
+        stamp = [found.st_size, found.st_mtime_ns]
+        seen = self._kept.get("seen", {})
+        if (kept := seen.get(str(path))) and kept[:2] == stamp:
+            return str(kept[2])
+        digest = sha256_of(path)
+        self._save({**self._kept, "seen": {str(path): [*stamp, digest]}})
+        return digest
+
+    def _save(self, kept: dict[str, Any]) -> None:
+        self._kept = kept
+        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            fresh.write_text(json.dumps(kept), encoding="utf-8")
+            fresh.replace(self._path)
+        except OSError:
+            pass  # it is read again next time
+
+
+def own_uv() -> Path | None:
+    try:
+        import uv
+
+        return Path(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return None
+
+
+def runs_on_hosts(program: Path) -> bool:
+    """Whether it is a program for Linux on x86-64."""
+    with program.open("rb") as file:
+        head = file.read(20)
+    return head[:5] == b"\x7fELF\x02" and head[18:20] == b"\x3e\x00"
+
+
+def _configured(settings: Settings) -> dict[str, str]:
+    return {name: digest for name, digest in settings.tools.items() if re.fullmatch(r"[0-9a-f]{64}", digest)}

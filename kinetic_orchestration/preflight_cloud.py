@@ -1,0 +1,246 @@
+"""Whether Google Cloud will let a job run, found out before it is submitted: who one is, what one may, what is there.
+
+Everything that fails names the command or the role that mends it. A submitter asks once in ten minutes (`require`),
+`doctor` asks whenever it is told to (`examine`). The account of the VMs is another's: a host checks for itself that it
+may delete its slice, before it runs anything.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import credentials, troubles
+from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
+from kinetic_orchestration.google_rest import Answer, Google, google
+from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.stores.gcs_requests import impatient
+from kinetic_orchestration.troubles import Asked
+
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
+
+LASTS = 600.0
+PATIENCE = 4.0  # with a bucket, of somebody who asks what is the matter
+PROBE = "probes/"
+
+# What a submitter does; whoever may make a slice must be able to remove it. The Cloud TPU API asks for the permissions
+# of nodes on queued resources, too (https://cloud.google.com/iam/docs/roles-permissions/tpu has no others).
+PERMISSIONS = ("tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list")
+ACT_AS = "iam.serviceAccounts.actAs"
+ACCOUNT_USER = "roles/iam.serviceAccountUser"
+SECRETS = ("secretmanager.secrets.create", "secretmanager.secrets.delete", "secretmanager.versions.add")
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at. `fix` is the next step, where there is one to take."""
+
+    name: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+_passed: dict[tuple[Any, ...], float] = {}
+_lock = threading.Lock()
+
+
+def require(settings: Settings) -> None:
+    """Refuse to submit what cannot be made, or could not be removed again. What passed is asked again a while later."""
+    place = settings.project, settings.store, settings.deployment, settings.emulator
+    key = (os.getpid(), *place, settings.impersonate, settings.quota_project, settings.service_account)
+    with _lock:
+        if time.monotonic() - _passed.get(key, -LASTS) < LASTS:
+            return
+    failed = [finding for finding in _needed(settings) if finding.state == FAILED]
+    if failed:
+        told = "\n".join(f"  {finding.name}: {finding.found}. {finding.fix}".rstrip() for finding in failed)
+        raise BackendError(
+            f"Google Cloud is not ready for this job, and nothing was submitted:\n{told}", "configuration"
+        )
+    with _lock:
+        _passed[key] = time.monotonic()
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Everything, whatever of it fails: what `require` asks for, then what is good to know."""
+    found = list(_needed(settings, PATIENCE))
+    yield from found
+    if any(finding.name in ("credentials", "project") and finding.state == FAILED for finding in found):
+        return
+    with google(settings) as api:
+        yield from _at_once([partial(look, settings, api) for look in (_secrets, _quota, _keys)])
+
+
+def _needed(settings: Settings, patience: float | None = None) -> Iterator[Finding]:
+    who = _credentials(settings)
+    yield who
+    if who.state == FAILED:
+        return
+    if not settings.project:
+        yield Finding("project", FAILED, "no project is named", "Set KINETIC_PROJECT, or project=")
+        return
+    try:
+        with google(settings) as api:
+            looks = [partial(look, settings, api) for look in (_tpu_api, _permissions, _act_as)]
+            yield from _at_once([*looks, partial(_bucket, settings, patience)])
+    except CredentialsError as error:  # they were there, and are worth nothing
+        yield Finding("credentials", FAILED, "they give no token", str(error))
+
+
+def _at_once(looks: Sequence[Callable[[], Finding]]) -> list[Finding]:
+    """Side by side, for each is a round trip or more; as whoever this process is here."""
+    acting = credentials.as_now()
+
+    def within(look: Callable[[], Finding]) -> Finding:
+        with acting():
+            return look()
+
+    return side_by_side(within, looks, len(looks))
+
+
+def _credentials(settings: Settings) -> Finding:
+    try:
+        identity = credentials.credentials(settings)
+    except KineticError as error:
+        return Finding("credentials", FAILED, "there are none", str(error))
+    kind = type(identity).__module__.removeprefix("google.")
+    who = getattr(identity, "service_account_email", "") or kind
+    return Finding("credentials", OK, "none are needed by the emulator" if settings.emulator else str(who))
+
+
+def _tpu_api(settings: Settings, api: Google) -> Finding:
+    answer = api.call("GET", "tpu", f"v2/projects/{settings.project}/locations", params={"pageSize": "1000"})
+    if not answer.ok:
+        return _refused("Cloud TPU API", answer, settings)
+    there = [str(entry.get("locationId", "")) for entry in answer.body.get("locations", ())]
+    if absent := ", ".join(zone for zone in settings.zones if zone not in there):
+        found = f"{absent}: not among the {len(there)} zones that {settings.project} may use"
+        return Finding(
+            "Cloud TPU API", WARNING, found, "Name others with KINETIC_ZONES: gcloud compute tpus locations list"
+        )
+    return Finding("Cloud TPU API", OK, f"enabled in {settings.project}, {len(there)} zones")
+
+
+def _permissions(settings: Settings, api: Google) -> Finding:
+    answer = _test(settings, api, PERMISSIONS)
+    if not answer.ok:
+        return _unchecked("permissions", answer, settings)
+    missing = _missing(answer, PERMISSIONS)
+    if not missing:
+        return Finding("permissions", OK, "TPU VMs may be made, seen and deleted")
+    lack = "they could be made and not be deleted" if "tpu.nodes.delete" in missing else "TPU VMs cannot be managed"
+    fix = f"Grant them: {troubles.grant('roles/tpu.admin', settings.project)}"
+    return Finding("permissions", FAILED, f"{', '.join(missing)} missing in {settings.project}: {lack}", fix)
+
+
+def _act_as(settings: Settings, api: Google) -> Finding:
+    """On the project, or on the very account that the VMs run as."""
+    account = settings.service_account
+    answer = _test(settings, api, (ACT_AS,))
+    if answer.ok and not _missing(answer, (ACT_AS,)):
+        return Finding("service account", OK, f"VMs may run as {account or 'the default account of Compute Engine'}")
+    if not account:
+        fix = f"Name one with KINETIC_SERVICE_ACCOUNT, or {troubles.grant(ACCOUNT_USER, settings.project)}"
+        return Finding("service account", WARNING, f"{ACT_AS} is not granted on the whole project", fix)
+    path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
+    own = api.call("POST", "iam", path, {"permissions": [ACT_AS]})
+    if own.ok and not _missing(own, (ACT_AS,)):
+        return Finding("service account", OK, f"VMs may run as {account}")
+    fix = (
+        f"Grant it: gcloud iam service-accounts add-iam-policy-binding {account} --member=user:YOU "
+        f"--role={ACCOUNT_USER}"
+    )
+    return Finding("service account", FAILED if own.ok else WARNING, f"{ACT_AS} on {account} is missing", fix)
+
+
+def _bucket(settings: Settings, patience: float | None) -> Finding:
+    """By what a job does: an object is written and removed again."""
+    name = f"{PROBE}{secrets.token_hex(8)}"
+    try:
+        with impatient(patience) if patience is not None else nullcontext():
+            store = open_store(settings.store, settings.deployment)
+        store.put(name, b"may this be written?")
+        store.delete(name)
+    except KineticError as error:
+        return Finding("bucket", FAILED, f"{settings.store} cannot be used", str(error))
+    return Finding("bucket", OK, f"{store.url} can be written and cleaned")
+
+
+def _secrets(settings: Settings, api: Google) -> Finding:
+    answer = _test(settings, api, SECRETS)
+    if not answer.ok:
+        return _unchecked("Secret Manager", answer, settings)
+    missing = _missing(answer, SECRETS)
+    if missing:
+        grant = troubles.grant("roles/secretmanager.admin", settings.project)
+        fix = f"Only jobs that capture credentials need it: {grant}"
+        return Finding("Secret Manager", WARNING, f"{', '.join(missing)} missing", fix)
+    return Finding("Secret Manager", OK, "captured credentials can be kept for hosts")
+
+
+def _quota(settings: Settings, api: Google) -> Finding:
+    """As much as the caller may read; the answer to a create call is what counts."""
+    path = f"v1beta1/projects/{settings.project}/services/tpu.googleapis.com/consumerQuotaMetrics"
+    answer = api.call("GET", "serviceusage", path, params={"view": "BASIC", "pageSize": "200"})
+    if not answer.ok:
+        return Finding("quota", OK, "not readable from here: a slice beyond it is refused at its create call, by name")
+    some = sorted(_limits(answer.body.get("metrics", ())))
+    if not some:
+        fix = "Ask for some at console.cloud.google.com/iam-admin/quotas (service: Cloud TPU API)"
+        return Finding("quota", WARNING, "no TPU quota above 0 in any place", fix)
+    shown = ", ".join(some[:8])
+    return Finding("quota", OK, shown if len(some) <= 8 else f"{shown} and {len(some) - 8} more")
+
+
+def _limits(metrics: Any) -> Iterator[str]:
+    for metric in metrics:
+        for limit in metric.get("consumerQuotaLimits", ()):
+            for bucket in limit.get("quotaBuckets", ()):
+                where = bucket.get("dimensions") or {}
+                place = where.get("zone") or where.get("region")
+                if place and int(bucket.get("effectiveLimit", "0")) > 0:
+                    yield f"{metric.get('displayName', metric.get('metric', ''))} {bucket['effectiveLimit']} in {place}"
+
+
+def _keys(settings: Settings, api: Google) -> Finding:
+    """Who encrypts what: a bucket's own key is used for all that is written there."""
+    bucket = settings.store.removeprefix("gs://").partition("/")[0]
+    answer = api.call("GET", "storage", f"storage/v1/b/{bucket}", params={"fields": "encryption,location"})
+    key = (answer.body.get("encryption") or {}).get("defaultKmsKeyName", "") if answer.ok else ""
+    said = f"objects are encrypted with the bucket's key {key}" if key else "objects are encrypted with Google's keys"
+    boot = "the Cloud TPU API has no field for a key of the VMs' boot disks; data disks keep theirs"
+    return Finding("encryption", OK, f"{said}; {boot}")
+
+
+def _test(settings: Settings, api: Google, permissions: tuple[str, ...]) -> Answer:
+    path = f"v1/projects/{settings.project}:testIamPermissions"
+    return api.call("POST", "cloudresourcemanager", path, {"permissions": list(permissions)})
+
+
+def _missing(answer: Answer, permissions: tuple[str, ...]) -> list[str]:
+    granted = answer.body.get("permissions", ())
+    return [permission for permission in permissions if permission not in granted]
+
+
+def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
+    trouble = troubles.classify(answer.status_of(), Asked(settings.project))
+    said, _, advice = trouble.sentence.partition("): ")
+    return Finding(name, FAILED, f"{said})" if advice else said, advice[:1].upper() + advice[1:])
+
+
+def _unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
+    """Nobody says no, but nobody says yes either."""
+    refused = _refused(name, answer, settings)
+    fatal = troubles.classify(answer.status_of(), Asked(settings.project))
+    enable = "cloudresourcemanager" in refused.fix or fatal.action != troubles.FATAL
+    return refused._replace(state=WARNING if enable else FAILED)

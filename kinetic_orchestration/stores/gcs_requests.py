@@ -1,0 +1,317 @@
+"""Single requests to Google Cloud Storage about one prefix of a bucket: tried again by the class of their error,
+and when nobody knows whether a write was carried out, found out by its writer's mark.
+
+It does not know what a store is, nor of objects that take more than one request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+from kinetic_orchestration.agent.cloud import moment_of
+from kinetic_orchestration.credentials import refused
+from kinetic_orchestration.stores import RECORD_LIMIT, too_large
+from kinetic_orchestration.stores.gcs_client import Client, client
+from kinetic_orchestration.stores.gcs_refusals import Told, refusal, told
+
+PATIENCE: Final = 60.0
+SINGLE: Final = 8 << 20
+"""What can be written in one request; the client library sends more than this in another way."""
+
+_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 8.0
+_CONNECT: Final = 5.0
+_ANSWER: Final = 20.0
+_BRIEF: Final = (2.0, 5.0)
+_SLOWEST: Final = 100_000  # bytes a second: with less, a write is rather tried again
+_TEARS: Final = 3  # an object whose checksum differs so often is stored like that
+_PAGE: Final = 1000
+_BYTES: Final = "application/octet-stream"
+_WRITER: Final = "w"
+_T = TypeVar("_T")
+
+
+class Piece(NamedTuple):
+    """Some bytes of an object, and what came with them about the whole of it."""
+
+    data: bytes
+    generation: int
+    updated: float
+    total: int
+    crc32c: str
+
+
+_patience: ContextVar[float] = ContextVar("kinetic_patience", default=PATIENCE)
+
+
+@contextlib.contextmanager
+def impatient(seconds: float) -> Iterator[None]:
+    """What is opened within the block tries again for so long only: somebody waits for an answer, whatever it is."""
+    token = _patience.set(seconds)
+    try:
+        yield
+    finally:
+        _patience.reset(token)
+
+
+class Requests:
+    def __init__(self, url: str, credentials: Any, endpoint: str = "") -> None:
+        self.url = url
+        self.patience = _patience.get()
+        """For how many seconds a request that may yet succeed is tried again."""
+        self._credentials = credentials
+        self._endpoint = endpoint
+        self._bucket, _, prefix = url.removeprefix("gs://").partition("/")
+        self._prefix = prefix + "/"
+
+    @property
+    def client(self) -> Client:
+        return client(self._credentials, self._endpoint)
+
+    def write(self, name: str, data: bytes, generation: int | None, metadata: dict[str, str]) -> int | None:
+        """Write under a condition (0: absent, None: none); the new generation, or None if it did not hold."""
+
+        def send(mark: str) -> int:
+            return self._send(name, data, generation, {**metadata, _WRITER: mark})
+
+        return self._decide(name, send)
+
+    def compose(self, name: str, parts: Sequence[str], generation: int | None) -> int | None:
+        """Write `parts`, one behind the other, as `name`, under the same conditions."""
+
+        def join(mark: str) -> int:
+            blob = self._blob(name)
+            blob.content_type = _BYTES
+            blob.metadata = {_WRITER: mark}
+            sources = [self._blob(part) for part in parts]
+            blob.compose(sources, if_generation_match=generation, timeout=_timeout(), retry=None)
+            return int(blob.generation)
+
+        return self._decide(name, join)
+
+    def write_once(self, name: str, data: bytes, metadata: dict[str, str]) -> None:
+        """Write whatever is there, in one short try that may fail with any exception."""
+        self._send(name, data, None, metadata, _BRIEF)
+
+    def get(
+        self, name: str, start: int, end: int | None, generation: int | None = None, limit: int = RECORD_LIMIT
+    ) -> Piece | None:
+        """Bytes from start to end, in one request; None if there is no such object (of that generation).
+
+        Without an end, of more than `limit` bytes no more are taken: StoreError.
+        """
+        stop = None if end is None else max(end, start + 1)  # an empty range is none to ask for
+        most = limit if end is None else None
+        return self._ask("read", name, lambda _: self._get(name, start, stop, end, generation, most))
+
+    def stat(self, name: str) -> Any | None:
+        """Google's own Blob with what is known of the object; None if there is none."""
+        return self._ask("read", name, lambda _: self._stat(name))
+
+    def rewrite(self, name: str) -> bool:
+        """Let the server write the object anew, as it is; False if it is not there. A large one takes several calls."""
+
+        def attempt(_: bool) -> bool:
+            token: str | None = None
+
+            def call() -> None:
+                nonlocal token
+                token = self._blob(name).rewrite(self._blob(name), token=token, timeout=_timeout(), retry=None)[0]
+
+            while self._is_there(call):
+                if token is None:
+                    return True
+            return False
+
+        return self._ask("write", name, attempt)
+
+    def delete(self, name: str) -> bool:
+        def attempt(in_doubt: bool) -> bool:
+            # Without an object, an earlier try whose answer was lost deleted it.
+            return self._is_there(lambda: self._blob(name).delete(timeout=_timeout(), retry=None)) or in_doubt
+
+        return self._ask("delete", name, attempt)
+
+    def delete_once(self, name: str) -> None:
+        """Delete what nobody will miss, in one try of which nothing is told."""
+        with contextlib.suppress(Exception):
+            self._blob(name).delete(timeout=_timeout(), retry=None)
+
+    def page(self, prefix: str, fields: str, token: str | None) -> tuple[list[tuple[str, Any]], str | None]:
+        """A thousand names and Blobs at most, with the token of the next page."""
+
+        def attempt(_: bool) -> tuple[list[tuple[str, Any]], str | None]:
+            found = self.client.storage.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                page_token=token,
+                page_size=_PAGE,
+                fields=f"items({fields}),nextPageToken",
+                timeout=_timeout(),
+                retry=None,
+            )
+            blobs = next(found.pages)
+            return [(blob.name.removeprefix(self._prefix), blob) for blob in blobs], found.next_page_token
+
+        return self._ask("list", prefix, attempt)
+
+    def _blob(self, name: str, generation: int | None = None) -> Any:
+        return self.client.storage.bucket(self._bucket).blob(self._prefix + name, generation=generation)
+
+    def _ask(self, verb: str, name: str, attempt: Callable[[bool], _T]) -> _T:
+        """Try until there is an answer, no hope, or no patience left. `attempt` is told whether an earlier try
+        may have been carried out."""
+        began = time.monotonic()
+        in_doubt = False
+        torn = 0
+        pause = _PAUSE
+        while True:
+            try:
+                return attempt(in_doubt)
+            except Exception as error:
+                what = _told(error)
+                if what is None:
+                    raise
+                waited = time.monotonic() - began
+                torn += what.corrupt
+                if not what.transient or waited + pause > self.patience or torn == _TEARS:
+                    raise refusal(what, verb, name, self.url, waited) from error
+                in_doubt = in_doubt or what.in_doubt
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _decide(self, name: str, write: Callable[[str], int]) -> int | None:
+        from google.api_core.exceptions import PreconditionFailed
+
+        mark = os.urandom(8).hex()
+
+        def attempt(in_doubt: bool) -> int | None:
+            try:
+                return write(mark)
+            except PreconditionFailed as error:
+                what = told(error)
+                if what is None or not what.lost_the_race:
+                    raise
+            if not in_doubt:
+                return None
+            there = self._stat(name)  # what stands in the way may be our own
+            return int(there.generation) if there and (there.metadata or {}).get(_WRITER) == mark else None
+
+        return self._ask("write", name, attempt)
+
+    def _send(
+        self,
+        name: str,
+        data: bytes,
+        generation: int | None,
+        metadata: dict[str, str],
+        timeout: tuple[float, float] | None = None,
+    ) -> int:
+        blob = self._blob(name)
+        blob.metadata = metadata
+        blob.upload_from_string(
+            data,
+            content_type=_BYTES,
+            if_generation_match=generation,
+            timeout=timeout or _timeout(len(data)),
+            checksum="auto",
+            retry=None,
+        )
+        return int(blob.generation)
+
+    def _stat(self, name: str) -> Any | None:
+        blob = self._blob(name)
+        return blob if self._is_there(lambda: blob.reload(timeout=_timeout(), retry=None)) else None
+
+    def _is_there(self, call: Callable[[], object]) -> bool:
+        """Whether there was such an object; a bucket that is missing is no answer to that."""
+        from google.api_core.exceptions import NotFound
+
+        try:
+            call()
+        except NotFound as error:
+            what = told(error)
+            if what is not None and what.no_bucket:
+                raise
+            return False
+        return True
+
+    def _get(
+        self, name: str, start: int, stop: int | None, end: int | None, generation: int | None, limit: int | None
+    ) -> Piece | None:
+        from google.api_core.exceptions import RequestRangeNotSatisfiable
+
+        whole = start == 0 and stop is None
+        blob = self._blob(name, generation)
+        into = io.BytesIO() if limit is None else _Bounded(too_large(name, self.url, limit), limit)
+
+        def load() -> None:
+            blob.download_to_file(
+                into,
+                start=None if whole else start,
+                end=None if stop is None else stop - 1,
+                raw_download=True,
+                checksum="auto" if whole else None,
+                timeout=_timeout(),
+                retry=None,
+            )
+
+        try:
+            if not self._is_there(load):
+                return None
+        except RequestRangeNotSatisfiable:  # it begins where the object ends, or behind that
+            there = self._stat(name)
+            if there is None:
+                return None
+            return Piece(b"", int(there.generation), moment(there), there.size, there.crc32c or "")
+        data = into.getvalue()
+        headers = self.client.headers()
+        total = headers.get("Content-Range", "").rpartition("/")[2]
+        made = int(blob.generation)
+        return Piece(
+            data if end is None else data[: max(0, end - start)],
+            made,
+            moment_of(made, parsedate_to_datetime(headers["Last-Modified"]).timestamp()),
+            int(total) if total.isdecimal() else start + len(data),
+            blob.crc32c or "",
+        )
+
+
+class _Bounded(io.BytesIO):
+    """Takes so many bytes, and no more: whoever sends on hears the error."""
+
+    def __init__(self, error: Exception, limit: int) -> None:
+        super().__init__()
+        self._error, self._limit = error, limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._limit:
+            raise self._error
+        return super().write(data)
+
+
+def moment(blob: Any) -> float:
+    """When an object was written, as every verb tells it."""
+    return moment_of(int(blob.generation), float(int(blob.updated.timestamp())))
+
+
+def _timeout(size: int = 0) -> tuple[float, float]:
+    return _CONNECT, _ANSWER + size / _SLOWEST
+
+
+def _told(error: Exception) -> Told | None:
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
+    if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
+        if getattr(error, "retryable", False):
+            return Told(0, "", str(error))
+        raise refused(error) from error
+    return told(error)

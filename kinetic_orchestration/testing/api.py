@@ -1,0 +1,376 @@
+"""The emulated cloud's faces: the Cloud TPU API v2 over gRPC and over REST, and its neighbours over REST.
+
+Turns the messages of the unmodified client library into the model's proto-JSON and back, and refusals into the
+errors of each protocol. Who calls is told by the access token: `emulator-token/<node>/<worker>` is a VM, everything
+else a client. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import google.rpc.error_details_pb2  # noqa: F401 - the details of errors are found by their names
+import grpc
+from google.cloud.location import locations_pb2
+from google.cloud.tpu_v2.types import cloud_tpu
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.faults import CLIENT, Caller
+from kinetic_orchestration.testing.model import Cloud
+from kinetic_orchestration.testing.neighbours import Neighbours
+from kinetic_orchestration.testing.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.resources import Json
+from kinetic_orchestration.testing.signing import Signer
+
+TOKEN = "emulator-token"
+_THREADS = 32
+_TAKEN = "\0taken "
+_BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
+_OPERATION = operations_pb2.Operation
+
+
+def token(node: str, worker: int) -> str:
+    """The access token of a VM's account."""
+    return f"{TOKEN}/{node}/{worker}"
+
+
+class _Rpc(NamedTuple):
+    """How one method travels: its messages, and its place in REST as google.api.http puts it."""
+
+    name: str
+    request: Any
+    response: Any
+    http: str
+    path: re.Pattern[str]
+    field: str
+    body: str
+
+    @property
+    def grpc_path(self) -> str:
+        services = {"google.longrunning": "Operations", "google.cloud.location": "Locations"}
+        package = str(self.request.DESCRIPTOR.file.package)
+        return f"/{package}.{services.get(package, 'Tpu')}/{self.name}"
+
+
+def _rpc(name: str, request: Any, response: Any, http: str, path: str, body: str = "") -> _Rpc:
+    field, glob = path[path.index("{") + 1 : path.index("}")].split("=")
+    before, after = path.split("{", maxsplit=1)[0], path.split("}")[1]
+    place = glob.replace("*", "[^/:]+")
+    return _Rpc(name, request, response, http, re.compile(f"{before}(?P<at>{place}){re.escape(after)}"), field, body)
+
+
+def _tpu(name: str, answer: str, http: str, path: str, body: str = "") -> _Rpc:
+    """One of Cloud TPU's own; `answer` is a message of the client library, empty for an operation."""
+    response = getattr(cloud_tpu, answer).pb() if answer else operations_pb2.Operation
+    return _rpc(name, getattr(cloud_tpu, f"{name}Request").pb(), response, http, path, body)
+
+
+_ZONE = "projects/*/locations/*"
+_RPCS = (
+    _tpu("CreateQueuedResource", "", "POST", f"/v2/{{parent={_ZONE}}}/queuedResources", "queuedResource"),
+    _tpu("GetQueuedResource", "QueuedResource", "GET", f"/v2/{{name={_ZONE}/queuedResources/*}}"),
+    _tpu("ListQueuedResources", "ListQueuedResourcesResponse", "GET", f"/v2/{{parent={_ZONE}}}/queuedResources"),
+    _tpu("DeleteQueuedResource", "", "DELETE", f"/v2/{{name={_ZONE}/queuedResources/*}}"),
+    _tpu("ResetQueuedResource", "", "POST", f"/v2/{{name={_ZONE}/queuedResources/*}}:reset", "*"),
+    _tpu("CreateNode", "", "POST", f"/v2/{{parent={_ZONE}}}/nodes", "node"),
+    _tpu("GetNode", "Node", "GET", f"/v2/{{name={_ZONE}/nodes/*}}"),
+    _tpu("ListNodes", "ListNodesResponse", "GET", f"/v2/{{parent={_ZONE}}}/nodes"),
+    _tpu("DeleteNode", "", "DELETE", f"/v2/{{name={_ZONE}/nodes/*}}"),
+    _tpu("StopNode", "", "POST", f"/v2/{{name={_ZONE}/nodes/*}}:stop", "*"),
+    _tpu("StartNode", "", "POST", f"/v2/{{name={_ZONE}/nodes/*}}:start", "*"),
+    _tpu("UpdateNode", "", "PATCH", f"/v2/{{node.name={_ZONE}/nodes/*}}", "node"),
+    _tpu(
+        "GetGuestAttributes", "GetGuestAttributesResponse", "POST",
+        f"/v2/{{name={_ZONE}/nodes/*}}:getGuestAttributes", "*",
+    ),
+    _tpu("GenerateServiceIdentity", "GenerateServiceIdentityResponse", "POST",
+         f"/v2/{{parent={_ZONE}}}:generateServiceIdentity", "*"),
+    _tpu("ListAcceleratorTypes", "ListAcceleratorTypesResponse", "GET", f"/v2/{{parent={_ZONE}}}/acceleratorTypes"),
+    _tpu("GetAcceleratorType", "AcceleratorType", "GET", f"/v2/{{name={_ZONE}/acceleratorTypes/*}}"),
+    _tpu("ListRuntimeVersions", "ListRuntimeVersionsResponse", "GET", f"/v2/{{parent={_ZONE}}}/runtimeVersions"),
+    _tpu("GetRuntimeVersion", "RuntimeVersion", "GET", f"/v2/{{name={_ZONE}/runtimeVersions/*}}"),
+    _rpc("GetOperation", operations_pb2.GetOperationRequest, operations_pb2.Operation,
+         "GET", f"/v2/{{name={_ZONE}/operations/*}}"),
+    _rpc("ListOperations", operations_pb2.ListOperationsRequest, operations_pb2.ListOperationsResponse,
+         "GET", f"/v2/{{name={_ZONE}}}/operations"),
+    _rpc("DeleteOperation", operations_pb2.DeleteOperationRequest, empty_pb2.Empty,
+         "DELETE", f"/v2/{{name={_ZONE}/operations/*}}"),
+    _rpc("CancelOperation", operations_pb2.CancelOperationRequest, empty_pb2.Empty,
+         "POST", f"/v2/{{name={_ZONE}/operations/*}}:cancel", "*"),
+    _rpc("GetLocation", locations_pb2.GetLocationRequest, locations_pb2.Location, "GET", f"/v2/{{name={_ZONE}}}"),
+    _rpc("ListLocations", locations_pb2.ListLocationsRequest, locations_pb2.ListLocationsResponse,
+         "GET", "/v2/{name=projects/*}/locations"),
+)  # fmt: skip
+
+
+class GrpcServer:
+    """Cloud TPU API v2 over gRPC, in plain text on loopback."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "emulated Cloud TPU gRPC")
+        # Without this another emulator could be handed the same port.
+        options = (("grpc.so_reuseport", 0),)
+        self._server = grpc.server(self._threads, (_Methods(cloud),), options=options)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+        self._threads.shutdown()
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, cloud: Cloud) -> None:
+        self._handlers = {rpc.grpc_path: _handler(cloud, rpc) for rpc in _RPCS}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        metadata = dict(context.invocation_metadata())
+        try:
+            found = cloud.call(rpc.name, MessageToDict(request), _caller(metadata.get("authorization", "")))
+        except Refusal as refusal:
+            context.abort_with_status(rpc_status.to_status(ParseDict(refusal.to_json(), status_pb2.Status())))
+        except LostAnswer:
+            # What a client sees of a connection that broke.
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return _message(found, rpc.response, metadata.get("x-goog-fieldmask", ""))
+
+    return grpc.unary_unary_rpc_method_handler(
+        answer, request_deserializer=rpc.request.FromString, response_serializer=rpc.response.SerializeToString
+    )
+
+
+class RestServer:
+    """All APIs over plain HTTP on loopback."""
+
+    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer) -> None:
+        self.cloud = cloud
+        self.neighbours = neighbours
+        self.signer = signer
+        self._server = _Server(self)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.run, name="emulated Google Cloud REST", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.stop()
+        self._thread.join()
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
+        """A status and a body; names of `headers` are in lower case. Raises LostAnswer where there shall be none."""
+        address = urlsplit(target)
+        query = dict(parse_qsl(address.query, keep_blank_values=True))
+        try:
+            if "x-goog-fieldmask" in headers:
+                query["$fields"] = headers["x-goog-fieldmask"]
+            found = self._found(method, unquote(address.path), query, body, _caller(headers.get("authorization", "")))
+        except Refusal as refusal:
+            return refusal.http, json.dumps(refusal.to_http()).encode()
+        return 200, json.dumps(found).encode()
+
+    def _found(self, method: str, path: str, query: dict[str, str], body: bytes, caller: Caller) -> Json:
+        if path == "/certs":
+            return dict(self.signer.certificates())
+        if path == "/certs/keys":
+            return self.signer.keys()
+        sent = _parsed(body)
+        for rpc in _RPCS:
+            match = rpc.path.fullmatch(path) if rpc.http == method else None
+            if match is not None:
+                return self._called(rpc, match["at"], query, sent, caller)
+        return self.neighbours.answer(method, path, query, sent, caller)
+
+    def _called(self, rpc: _Rpc, at: str, query: dict[str, str], sent: Json, caller: Caller) -> Json:
+        in_numbers = query.pop("$alt", "").endswith("enum-encoding=int")
+        mask = query.pop("$fields", "")
+        request: Json = dict(sent) if rpc.body == "*" else dict(_typed(rpc, key, value) for key, value in query.items())
+        if rpc.body not in ("", "*"):
+            request[rpc.body] = sent
+        _put(request, rpc.field, at)
+        try:
+            message = ParseDict(request, rpc.request())
+        except ParseError as error:
+            raise refusals.invalid(f"Invalid JSON payload received. {error}") from None
+        found = self.cloud.call(rpc.name, MessageToDict(message), caller)
+        if not in_numbers:
+            return _masked(found, mask)
+        numbers: Json = MessageToDict(_message(found, rpc.response, mask), use_integers_for_enums=True)
+        return numbers
+
+
+class _Server(ThreadingHTTPServer):
+    """Waits for connections without waking in between, and breaks all of them when it stops."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, owner: RestServer) -> None:
+        self.owner = owner
+        self._connections: set[socket.socket] = set()
+        self._stopped = False
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, address = self.socket.accept()
+            except OSError:
+                return
+            if self._stopped:
+                connection.close()
+                return
+            self._connections.add(connection)
+            self.process_request(connection, address)
+
+    def stop(self) -> None:
+        self._stopped = True
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port), timeout=5):
+            pass
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that was killed in the middle of a request is nothing to tell about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        body = self.rfile.read(int(headers.get("content-length") or 0))
+        try:
+            status, page = self.server.owner.answer(self.command, self.path, headers, body)
+        except LostAnswer:
+            self.close_connection = True
+            return
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=UTF-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Happenings are told by the model."""
+
+
+def _caller(authorization: str) -> Caller:
+    found = _BEARER.fullmatch(authorization)
+    return Caller("vm", found[1], int(found[2])) if found else CLIENT
+
+
+def _parsed(body: bytes) -> Json:
+    try:
+        sent = json.loads(body) if body else {}
+    except ValueError as error:
+        raise refusals.invalid(f"Invalid JSON payload received. {error}") from None
+    if not isinstance(sent, dict):
+        raise refusals.invalid("Invalid JSON payload received. An object is needed.")
+    return sent
+
+
+def _typed(rpc: _Rpc, key: str, text: str) -> tuple[str, str | bool]:
+    """A parameter of a query as a field of the message; it may be called by either of the field's two names."""
+    for field in rpc.request.DESCRIPTOR.fields:
+        if key in (field.name, field.json_name):
+            is_bool = field.type == field.TYPE_BOOL and text in ("true", "false")
+            return field.json_name, text == "true" if is_bool else text
+    return key, text
+
+
+def _message(found: Json, kind: Any, mask: str) -> Any:
+    """As ParseDict, which looks at every character of every text, but without looking at startup scripts."""
+    found = _masked(found, mask)
+    taken: list[str] = []
+    message = ParseDict(found if kind is operations_pb2.Operation else _without_scripts(found, taken), kind())
+    for node in _nodes(message) if taken else ():
+        for key, value in node.metadata.items():
+            if value.startswith(_TAKEN):
+                node.metadata[key] = taken[int(value.removeprefix(_TAKEN))]
+    return message
+
+
+def _without_scripts(value: Any, taken: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_without_scripts(item, taken) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {}
+    for key, item in value.items():
+        if key == "startup-script" and isinstance(item, str):
+            shown[key] = f"{_TAKEN}{len(taken)}"
+            taken.append(item)
+        else:
+            shown[key] = _without_scripts(item, taken)
+    return shown
+
+
+def _nodes(message: Any) -> Iterator[Any]:
+    """Every node within an answer."""
+    name = message.DESCRIPTOR.name
+    if name == "Node":
+        yield message
+    elif name == "QueuedResource":
+        yield from (spec.node for spec in message.tpu.node_spec)
+    else:
+        for items in (getattr(message, "nodes", ()), getattr(message, "queued_resources", ())):
+            for item in items:
+                yield from _nodes(item)
+
+
+def _masked(found: Json, mask: str) -> Json:
+    """Only the fields that the caller wants: `nodes.name,nodes.state`, `nextPageToken`."""
+    if not mask or mask == "*":
+        return found
+    picked: Json = _picked(found, [[_camel(part) for part in path.split(".")] for path in mask.split(",")])
+    return picked
+
+
+def _picked(value: Any, paths: list[list[str]]) -> Any:
+    if isinstance(value, list):
+        return [_picked(item, paths) for item in value]
+    if not isinstance(value, dict) or [] in paths:
+        return value
+    below = {key: [path[1:] for path in paths if path[0] in (key, "*")] for key in value}
+    return {key: _picked(value[key], rest) for key, rest in below.items() if rest}
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+
+
+def _put(request: Json, field: str, value: str) -> None:
+    """`node.name` is the name within the node."""
+    *outer, last = field.split(".")
+    for part in outer:
+        request = request.setdefault(part, {})
+    request[last] = value

@@ -1,0 +1,335 @@
+"""One emulated Google Cloud on this machine: the model with its servers, its store, its hosts and a ticking clock.
+
+`Emulator` is a `Cloud`, so every script of faults is a method of it; all it adds is what runs: a storage server as a
+process of its own, the APIs in threads of this one, VMs as process trees. None of it outlives this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+from kinetic_orchestration.agent import processes
+from kinetic_orchestration.testing import api
+from kinetic_orchestration.testing.hosts import Host, Hosts
+from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.lives import CREATES_PER_MINUTE, Timing
+from kinetic_orchestration.testing.model import Cloud
+from kinetic_orchestration.testing.neighbours import Neighbours
+from kinetic_orchestration.testing.signing import ISSUER, Signer
+from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.vm import Machines, Vm
+
+PROJECT = "emulated"
+BUCKET = "emulated"
+_BOOTS_AT_ONCE = 8
+_LOOK = 0.1
+_ROOTS = "emulated-cloud-"
+
+
+class Emulator(Cloud):
+    """Use it in a `with`; everything is up once it is entered, and nothing is left once it is left.
+
+    `root`: where hosts keep their files; a temporary folder, removed at the end, if not given.
+    `zones`: the zones there are, each with its chips (None: without end); all that are known if not given.
+    `python`: the interpreter of the hosts, a path or a version. `hosts=False`: nodes without hosts.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        zones: Mapping[str, int | None] | Iterable[str] | None = None,
+        provision_seconds: float = 0.05,
+        timing: Timing | None = None,
+        creates_per_minute: int | None = CREATES_PER_MINUTE,
+        projects: Iterable[str] = (),
+        seed: int = 0,
+        hosts: bool = True,
+        python: str = "",
+        isolate: bool = True,
+        keep: bool = False,
+    ) -> None:
+        self._given_root = root
+        self._host_options = {"python": python, "isolate": isolate, "keep": keep}
+        self._with_hosts = hosts
+        self._own_zones = zones is not None
+        self._closing = threading.Event()
+        self._running = contextlib.ExitStack()
+        super().__init__(
+            zones=zones,
+            timing=timing or Timing(provision=provision_seconds),
+            creates_per_minute=creates_per_minute,
+            projects=projects,
+            pause=self._closing.wait,
+            seed=seed,
+        )
+        self.signer = Signer()
+        self.neighbours = Neighbours(self, time.time)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        with contextlib.ExitStack() as running:
+            self.root = self._make_root(running)
+            self.storage = running.enter_context(StorageServer())
+            self.grpc = api.GrpcServer(self)
+            running.callback(self.grpc.close)
+            self.rest = api.RestServer(self, self.neighbours, self.signer)
+            running.callback(self.rest.close)
+            if self._with_hosts:
+                self._machines = running.enter_context(_Room(self._machine_room(running), self._host_failed))
+            ticker = threading.Thread(target=self._tick, name="emulated cloud", daemon=True)
+            ticker.start()
+            running.callback(ticker.join)
+            running.callback(self._stop)
+            self._running = running.pop_all()
+
+    def close(self) -> None:
+        """End every VM and server, and remove the files. A second time does nothing."""
+        self._running.close()
+
+    def _make_root(self, running: contextlib.ExitStack) -> Path:
+        if self._given_root is not None:
+            root = Path(self._given_root)
+            root.mkdir(parents=True, exist_ok=True)
+            return root
+        _remove_orphans()
+        root = Path(tempfile.mkdtemp(prefix=f"{_ROOTS}{os.getpid()}-"))
+        running.callback(shutil.rmtree, root, ignore_errors=True)
+        return root
+
+    def _machine_room(self, running: contextlib.ExitStack) -> Machines:
+        room = Machines(
+            self.root / "hosts",
+            token=api.token,
+            sign_identity=self.sign_identity,
+            environ=self.addresses(),
+            **self._host_options,  # type: ignore[arg-type]
+        )
+        return running.enter_context(room)
+
+    def _stop(self) -> None:
+        self._closing.set()
+        with self.changed:
+            self.changed.notify_all()
+
+    # Where it is
+
+    def addresses(self) -> dict[str, str]:
+        """The variables by which Google's libraries and this project find it, on clients and hosts alike."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.storage.url,
+            "KINETIC_EMULATOR": self.rest.url,
+            "KINETIC_EMULATOR_GRPC": self.grpc.address,
+        }
+
+    def environ(
+        self, project: str = PROJECT, store: str = f"gs://{BUCKET}/kinetic", deployment: str = "test"
+    ) -> dict[str, str]:
+        """What a client needs in its environment to run its jobs here; the store's bucket is made."""
+        if store.startswith("gs://"):
+            self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project)
+        zones = ",".join(self._zones) if self._own_zones else ""
+        return {
+            "KINETIC_BACKEND": "tpu-vm",
+            "KINETIC_PROJECT": project,
+            "KINETIC_STORE": store,
+            "KINETIC_DEPLOYMENT": deployment,
+            **({"KINETIC_ZONES": zones} if zones else {}),
+            **self.addresses(),
+        }
+
+    # What a test can look at and wait for
+
+    def vms(self, node: str) -> list[Vm | None]:
+        """The machines of a node, by its name or id, once they were booted; None in place of one that never was."""
+        hosts = self.hosts(node)
+        return [host.wait() if isinstance(host, _Pending) else None for host in hosts]
+
+    def wait_until(self, predicate: Callable[[], object], timeout: float = 30.0, what: str = "") -> None:
+        """Until `predicate()` is true; raises TimeoutError with what exists by then."""
+        deadline = time.monotonic() + timeout
+        while not predicate():
+            if time.monotonic() > deadline:
+                left = "\n".join(f"  {item}" for item in self.ledger.leaks()) or "  nothing"
+                raise TimeoutError(f"{what or 'it'} did not happen within {timeout:g} s; there is:\n{left}")
+            with self.changed:
+                self.changed.wait(_LOOK)
+
+    def settled(self) -> bool:
+        """Whether nothing is left but hosts that are about to end."""
+        return all(item.startswith("VM ") for item in self.ledger.leaks())
+
+    def wait_until_empty(self, timeout: float = 30.0) -> None:
+        """Until nothing is left that could cost anything."""
+        self.wait_until(lambda: not self.ledger.leaks(), timeout, "an empty cloud")
+
+    # Identities and secrets
+
+    def sign_identity(self, audience: str, machine: Machine) -> str:
+        """An identity token of that VM, in the full format of the metadata server."""
+        now = int(time.time())
+        engine: dict[str, Any] = {
+            "project_id": machine.project,
+            "project_number": machine.project_number,
+            "zone": machine.zone,
+            "instance_id": str(machine.instance_id),
+            "instance_name": machine.name,
+            "instance_creation_timestamp": now,
+        }
+        return self.signer.sign(
+            {
+                "iss": ISSUER,
+                "aud": audience,
+                "azp": str(machine.project_number),
+                "sub": str(machine.project_number),
+                "email": machine.account,
+                "email_verified": True,
+                "iat": now,
+                "exp": now + 3600,
+                "google": {"compute_engine": engine},
+            }
+        )
+
+    def add_secret(self, secret_id: str, value: str | bytes, project: str = PROJECT) -> str:
+        """A secret that a user has made long before; its name."""
+        return self.neighbours.add_secret(project, secret_id, value)
+
+    # Inside
+
+    def _tick(self) -> None:
+        while True:
+            with self.changed:
+                if self._closing.is_set():
+                    return
+                due = self.next_due()
+                wait = None if due is None else due - self._clock()
+                if wait is None or wait > 0:
+                    self.changed.wait(wait)
+                    continue
+            self.advance()
+
+    def _host_failed(self, machine: Machine, error: Exception) -> None:
+        with self.changed:
+            self._tell("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
+
+
+def _remove_orphans() -> None:
+    """What emulators that were killed have left in the folder for temporary files."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_ROOTS}*-*"):
+        pid = folder.name.removeprefix(_ROOTS).partition("-")[0]
+        if pid.isdecimal() and processes.find(int(pid)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Room(Hosts):
+    """Hosts that are made, and suffer, behind the model's back: it holds its lock, and a VM asks the model things."""
+
+    def __init__(self, machines: Machines, failed: Callable[[Machine, Exception], None]) -> None:
+        self.machines = machines
+        self.failed = failed
+        self._threads = ThreadPoolExecutor(_BOOTS_AT_ONCE, "emulated hosts")
+
+    def create(self, machine: Machine) -> Host:
+        return _Pending(self, machine)
+
+    def submit(self, action: Callable[[], None]) -> None:
+        self._threads.submit(action)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+
+
+class _Pending:
+    """A host whose every change happens in the order in which it was asked for, each a little later."""
+
+    def __init__(self, room: _Room, machine: Machine) -> None:
+        self._room = room
+        self._machine = machine
+        self._vm: Vm | None = None
+        self._booted = threading.Event()
+        self._ended = False
+        self._lock = threading.Lock()
+        self._busy = False
+        self._todo: deque[Callable[[], None]] = deque()
+        self._add(self._boot)
+
+    @property
+    def alive(self) -> bool:
+        if self._ended:
+            return False
+        return not self._booted.is_set() or (self._vm is not None and self._vm.alive)
+
+    @property
+    def guest_attributes(self) -> Mapping[str, Mapping[str, str]]:
+        return self._vm.guest_attributes if self._vm is not None else {}
+
+    def wait(self, timeout: float = 30.0) -> Vm | None:
+        self._booted.wait(timeout)
+        return self._vm
+
+    def preempt(self, notice: float | None) -> None:
+        self._do(lambda vm: vm.preempt(notice))
+
+    def reboot(self) -> None:
+        self._do(lambda vm: vm.reboot())
+
+    def maintenance(self, event: str) -> None:
+        self._do(lambda vm: vm.maintenance(event))
+
+    def destroy(self) -> None:
+        self._add(self._end)
+
+    def _boot(self) -> None:
+        try:
+            self._vm = self._room.machines.create(self._machine)
+        finally:
+            self._booted.set()
+
+    def _end(self) -> None:
+        try:
+            if self._vm is not None:
+                self._vm.destroy()
+        finally:
+            self._ended = True
+
+    def _do(self, action: Callable[[Vm], None]) -> None:
+        self._add(lambda: action(self._vm) if self._vm is not None else None)
+
+    def _add(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._todo.append(action)
+            if self._busy:
+                return
+            self._busy = True
+        self._room.submit(self._work)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._busy = False
+                    return
+                action = self._todo.popleft()
+            try:
+                action()
+            except Exception as error:
+                self._room.failed(self._machine, error)

@@ -1,0 +1,128 @@
+"""What one emulated TPU VM is: where it stands in its slice, what it was given, and what its makers write about it.
+
+Pure values. Knows neither processes nor servers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+EndpointFormat = Literal["addresses", "triples"]
+
+_LOOPBACK = "127.0.0.1"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+# Chips of one host → how they lie in it. Source: `tpu-env` of v4-16 (2,2,1) and v5litepod-8 (2,4,1) machines.
+_HOST_SHAPES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One VM of one node. The last five fields are choices of a test; the defaults are what a user meets."""
+
+    project: str
+    zone: str
+    node: str
+    accelerator_type: str
+    topology: str
+    runtime_version: str
+    worker: int = 0
+    workers: int = 1
+    slice_index: int = 0
+    slices: int = 1
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spot: bool = False
+    service_account: str = ""
+    scopes: tuple[str, ...] = (_SCOPE,)
+    endpoints: tuple[str, ...] = ()
+    python: str = ""  # a path or a version such as "3.10"; "" is the choice of the machine room
+    index: bool = True  # whether it has a route to a package index
+    clock_skew: float = 0.0  # seconds by which its clock is ahead
+    endpoint_format: EndpointFormat = "addresses"
+    silent: tuple[str, ...] = ()  # paths of its metadata server that it answers with 503
+
+    @property
+    def account(self) -> str:
+        """The given service account, else the project's default one for Compute Engine."""
+        return self.service_account or f"{self.project_number}-compute@developer.gserviceaccount.com"
+
+    @property
+    def project_number(self) -> int:
+        return _number(self.project, digits=12)
+
+    @property
+    def instance_id(self) -> int:
+        return _number(f"{self.project}/{self.zone}/{self.node}/{self.worker}", digits=19)
+
+    @property
+    def name(self) -> str:
+        """Cloud TPU's VMs are called so, whatever their node is called."""
+        digest = hashlib.sha256(f"{self.project}/{self.zone}/{self.node}".encode()).hexdigest()
+        return f"t1v-n-{digest[:8]}-w-{self.worker}"
+
+    @property
+    def hostname(self) -> str:
+        return f"{self.name}.{self.zone}.c.{self.project}.internal"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all workers of this node, by their number."""
+        return self.endpoints or (_LOOPBACK,) * self.workers
+
+    def attributes(self) -> dict[str, str]:
+        """`instance/attributes/*` as Cloud TPU adds them to those of the node."""
+        return {
+            **self.metadata,
+            "accelerator-type": self.accelerator_type,
+            "agent-worker-number": str(self.worker),
+            "instance-id": self.node,
+            "tpu-env": "".join(f"{key}: '{value}'\n" for key, value in sorted(self.tpu_env().items())),
+            "worker-network-endpoints": self.worker_network_endpoints(),
+        }
+
+    def worker_network_endpoints(self) -> str:
+        if self.endpoint_format == "triples":
+            return ",".join(f"worker-{i}:{i}:{address}" for i, address in enumerate(self.addresses))
+        return ",".join(self.addresses)
+
+    def tpu_env(self) -> dict[str, str]:
+        chips, hosts = _bounds(self.topology, self.workers)
+        several = {
+            "MEGASCALE_COORDINATOR_ADDRESS": self.addresses[0],
+            "MEGASCALE_NUM_SLICES": str(self.slices),
+            "MEGASCALE_SLICE_ID": str(self.slice_index),
+        }
+        return {
+            "ACCELERATOR_TYPE": self.accelerator_type,
+            "CHIPS_PER_HOST_BOUNDS": chips,
+            "CONSUMER_PROJECT_ID": self.project,
+            "CONSUMER_PROJECT_NUMBER": str(self.project_number),
+            "HOST_BOUNDS": hosts,
+            "NODE_ID": self.node,
+            "RUNTIME_VERSION": self.runtime_version,
+            "TOPOLOGY": self.topology,
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": chips,
+            "TPU_PROCESS_BOUNDS": hosts,
+            "TYPE": self.accelerator_type.partition("-")[0].upper(),
+            "WORKER_ID": str(self.worker),
+            "ZONE": self.zone,
+            **(several if self.slices > 1 else {}),
+        }
+
+
+def _bounds(topology: str, workers: int) -> tuple[str, str]:
+    """How chips lie in a host, and hosts in the slice: ("2,2,1", "1,1,2") for 2x2x2 on two hosts."""
+    sides = ([int(side) for side in topology.split("x") if side] + [1, 1, 1])[:3]
+    chips = max(1, sides[0] * sides[1] * sides[2] // workers)
+    shape = _HOST_SHAPES.get(chips, (chips, 1, 1))
+    hosts = (max(1, side // own) for side, own in zip(sides, shape, strict=True))
+    return ",".join(map(str, shape)), ",".join(map(str, hosts))
+
+
+def _number(text: str, digits: int) -> int:
+    """A number that is always the same for the same text, with that many digits."""
+    least: int = 10 ** (digits - 1)
+    return least + int(hashlib.sha256(text.encode()).hexdigest(), 16) % (8 * least)

@@ -1,0 +1,656 @@
+"""What becomes of what exists in the emulated cloud, as time goes by: queued resources, nodes, their hosts.
+
+A state machine without a clock, a socket or a process of its own: time is handed in, whatever is due happens when
+somebody looks (`advance`), and hosts are made by the `machines` it is given. Every public method is one step under
+one lock, so that any number of threads may use a cloud. It does not know what callers ask for, nor why things fail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
+
+from kinetic_orchestration import accelerators
+from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.faults import CLIENT, At, Caller, Faults
+from kinetic_orchestration.testing.hosts import Host, Hosts
+from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.ledger import Ledger
+from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, State, Wanted
+
+P = ParamSpec("P")
+T = TypeVar("T")
+L = TypeVar("L", bound="Lives")
+
+# About 91 a minute and project: what the quota tpu.googleapis.com/qps/create has been seen at.
+CREATES_PER_MINUTE = 91
+_QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES")
+_METHOD_OF = {("create", "QueuedResource"): "CreateQueuedResource", ("create", "Node"): "CreateNode"}
+
+
+class Timing(NamedTuple):
+    """How long the cloud takes, in seconds."""
+
+    accept: float = 0.0
+    provision: float = 0.05
+    suspend: float = 0.02
+    delete: float = 0.02
+    stop: float = 0.02
+    repair: float = 0.2
+
+
+DEFAULT_TIMING = Timing()
+
+
+class Happening(NamedTuple):
+    """One line of what happened."""
+
+    time: float
+    kind: str
+    name: str
+    what: str
+
+
+class Quota(NamedTuple):
+    scope: str
+    limit: int
+    generation: str
+    spot: bool | None
+    at: At
+
+
+def step(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+    """A public method of a cloud: what is due happens first, and nothing else meanwhile."""
+
+    @functools.wraps(method)
+    def stepped(self: L, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.changed:
+            self._catch_up()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.changed.notify_all()
+
+    return cast("Callable[Concatenate[L, P], T]", stepped)
+
+
+class Lives:
+    """All that exists in one cloud, and how each thing ends."""
+
+    def __init__(
+        self,
+        *,
+        zones: Mapping[str, int | None] | Iterable[str] | None = None,
+        machines: Hosts | None = None,
+        timing: Timing = DEFAULT_TIMING,
+        creates_per_minute: int | None = CREATES_PER_MINUTE,
+        projects: Iterable[str] = (),
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], object] = time.sleep,
+        seed: int = 0,
+    ) -> None:
+        self.timing = timing
+        self.faults = Faults()
+        self.history: deque[Happening] = deque(maxlen=10_000)
+        self.told: Callable[[Happening], None] | None = None
+        self.requests: list[tuple[str, Caller]] = []
+        # Notified at every step; its lock is the one of the cloud.
+        self.changed = threading.Condition(threading.RLock())
+        self.ledger = Ledger(lambda: self._now, self._living, self.advance)
+        self._clock, self._pause = clock, pause
+        self._now = clock()
+        self._random = random.Random(seed)
+        self._numbers = itertools.count(1)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._zones: dict[str, int | None] = _zones(zones)
+        self._projects = frozenset(projects)
+        self._machines = machines
+        self._queued: dict[str, Queued] = {}
+        self._nodes: dict[str, Node] = {}
+        self._operations: dict[str, Operation] = {}
+        self._answers: dict[tuple[str, str], str] = {}
+        self._handles: list[tuple[str, Host]] = []
+        self._quotas: list[Quota] = []
+        self._rate = creates_per_minute
+        self._creates: dict[str, deque[float]] = {}
+        self._denied: set[tuple[str, str]] = set()
+        self._disabled: set[str] = set()
+        self._stuck_deletes: list[str] = []
+        self._slow_deletes: dict[str, float] = {}
+        self._endless: list[tuple[str, int | None]] = []
+        self._bootless: list[tuple[str, int, int | None]] = []
+        self._furnished: list[tuple[str, int | None, Mapping[str, Any]]] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    @step
+    def advance(self) -> None:
+        """Let everything happen that is due by now. (Every other step does so first.)"""
+
+    def next_due(self) -> float | None:
+        """When something will happen by itself; None: nothing will."""
+        with self.changed:
+            return self._due[0][0] if self._due else None
+
+    @step
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        """Do something at that time."""
+        self._later(max(0.0, moment - self._now), action)
+
+    def _catch_up(self) -> None:
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            at, _, action = heapq.heappop(self._due)
+            self._now = max(self._now, at)
+            action()
+        self._now = max(self._now, now)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), action))
+
+    # What can befall nodes and queued resources
+
+    @step
+    def preempt(
+        self,
+        node: str,
+        notice: float | None = None,
+        shows: State | Literal["gone"] = "PREEMPTED",
+        *,
+        suspends: bool = True,
+    ) -> None:
+        """Take a node back, `notice` seconds after telling its hosts, or untold.
+
+        `shows` is what it then looks like: a state, `DELETING` (and then gone), or `gone` at once; with
+        `suspends=False` its queued resource does not hear of it."""
+        found = self._some_node(node)
+        if notice is None:
+            self._preempted(found, shows, suspends)
+            return
+        self._tell("node", found.name, f"will be preempted in {notice:g} s")
+        for machine in found.machines:
+            if machine is not None:
+                machine.preempt(notice)
+        self._later(notice, lambda: self._preempted(found, shows, suspends))
+
+    @step
+    def suspend(self, name: str, by: Literal["SERVICE", "USER"] = "SERVICE") -> None:
+        """A queued resource loses its nodes."""
+        queued = self._some_queued(name)
+        for node in self._nodes_of(queued):
+            self._start_deleting(node)
+        self._suspend(queued, by)
+
+    @step
+    def maintenance(self, node: str, seconds: float | None = None, notice: float = 0.0) -> None:
+        """The node is under repair for `seconds`, then its hosts boot again; announced `notice` seconds before."""
+        found = self._some_node(node)
+        for machine in found.machines:
+            if machine is not None:
+                machine.maintenance("TERMINATE_ON_HOST_MAINTENANCE")
+        self._later(notice, lambda: self._repair(found, self.timing.repair if seconds is None else seconds))
+
+    @step
+    def reboot(self, node: str, worker: int | None = None) -> None:
+        """One host, or all of them, boots again; the API does not show it."""
+        found = self._some_node(node)
+        self._tell("node", found.name, f"host {worker} boots again" if worker is not None else "its hosts boot again")
+        for machine in found.machines if worker is None else [found.machines[worker]]:
+            if machine is not None:
+                machine.reboot()
+
+    @step
+    def power_off(self, node: str, worker: int | None = None) -> None:
+        """One host, or all of them, is dead; the node stays READY and costs on."""
+        found = self._some_node(node)
+        for machine in found.machines if worker is None else [found.machines[worker]]:
+            if machine is not None:
+                machine.destroy()
+
+    # Queued resources
+
+    def _accept(self, queued: Queued, wanted: list[Wanted], operation: Operation) -> None:
+        if self._exists(queued) and queued.state == "CREATING":
+            self._become(queued, "ACCEPTED")
+            opens, _ = queued.window
+            self._later(max(0.0, opens - self._now), lambda: self._consider(queued, wanted))
+        self._finish(operation, queued.to_json())
+
+    def _consider(self, queued: Queued, wanted: list[Wanted]) -> None:
+        """Give hardware to one that waits, if there is some; ask again whenever some may have become free."""
+        if not self._exists(queued) or queued.state not in _QUEUED:
+            return
+        zone = queued.place.zone
+        free = self._free(zone)
+        if free is not None and sum(one.hardware.chips for one in wanted) > free:
+            if queued.state != "WAITING_FOR_RESOURCES":
+                self._become(queued, "WAITING_FOR_RESOURCES")
+            self._waiting.append(lambda: self._consider(queued, wanted))
+            return
+        self._provision(queued, wanted)
+
+    def _provision(self, queued: Queued, wanted: list[Wanted]) -> None:
+        self._become(queued, "PROVISIONING")
+        place = queued.place
+        try:
+            self._demand_quota(wanted, place, queued.spot, "provision", already=queued.name)
+            self._demand_capacity(queued)
+        except Refusal as refused:
+            refusal = refused
+            self._later(self.timing.provision, lambda: self._fail(queued, refusal))
+            return
+        for one in wanted:
+            node = self._new_node(place, one, queued.spot, queued.reserved, queued.name)
+            queued.nodes.append(node.name)
+        self._later(self.timing.provision, lambda: self._activate(queued))
+
+    def _demand_capacity(self, queued: Queued) -> None:
+        fault = self.faults.take("provision", "CreateQueuedResource", queued.place.zone, CLIENT, queued.name)
+        if fault is not None and fault.refusal is not None:
+            refusal = fault.refusal()
+            none_left = refusal.message.startswith("There is no more capacity")
+            raise refusals.no_reserved_capacity(self._event()) if queued.reserved and none_left else refusal
+
+    def _activate(self, queued: Queued) -> None:
+        if not self._exists(queued) or queued.state != "PROVISIONING":
+            return
+        self._become(queued, "ACTIVE")
+        for node in self._nodes_of(queued):
+            if node.state == "CREATING":
+                self._ready(node)
+
+    def _fail(self, queued: Queued, refusal: Refusal) -> None:
+        if self._exists(queued) and queued.state in ("CREATING", *_QUEUED, "PROVISIONING"):
+            queued.error = refusal
+            for node in self._nodes_of(queued):
+                self._remove(node)
+            self._become(queued, "FAILED", refusal.message)
+
+    def _expire(self, queued: Queued) -> None:
+        if queued.state in ("CREATING", *_QUEUED):
+            self._fail(queued, refusals.expired(queued.name))
+
+    def _suspend(self, queued: Queued, by: str) -> None:
+        queued.initiator = by
+        self._become(queued, "SUSPENDING", f"by {by}")
+
+        def suspended() -> None:
+            if self._exists(queued) and queued.state == "SUSPENDING":
+                for node in self._nodes_of(queued):
+                    if node.state not in ("PREEMPTED", "DELETING"):
+                        self._start_deleting(node)
+                self._become(queued, "SUSPENDED", f"by {by}")
+
+        self._later(self.timing.suspend, suspended)
+
+    def _try_to_forget(self, queued: Queued) -> None:
+        if self._exists(queued) and queued.state == "DELETING" and not queued.stuck and not self._nodes_of(queued):
+            del self._queued[queued.name]
+            self.ledger.deleted("queued resource", queued.name)
+            self._tell("queued resource", queued.name, "deleted")
+            self._finish_all(queued.name, "delete")
+
+    # Nodes and their hosts
+
+    def _new_node(self, where: resources.Place, wanted: Wanted, spot: bool, reserved: bool, queued: str) -> Node:
+        name = f"projects/{where.project}/locations/{where.zone}/nodes/{wanted.id}"
+        node = Node(
+            name,
+            wanted.spec,
+            wanted.hardware,
+            self._now,
+            self._random.getrandbits(62),
+            spot=spot,
+            reserved=reserved,
+            queued=queued,
+            multislice=wanted.multislice,
+            slice_index=wanted.slice_index,
+            slices=wanted.slices,
+        )
+        self._nodes[name] = node
+        self.ledger.created("node", name)
+        self._tell("node", name, "CREATING")
+        return node
+
+    def _ready(self, node: Node) -> None:
+        if not node.endpoints:
+            block = self._random.randrange(1, 250)
+            external = node.spec.get("networkConfig", {}).get("enableExternalIps")
+            for index in range(node.hardware.hosts):
+                end = f"{block}.{index // 250}.{index % 250 + 2}"
+                outside = {"accessConfig": {"externalIp": f"203.{end}"}} if external else {}
+                node.endpoints.append({"ipAddress": f"10.{end}", "port": 8470, **outside})
+        node.health = "HEALTHY"
+        trouble = self.faults.random.node(node.hardware.hosts) if self.faults.random else None
+        if trouble is not None and trouble.what == "never boots":
+            self._bootless.append((node.name.rpartition("/")[2], trouble.worker, 1))
+        node.machines = [self._boot(node, worker) for worker in range(node.hardware.hosts)]
+        self._show(node, "READY")
+        if trouble is not None:
+            self._later(trouble.after, lambda: self._befall(node, trouble.what, trouble.worker))
+
+    def _boot(self, node: Node, worker: int) -> Host | None:
+        where = node.place
+        for entry in self._bootless:
+            pattern, which, times = entry
+            if which == worker and pattern in ("*", where.id):
+                self._bootless.remove(entry)
+                if times is None or times > 1:
+                    self._bootless.append((pattern, which, None if times is None else times - 1))
+                return None
+        if self._machines is None:
+            return None
+        machine = Machine(
+            project=where.project,
+            zone=where.zone,
+            node=where.id,
+            worker=worker,
+            workers=node.hardware.hosts,
+            slice_index=node.slice_index,
+            slices=node.slices,
+            accelerator_type=node.hardware.accelerator_type,
+            topology=node.hardware.topology,
+            runtime_version=node.spec.get("runtimeVersion", ""),
+            metadata=node.spec.get("metadata", {}),
+            labels=node.spec.get("labels", {}),
+            spot=node.spot,
+            service_account=node.spec.get("serviceAccount", {}).get("email", ""),
+        )
+        for pattern, number, choices in self._furnished:
+            if pattern in ("*", where.id) and number in (None, worker):
+                machine = dataclasses.replace(machine, **choices)
+        handle = self._machines.create(machine)
+        self._handles.append((f"{node.name}/{worker}", handle))
+        return handle
+
+    def _repair(self, node: Node, seconds: float, state: State = "REPAIRING") -> None:
+        if self._nodes.get(node.name) is not node or node.state != "READY":
+            return
+        node.health = "UNHEALTHY_MAINTENANCE"
+        node.health_description = "The node is under maintenance."
+        self._show(node, state)
+
+        def repaired() -> None:
+            if node.state == state:
+                node.health, node.health_description = "HEALTHY", ""
+                for machine in node.machines:
+                    if machine is not None:
+                        machine.maintenance("NONE")
+                        machine.reboot()
+                self._show(node, "READY")
+
+        self._later(seconds, repaired)
+
+    def _preempted(self, node: Node, shows: State, suspends: bool) -> None:
+        if self._nodes.get(node.name) is not node or node.state == "DELETING":
+            return
+        self._end_machines(node)
+        if shows == "gone":
+            self._remove(node)
+        elif shows == "DELETING":
+            self._start_deleting(node)
+        else:
+            self._show(node, shows)
+        self._room()
+        queued = self._queued.get(node.queued)
+        if suspends and queued is not None and queued.state in ("ACTIVE", "PROVISIONING"):
+            self._suspend(queued, "SERVICE")
+
+    def _befall(self, node: Node, what: str, worker: int) -> None:
+        if self._nodes.get(node.name) is not node or node.state != "READY":
+            return
+        actions: dict[str, Callable[[], None]] = {
+            "preemption with notice": lambda: self.preempt(node.name, 2.0),
+            "preemption": lambda: self.preempt(node.name),
+            "gone": lambda: self.preempt(node.name, shows="gone"),
+            "reboot": lambda: self.reboot(node.name, worker),
+            "maintenance": lambda: self.maintenance(node.name),
+            "power failure": lambda: self.power_off(node.name, worker),
+        }
+        if what in actions:
+            actions[what]()
+
+    def _start_deleting(self, node: Node) -> None:
+        if node.state == "DELETING":
+            return
+        self._show(node, "DELETING")
+        self._later(self._delete_seconds(node.name), lambda: self._node_gone(node))
+
+    def _node_gone(self, node: Node) -> None:
+        if self._nodes.get(node.name) is not node:
+            return
+        self._end_machines(node)
+        node.stuck = self._sticks(node.name)
+        if not node.stuck:
+            self._remove(node)
+
+    def _remove(self, node: Node) -> None:
+        self._end_machines(node)
+        self.ledger.idle(node.name)
+        del self._nodes[node.name]
+        self.ledger.deleted("node", node.name)
+        self._tell("node", node.name, "deleted")
+        self._finish_all(node.name, "delete")
+        queued = self._queued.get(node.queued)
+        if queued is not None:
+            self._try_to_forget(queued)
+        self._room()
+
+    def _end_machines(self, node: Node) -> None:
+        for machine in node.machines:
+            if machine is not None:
+                machine.destroy()
+
+    def _show(self, node: Node, state: State) -> None:
+        if state == node.state:
+            return
+        if node.state == "READY":
+            self.ledger.idle(node.name)
+        node.state = state
+        if state == "READY":
+            self.ledger.ready(node.name, node.hardware.chips)
+        self._tell("node", node.name, str(state))
+
+    def _become(self, queued: Queued, state: State, why: str = "") -> None:
+        queued.state = state
+        if state not in ("SUSPENDING", "SUSPENDED"):
+            queued.initiator = ""
+        self._tell("queued resource", queued.name, f"{state}: {why}" if why else str(state))
+
+    # What is allowed, and what is left
+
+    def is_enabled(self, service: str) -> bool:
+        return service not in self._disabled
+
+    def is_denied(self, permission: str, caller: Caller) -> bool:
+        who = ("*", caller.kind, caller.node)
+        return any(one in who and named in (permission, "*") for one, named in self._denied)
+
+    def demand(self, permission: str, resource: str, caller: Caller) -> None:
+        """Raises a Refusal unless `caller` has `permission`."""
+        if self.is_denied(permission, caller):
+            raise refusals.permission(permission, resource)
+
+    def demand_service(self, service: str, project: str) -> None:
+        if service in self._disabled:
+            raise refusals.api_disabled(service, project)
+
+    def _demand_account(self, wanted: list[Wanted], caller: Caller) -> None:
+        if self.is_denied("iam.serviceAccounts.actAs", caller):
+            raise refusals.act_as(account(wanted[0].spec, "emulated"))
+
+    def _demand_rate(self, project: str, nodes: int) -> None:
+        recent = self._creates.setdefault(project, deque())
+        while recent and recent[0] <= self._now - 60.0:
+            recent.popleft()
+        if self._rate is not None and len(recent) + nodes > self._rate:
+            raise refusals.create_rate(project, self._rate)
+        recent.extend([self._now] * nodes)
+
+    def _demand_quota(
+        self, wanted: list[Wanted], where: resources.Place, spot: bool, at: At, already: str = ""
+    ) -> None:
+        for known in self._quotas:
+            asked = sum(
+                resources.units(one.hardware)
+                for one in wanted
+                if known.at == at and _counts(known, where.zone, one.hardware.generation, spot)
+            )
+            if asked and asked + self._used(known, where.project, already) > known.limit:
+                generation = wanted[0].hardware.generation
+                raise refusals.quota(generation, spot, known.scope, known.limit, where.project)
+
+    def _used(self, known: Quota, project: str, already: str) -> int:
+        """What counts against a quota: all that exists, FAILED and SUSPENDED as well."""
+        used = 0
+        for queued in self._queued.values():
+            place = queued.place
+            if queued.name == already or place.project != project:
+                continue
+            for one in resources.wanted_nodes(place.id, f"projects/{project}/locations/{place.zone}", queued.body):
+                if _counts(known, place.zone, one.hardware.generation, queued.spot):
+                    used += resources.units(one.hardware)
+        for node in self._nodes.values():
+            place = node.place
+            alone = not node.queued and place.project == project
+            if alone and _counts(known, place.zone, node.hardware.generation, node.spot):
+                used += resources.units(node.hardware)
+        return used
+
+    def _free(self, zone: str) -> int | None:
+        """Chips that nobody has in a zone; None: without end."""
+        chips = self._zones.get(zone)
+        if chips is None:
+            return None
+        return chips - sum(node.hardware.chips for node in self._nodes.values() if _is_in(node, zone))
+
+    def _room(self) -> None:
+        """Somebody may have made room: ask those who wait, in their order."""
+        asked, self._waiting = self._waiting, []
+        for consider in asked:
+            consider()
+
+    # Operations
+
+    def _operation(self, target: str, verb: str, answer: str = "") -> Operation:
+        parent = "/".join(target.split("/")[:4])
+        name = f"{parent}/operations/operation-{next(self._numbers)}-{self._random.getrandbits(48):012x}"
+        operation = Operation(name, target, verb, self._now, answer)
+        self._operations[name] = operation
+        return operation
+
+    def _finish(self, operation: Operation, response: Json | None = None, error: Refusal | None = None) -> None:
+        if operation.ended:
+            return
+        for entry in self._endless:
+            verb, times = entry
+            if verb in ("*", operation.verb):
+                self._endless.remove(entry)
+                if times is None or times > 1:
+                    self._endless.append((verb, None if times is None else times - 1))
+                return
+        fault = self.faults.take("operation", _METHOD_OF.get((operation.verb, operation.answer), ""))
+        if fault is not None and fault.refusal is not None:
+            error = fault.refusal()
+        operation.ended, operation.response, operation.error = self._now, response, error
+
+    def _finish_all(self, target: str, verb: str) -> None:
+        for operation in list(self._operations.values()):
+            if operation.target == target and operation.verb == verb:
+                self._finish(operation)
+
+    def _pending(self, target: str, verb: str) -> Operation:
+        """The operation that is under way already."""
+        for operation in self._operations.values():
+            if operation.target == target and operation.verb == verb and not operation.ended:
+                return operation
+        return self._operation(target, verb)
+
+    # Looking things up
+
+    def _sticks(self, name: str) -> bool:
+        return any(pattern in ("*", name, name.rpartition("/")[2]) for pattern in self._stuck_deletes)
+
+    def _delete_seconds(self, name: str) -> float:
+        for pattern in (name, name.rpartition("/")[2], "*"):
+            if pattern in self._slow_deletes:
+                return self._slow_deletes[pattern]
+        return self.timing.delete
+
+    def _nodes_of(self, queued: Queued) -> list[Node]:
+        return [self._nodes[name] for name in queued.nodes if name in self._nodes]
+
+    def _exists(self, queued: Queued) -> bool:
+        return self._queued.get(queued.name) is queued
+
+    def _the_queued(self, name: str) -> Queued:
+        if name not in self._queued:
+            raise refusals.missing(name)
+        return self._queued[name]
+
+    def _the_node(self, name: str) -> Node:
+        if name not in self._nodes:
+            raise refusals.missing(name)
+        return self._nodes[name]
+
+    def _some_node(self, name: str) -> Node:
+        found = self._find(self._nodes, name)
+        if found is None:
+            raise LookupError(f"there is no node {name}; there are: {', '.join(self._nodes) or 'none'}")
+        return found
+
+    def _some_queued(self, name: str) -> Queued:
+        found = self._find(self._queued, name)
+        if found is None:
+            raise LookupError(f"there is no queued resource {name}; there are: {', '.join(self._queued) or 'none'}")
+        return found
+
+    @staticmethod
+    def _find(among: Mapping[str, T], name: str) -> T | None:
+        """By a full name, or by an id alone."""
+        if name in among:
+            return among[name]
+        return next((value for key, value in among.items() if key.rpartition("/")[2] == name), None)
+
+    def _living(self) -> list[str]:
+        self._handles = [(name, handle) for name, handle in self._handles if handle.alive]
+        return [name for name, _ in self._handles]
+
+    def _event(self) -> int:
+        return self._random.getrandbits(60)
+
+    def _tell(self, kind: str, name: str, what: str) -> None:
+        happening = Happening(self._now, kind, name, what)
+        self.history.append(happening)
+        if self.told is not None:
+            self.told(happening)
+
+
+def _zones(given: Mapping[str, int | None] | Iterable[str] | None) -> dict[str, int | None]:
+    if given is None:
+        return {zone: None for hardware in accelerators.catalogue() for zone in accelerators.zones(hardware)}
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
+
+
+def account(spec: Json, project: str) -> str:
+    return str(spec.get("serviceAccount", {}).get("email") or f"{project}-compute@developer.gserviceaccount.com")
+
+
+def _is_in(node: Node, zone: str) -> bool:
+    return node.place.zone == zone and node.occupies
+
+
+def _counts(known: Quota, zone: str, generation: str, spot: bool) -> bool:
+    return (
+        known.scope in (zone, refusals.region(zone))
+        and known.generation in ("", generation)
+        and known.spot in (None, spot)
+    )

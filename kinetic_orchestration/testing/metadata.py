@@ -1,0 +1,433 @@
+"""The metadata server of each emulated VM: what a program on the VM may ask about itself, on a port of its own.
+
+One loop serves all of them in one thread: an idle VM costs a listening socket. It shows what it is given (a tree of
+values, tokens, identities) and knows neither processes nor the Cloud TPU API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from kinetic_orchestration.testing.instance import Machine
+
+_ROOT = "/computeMetadata/v1/"
+_FLAVOR = "Google"
+_HEAD_LIMIT = 64 * 1024
+_TOKEN_SECONDS = 3599
+# what the real server says while nothing is planned
+_NO_MAINTENANCE = '{ "error": "no notifications have been received yet, try again later" }'
+
+
+class Loop:
+    """One thread with an event loop, for all that waits: requests, long polls and timers. Nobody waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        others = asyncio.all_tasks(self._loop)
+        if others:
+            self._loop.run_until_complete(asyncio.wait(others, timeout=5))
+        self._loop.run_until_complete(asyncio.sleep(0))  # connections that were aborted take their leave
+        self._loop.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def soon(self, action: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(action)
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self.soon(lambda: self._loop.call_later(seconds, action))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+class Answer(NamedTuple):
+    status: int
+    body: str
+    kind: str = "application/text"
+    location: str = ""
+
+
+class _Refused(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class MetadataServer:
+    """`http://127.0.0.1:<port>/computeMetadata/v1/` of one VM."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        machine: Machine,
+        *,
+        token: Callable[[str, int], str],
+        sign_identity: Callable[[str, Machine], str],
+    ) -> None:
+        self.machine = machine
+        self.attributes: dict[str, str] = machine.attributes()
+        self.guest_attributes: dict[str, dict[str, str]] = {}
+        self.preempted = False
+        self.maintenance_event = "NONE"
+        self.upcoming_maintenance: Mapping[str, str] | None = None
+        self.requests = 0
+        self._token = token
+        self._sign_identity = sign_identity
+        self._loop = loop
+        self._connections: set[_Connection] = set()
+        listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+        self._closing = asyncio.Event()
+        loop.start(self._serve(listening))
+
+    async def _serve(self, listening: socket.socket) -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), sock=listening)
+        await self._closing.wait()
+        server.close()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def change(self, **values: Any) -> None:
+        """Set `preempted`, `maintenance_event`, … and wake whoever waits for a change."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._loop.soon(self.wake)
+
+    def wake(self) -> None:
+        for connection in list(self._connections):
+            connection.look()
+
+    def close(self) -> None:
+        self._loop.soon(self._closing.set)
+
+    def joined(self, connection: _Connection) -> None:
+        self._connections.add(connection)
+
+    def left(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    # What is answered
+
+    def tree(self) -> dict[str, Any]:
+        """All that can be listed. A dict is a directory, a list of dicts too; a list of texts is a value of lines."""
+        machine = self.machine
+        project = f"projects/{machine.project_number}"
+        account = {"aliases": ["default"], "email": machine.account, "scopes": list(machine.scopes)}
+        interface = {
+            "access-configs": [{"external-ip": "", "type": "ONE_TO_ONE_NAT"}],
+            "ip": machine.addresses[machine.worker],
+            "network": f"{project}/networks/default",
+        }
+        instance = {
+            "attributes": dict(self.attributes),
+            "description": "",
+            "guest-attributes": {space: dict(keys) for space, keys in self.guest_attributes.items()},
+            "hostname": machine.hostname,
+            "id": machine.instance_id,
+            "image": f"projects/cloud-tpu-v2-images/global/images/{machine.runtime_version}",
+            "machine-type": f"{project}/machineTypes/{machine.accelerator_type}",
+            "maintenance-event": self.maintenance_event,
+            "name": machine.name,
+            "network-interfaces": [interface],
+            "preempted": str(self.preempted).upper(),
+            "scheduling": {
+                "automatic-restart": str(not machine.spot).upper(),
+                "on-host-maintenance": "TERMINATE",
+                "preemptible": str(machine.spot).upper(),
+            },
+            "service-accounts": {machine.account: account, "default": account},
+            "tags": [],
+            "zone": f"{project}/zones/{machine.zone}",
+        }
+        if self.upcoming_maintenance is not None:
+            instance["upcoming-maintenance"] = dict(self.upcoming_maintenance)
+        numbers = {"attributes": {}, "numeric-project-id": machine.project_number, "project-id": machine.project}
+        return {"instance": instance, "project": numbers, "universe": {"universe-domain": "googleapis.com"}}
+
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """One request answered at once: a long poll asks here until the answer differs."""
+        parts = urlsplit(target)
+        path = unquote(parts.path)
+        if path in _ABOVE:
+            return Answer(200, _ABOVE[path])
+        if refused := _refusal(path, headers):
+            return refused
+        query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        words = [word for word in f"{path}/".removeprefix(_ROOT).split("/") if word]
+        if "/".join(words) in self.machine.silent:
+            return _page(503, path)
+        try:
+            if method in ("PUT", "DELETE"):
+                return self._write(method, words, body)
+            return self._credential(words, query) or self._read(words, path, query)
+        except _Refused as error:
+            return _page(error.status, path)
+
+    def _read(self, words: list[str], path: str, query: Mapping[str, str]) -> Answer:
+        if words == ["instance", "upcoming-maintenance"] and self.upcoming_maintenance is None:
+            return Answer(503, _NO_MAINTENANCE, "application/json")
+        value: Any = self.tree()
+        for word in words:
+            value = _below(value, word)
+        recursive = query.get("recursive", "").lower() == "true"
+        if not _is_directory(value):
+            as_json = query.get("alt") == "json"
+            return Answer(200, json.dumps(value), "application/json") if as_json else Answer(200, _text(value))
+        if not path.endswith("/") and not recursive:
+            return Answer(301, f"{path}/\n", location=f"{path}/")
+        if not recursive and "alt" not in query:
+            return Answer(200, "".join(f"{name}\n" for name in _listing(value)))
+        if query.get("alt") == "text":
+            return Answer(200, "".join(f"{line}\n" for line in _flat(value)))
+        return Answer(200, json.dumps(_as_json(value, words)), "application/json")
+
+    def _credential(self, words: list[str], query: Mapping[str, str]) -> Answer | None:
+        if words[:2] != ["instance", "service-accounts"] or words[2:3] not in (["default"], [self.machine.account]):
+            return None
+        if words[3:] == ["token"]:
+            token = self._token(self.machine.node, self.machine.worker)
+            answer = {"access_token": token, "expires_in": _TOKEN_SECONDS, "token_type": "Bearer"}
+            return Answer(200, json.dumps(answer), "application/json")
+        if words[3:] == ["identity"]:
+            audience = query.get("audience", "").strip()
+            if not audience:
+                return Answer(400, "non-empty audience parameter required\n", "text/html")
+            return Answer(200, self._sign_identity(audience, self.machine), "text/html")
+        return None
+
+    def _write(self, method: str, words: list[str], body: bytes) -> Answer:
+        if words[:2] != ["instance", "guest-attributes"]:
+            raise _Refused(405)
+        if len(words) != 4:
+            raise _Refused(400)
+        keys = self.guest_attributes.setdefault(words[2], {})
+        if method == "PUT":
+            keys[words[3]] = body.decode("utf-8", "replace")
+        elif keys.pop(words[3], None) is None:
+            raise _Refused(404)
+        self._loop.soon(self.wake)
+        return Answer(200, "")
+
+
+_ABOVE = {"/": "computeMetadata/\n", "/computeMetadata": "v1/\n", "/computeMetadata/": "v1/\n"}
+
+
+def _refusal(path: str, headers: Mapping[str, str]) -> Answer | None:
+    if "x-forwarded-for" in headers:
+        return _page(403, path, "X-Forwarded-For is not allowed.")
+    if headers.get("metadata-flavor") != _FLAVOR:
+        return _page(403, path, "Missing Metadata-Flavor:Google header.")
+    return None if f"{path}/".startswith(_ROOT) else _page(404, path)
+
+
+def etag(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _is_directory(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _below(value: Any, word: str) -> Any:
+    if isinstance(value, dict) and word in value:
+        return value[word]
+    if isinstance(value, list) and _is_directory(value) and word.isdigit() and int(word) < len(value):
+        return value[int(word)]
+    raise _Refused(404)
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return sorted(value.items())
+    return [(str(index), item) for index, item in enumerate(value)]
+
+
+def _listing(value: Any) -> list[str]:
+    return [f"{name}/" if _is_directory(below) else name for name, below in _entries(value)]
+
+
+def _flat(value: Any, path: str = "") -> list[str]:
+    """`?alt=text` of a directory: one line a value, its path before it."""
+    if not _is_directory(value):
+        return [f"{path} {_text(value)}"]
+    return [line for name, below in _entries(value) for line in _flat(below, f"{path}/{name}" if path else name)]
+
+
+def _as_json(value: Any, words: list[str]) -> Any:
+    """Names become camelCase, but for those that users gave."""
+    if isinstance(value, list):
+        return [_as_json(item, words) for item in value]
+    if not isinstance(value, dict):
+        return value
+    given = words and words[-1] in ("attributes", "guest-attributes", "service-accounts")
+    given = given or (len(words) > 1 and words[-2] == "guest-attributes")
+    return {(name if given else _camel(name)): _as_json(below, [*words, name]) for name, below in value.items()}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _text(value: Any) -> str:
+    return "".join(f"{line}\n" for line in value) if isinstance(value, list) else str(value)
+
+
+def _page(status: int, path: str, reason: str = "") -> Answer:
+    """An error as the front end of Google answers it: a page, not a value."""
+    phrase = HTTPStatus(status).phrase
+    said = {
+        403: f"Your client does not have permission to get URL <code>{path}</code> from this server. {reason}",
+        404: f"The requested URL <code>{path}</code> was not found on this server.",
+    }.get(status, phrase)
+    page = (
+        f"<!DOCTYPE html>\n<html lang=en>\n<title>Error {status} ({phrase})!!1</title>\n"
+        f"<p><b>{status}.</b> <ins>That's an error.</ins>\n<p>{said} <ins>That's all we know.</ins>\n"
+    )
+    return Answer(status, page, "text/html; charset=UTF-8")
+
+
+class _Request(NamedTuple):
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {key: values[-1] for key, values in parse_qs(urlsplit(self.target).query).items()}
+
+
+class _Connection(asyncio.Protocol):
+    """One client: its requests answered in order, one of which may be waiting for a change."""
+
+    def __init__(self, server: MetadataServer) -> None:
+        self._server = server
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+        self._waiting: _Request | None = None
+        self._known = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+        self._transport = None
+        self._server.left(self)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting is None and self._transport is not None and not self._transport.is_closing():
+            try:
+                request = self._take()
+            except ValueError:
+                self._send(_page(400, "/"), close=True)
+                return
+            if request is None:
+                return
+            self._server.requests += 1
+            if request.query.get("wait_for_change", "").lower() == "true":
+                self._wait(request)
+            else:
+                self._reply(request)
+
+    def _take(self) -> _Request | None:
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
+        if not end:
+            if len(head) > _HEAD_LIMIT:
+                raise ValueError("no end of the head")
+            return None
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, target, _ = first.split(" ")
+        pairs = (line.partition(":") for line in lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        length = int(headers.get("content-length") or 0)
+        if len(rest) < length:
+            return None
+        self._buffer = rest[length:]
+        return _Request(method, target, headers, rest[:length])
+
+    def _ask(self, request: _Request) -> Answer:
+        try:
+            return self._server.answer(request.method, request.target, request.headers, request.body)
+        except Exception as error:  # a token or an identity that the cloud refuses
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{type(error).__name__}: {error}\n")
+
+    def _wait(self, request: _Request) -> None:
+        now = self._ask(request)
+        self._known = request.query.get("last_etag") or etag(now.body)
+        if now.status != 200 or self._known != etag(now.body):
+            self._send(now, close=_closes(request))
+            return
+        self._waiting = request
+        seconds = request.query.get("timeout_sec", "")
+        if seconds.isdigit() and int(seconds) > 0:
+            self._timer = asyncio.get_running_loop().call_later(int(seconds), self._expire)
+
+    def look(self) -> None:
+        if self._waiting is not None and etag(self._ask(self._waiting).body) != self._known:
+            self._expire()
+
+    def _expire(self) -> None:
+        request = self._waiting
+        self._settle()
+        if request is not None:
+            self._reply(request)
+            self._next()
+
+    def _settle(self) -> None:
+        self._waiting = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _reply(self, request: _Request) -> None:
+        self._send(self._ask(request), close=_closes(request), bodiless=request.method == "HEAD")
+
+    def _send(self, answer: Answer, close: bool, bodiless: bool = False) -> None:
+        assert self._transport is not None
+        body = answer.body.encode()
+        head = [
+            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+            f"Metadata-Flavor: {_FLAVOR}",
+            "Server: Metadata Server for VM",
+            f"Content-Type: {answer.kind}",
+            f"ETag: {etag(answer.body)}",
+            f"Content-Length: {len(body)}",
+            *([f"Location: {answer.location}"] if answer.location else []),
+            *(["Connection: close"] if close else []),
+        ]
+        self._transport.write("\r\n".join([*head, "", ""]).encode("latin-1") + (b"" if bodiless else body))
+        if close:
+            self._transport.close()
+
+
+def _closes(request: _Request) -> bool:
+    return request.headers.get("connection", "").lower() == "close"

@@ -1,0 +1,266 @@
+"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage.
+
+As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.faults import Caller
+from kinetic_orchestration.testing.model import Cloud
+from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.resources import Json, after, moment, page_token, seconds, stamp
+
+SECRETS = "secretmanager.googleapis.com"
+_RESOURCES = "cloudresourcemanager.googleapis.com"
+_SERVICES = "serviceusage.googleapis.com"
+_SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_PAYLOAD_LIMIT = 64 << 10
+
+
+class Asked(NamedTuple):
+    """One request of a neighbour, its path taken apart."""
+
+    project: str
+    name: str
+    query: Mapping[str, str]
+    body: Json
+    caller: Caller
+
+
+@dataclass
+class _Secret:
+    name: str
+    body: Json
+    created: float
+    user_made: bool
+    versions: list[bytes | None] = field(default_factory=list)
+    expires: float = 0.0
+
+    def to_json(self) -> Json:
+        shown = {key: value for key, value in self.body.items() if key not in ("name", "ttl", "createTime")}
+        return {"name": self.name, "createTime": stamp(self.created), **shown} | (
+            {"expireTime": stamp(self.expires)} if self.expires else {}
+        )
+
+
+class Neighbours:
+    def __init__(self, cloud: Cloud, clock: Callable[[], float]) -> None:
+        self._cloud = cloud
+        self._clock = clock
+        self._secrets: dict[str, _Secret] = {}
+
+    def answer(self, method: str, path: str, query: Mapping[str, str], body: Json, caller: Caller) -> Json:
+        """One request. Raises Refusal, or LostAnswer once it is done."""
+        for route in _ROUTES:
+            found = route.path.fullmatch(path) if route.method == method else None
+            if found is None:
+                continue
+            project, name = found["project"], found[0].split("/", 2)[2].partition(":")[0]
+            with self._cloud.meeting(route.verb, "", name, caller), self._cloud.changed:
+                self._cloud.demand_service(route.service, project)
+                if route.permission:
+                    self._cloud.demand(route.permission, name, caller)
+                return route.act(self, Asked(project, name, query, body, caller))
+        raise Refusal(5, f"The emulator does not imitate {method} {path}.")
+
+    def add_secret(self, project: str, secret_id: str, value: str | bytes) -> str:
+        """A secret that somebody made by hand, long before; no test shall find it left over."""
+        name = f"projects/{project}/secrets/{secret_id}"
+        data = value.encode() if isinstance(value, str) else value
+        with self._cloud.changed:
+            secret = _Secret(name, {"replication": {"automatic": {}}}, self._clock(), True, [data])
+            self._secrets[name] = secret
+        return name
+
+    def secrets(self) -> list[str]:
+        with self._cloud.changed:
+            return list(self._secrets)
+
+    # Secret Manager
+
+    def _create_secret(self, asked: Asked) -> Json:
+        ident = asked.query.get("secretId", "")
+        if not _SECRET_ID.fullmatch(ident):
+            raise refusals.invalid(f"Secret IDs must be made of letters, digits, - and _, not '{ident}'.")
+        if "replication" not in asked.body:
+            raise refusals.invalid("The request was invalid: secret.replication must be provided.")
+        name = f"projects/{asked.project}/secrets/{ident}"
+        if name in self._secrets:
+            raise Refusal(6, f"Secret [{name}] already exists.")
+        secret = _Secret(name, asked.body, self._clock(), False)
+        self._secrets[name] = secret
+        self._cloud.ledger.created("secret", name)
+        self._expire(secret)
+        return secret.to_json()
+
+    def _update_secret(self, asked: Asked) -> Json:
+        secret = self._the(asked.name)
+        for path in asked.query.get("updateMask", "").split(","):
+            key = re.sub(r"_([a-z])", lambda found: found[1].upper(), path)
+            secret.body = {kept: value for kept, value in secret.body.items() if kept != key}
+            secret.body |= {key: asked.body[key]} if key in asked.body else {}
+        self._expire(secret)
+        return secret.to_json()
+
+    def _expire(self, secret: _Secret) -> None:
+        if "ttl" in secret.body:
+            secret.expires = self._clock() + seconds(secret.body["ttl"])
+        elif "expireTime" in secret.body:
+            secret.expires = moment(secret.body["expireTime"])
+        expires = secret.expires
+
+        def gone() -> None:
+            if secret.expires == expires and self._secrets.get(secret.name) is secret:
+                self._remove(secret.name)
+
+        if expires:
+            self._cloud.at(expires, gone)
+
+    def _get_secret(self, asked: Asked) -> Json:
+        return self._the(asked.name).to_json()
+
+    def _list_secrets(self, asked: Asked) -> Json:
+        prefix, last = f"projects/{asked.project}/secrets/", after(asked.query.get("pageToken", ""))
+        names = sorted(name for name in self._secrets if name.startswith(prefix) and name > last)
+        page = names[: int(asked.query.get("pageSize", "0")) or 100]
+        found: Json = {"secrets": [self._secrets[name].to_json() for name in page]} if page else {}
+        if len(page) < len(names):
+            found["nextPageToken"] = page_token(page[-1])
+        return found
+
+    def _delete_secret(self, asked: Asked) -> Json:
+        self._remove(self._the(asked.name).name)
+        return {}
+
+    def _remove(self, name: str) -> None:
+        del self._secrets[name]
+        self._cloud.ledger.deleted("secret", name)
+
+    def _add_version(self, asked: Asked) -> Json:
+        secret = self._the(asked.name)
+        try:
+            data = base64.b64decode(asked.body.get("payload", {}).get("data", ""), validate=True)
+        except binascii.Error:
+            raise refusals.invalid("Invalid value at 'payload.data' (TYPE_BYTES), Base64 decoding failed") from None
+        if not data or len(data) > _PAYLOAD_LIMIT:
+            raise refusals.invalid(f"The secret payload must have 1 to {_PAYLOAD_LIMIT} bytes.")
+        secret.versions.append(data)
+        return self._version(secret, len(secret.versions))
+
+    def _access_version(self, asked: Asked) -> Json:
+        secret, number = self._the_version(asked.name)
+        data = secret.versions[number - 1]
+        shown = f"{secret.name}/versions/{number}"
+        if data is None:
+            raise Refusal(9, f"Secret Version [{shown}] is in DESTROYED state.")
+        return {"name": shown, "payload": {"data": base64.b64encode(data).decode()}}
+
+    def _get_version(self, asked: Asked) -> Json:
+        return self._version(*self._the_version(asked.name))
+
+    def _list_versions(self, asked: Asked) -> Json:
+        secret = self._the(asked.name.removesuffix("/versions"))
+        return {"versions": [self._version(secret, number) for number in range(len(secret.versions), 0, -1)]}
+
+    def _destroy_version(self, asked: Asked) -> Json:
+        secret, number = self._the_version(asked.name)
+        secret.versions[number - 1] = None
+        return self._version(secret, number)
+
+    def _the(self, name: str) -> _Secret:
+        if name not in self._secrets:
+            raise Refusal(5, f"Secret [{name}] not found.")
+        return self._secrets[name]
+
+    def _the_version(self, name: str) -> tuple[_Secret, int]:
+        secret_name, _, version = name.partition("/versions/")
+        secret = self._the(secret_name)
+        number = len(secret.versions) if version == "latest" else int(version) if version.isdecimal() else 0
+        if not 1 <= number <= len(secret.versions):
+            raise Refusal(5, f"Secret Version [{name}] not found or has no versions.")
+        return secret, number
+
+    @staticmethod
+    def _version(secret: _Secret, number: int) -> Json:
+        state = "DESTROYED" if secret.versions[number - 1] is None else "ENABLED"
+        return {"name": f"{secret.name}/versions/{number}", "createTime": stamp(secret.created), "state": state}
+
+    # Resource Manager and Service Usage
+
+    def _test_permissions(self, asked: Asked) -> Json:
+        granted = [
+            permission
+            for permission in asked.body.get("permissions", [])
+            if not self._cloud.is_denied(permission, asked.caller)
+        ]
+        return {"permissions": granted} if granted else {}
+
+    def _get_service(self, asked: Asked) -> Json:
+        service = asked.name.rpartition("/")[2]
+        state = "ENABLED" if self._cloud.is_enabled(service) else "DISABLED"
+        return {"name": asked.name, "config": {"name": service}, "state": state}
+
+
+class _Route(NamedTuple):
+    method: str
+    path: re.Pattern[str]
+    verb: str
+    service: str
+    permission: str
+    act: Callable[[Neighbours, Asked], Json]
+
+
+def _route(
+    line: str, verb: str, permission: str, act: Callable[[Neighbours, Asked], Json], service: str = SECRETS
+) -> _Route:
+    """`METHOD /path` with P, S and V in place of a project, a secret or service, and a version."""
+    method, _, path = line.partition(" ")
+    for letter, name in (("P", "project"), ("S", "item"), ("V", "version")):
+        path = re.sub(rf"(?<=/){letter}(?=[/:]|$)", rf"(?P<{name}>[^/:]+)", path)
+    return _Route(method, re.compile(path), verb, service, permission, act)
+
+
+_ROUTES = (
+    _route("POST /v1/projects/P/secrets", "CreateSecret", "secretmanager.secrets.create", Neighbours._create_secret),
+    _route("GET /v1/projects/P/secrets", "ListSecrets", "secretmanager.secrets.list", Neighbours._list_secrets),
+    _route("GET /v1/projects/P/secrets/S", "GetSecret", "secretmanager.secrets.get", Neighbours._get_secret),
+    _route("PATCH /v1/projects/P/secrets/S", "UpdateSecret", "secretmanager.secrets.update", Neighbours._update_secret),
+    _route(
+        "DELETE /v1/projects/P/secrets/S",
+        "DeleteSecret", "secretmanager.secrets.delete", Neighbours._delete_secret,
+    ),
+    _route(
+        "POST /v1/projects/P/secrets/S:addVersion",
+        "AddSecretVersion", "secretmanager.versions.add", Neighbours._add_version,
+    ),
+    _route(
+        "GET /v1/projects/P/secrets/S/versions",
+        "ListSecretVersions", "secretmanager.versions.list", Neighbours._list_versions,
+    ),
+    _route(
+        "GET /v1/projects/P/secrets/S/versions/V",
+        "GetSecretVersion", "secretmanager.versions.get", Neighbours._get_version,
+    ),
+    _route(
+        "GET /v1/projects/P/secrets/S/versions/V:access",
+        "AccessSecretVersion", "secretmanager.versions.access", Neighbours._access_version,
+    ),
+    _route(
+        "POST /v1/projects/P/secrets/S/versions/V:destroy",
+        "DestroySecretVersion", "secretmanager.versions.destroy", Neighbours._destroy_version,
+    ),
+    _route(
+        "POST /v[13]/projects/P:testIamPermissions", "TestIamPermissions", "", Neighbours._test_permissions, _RESOURCES
+    ),
+    _route(
+        "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", Neighbours._get_service, _SERVICES
+    ),
+)  # fmt: skip

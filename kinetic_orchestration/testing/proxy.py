@@ -1,0 +1,336 @@
+"""A small HTTP/1.1 proxy on loopback in front of one server: bodies stream through it, and a fault may strike.
+
+It owns sockets and framing (kept connections, lengths, chunks). What a request means, which fault it meets and
+what is changed in an answer are its owner's to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+_Fields = list[tuple[str, str]]
+_BLOCK: Final = 1 << 18
+_PEEK: Final = 4096
+_JSON_NAME: Final = re.compile(rb'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+
+class Request(NamedTuple):
+    """What a client asks for, with the first bytes of its body."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    opening: bytes
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    def query(self, name: str) -> str:
+        return parse_qs(urlsplit(self.target).query, keep_blank_values=True).get(name, [""])[0]
+
+    def named(self) -> str:
+        """The name in the JSON that a multipart body begins with."""
+        found = _JSON_NAME.search(self.opening)
+        return str(json.loads(b'"' + found[1] + b'"')) if found else ""
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes = b""
+    kind: str = "application/json; charset=UTF-8"
+
+
+class Fault(NamedTuple):
+    """What a request meets: a pause, then perhaps another answer than the server's. `LOST` closes the connection."""
+
+    delay: float = 0.0
+    answer: Answer | None = None
+    after: bool = False
+    """The server is asked all the same; only its answer is replaced."""
+    cut: int | None = None
+    """Of the answer's body, only so many bytes arrive."""
+    garbled: bool = False
+    """Its first byte is another one."""
+
+
+LOST: Final = Answer(0)
+
+
+class Owner(Protocol):
+    def upstream(self) -> tuple[tuple[str, int], int]:
+        """Where the server listens, and which start of it that is. Raises OSError while it is stopped."""
+
+    def meet(self, request: Request) -> Fault: ...
+
+    def revises(self, request: Request, status: int) -> bool:
+        """Whether the whole answer is to be revised before it is passed on."""
+
+    def revise(self, request: Request, status: int, body: bytes) -> Answer: ...
+
+    def dress(self, fields: _Fields) -> _Fields:
+        """The headers of an answer as the client shall see them."""
+
+    def note(self, request: Request, status: int) -> None:
+        """The request was answered; status 0: its answer was lost."""
+
+
+class Proxy:
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._acceptor = threading.Thread(target=self._accept, name="storage-proxy", daemon=True)
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accept, which a close alone would not
+        if self._acceptor.ident is not None:
+            self._acceptor.join()
+        self._listener.close()
+        self.drop()
+        for thread in list(self._threads):
+            thread.join(timeout=10)
+
+    def drop(self) -> None:
+        """Cut all connections, as a server that dies does."""
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                continue  # a client that was gone already, or the end
+            thread = threading.Thread(target=self._serve, args=(client,), name="storage-proxy", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        line = _Line()
+        try:
+            with client, self._tracked(client), client.makefile("rb") as reader:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while self._exchange(client, reader, line):
+                    pass
+        except (OSError, ValueError):
+            pass  # either side hung up, or spoke no HTTP: a proxy has nobody to tell
+        finally:
+            line.close()
+            self._threads.discard(threading.current_thread())
+
+    @contextlib.contextmanager
+    def _tracked(self, connection: socket.socket) -> Iterator[None]:
+        with self._lock:
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    def _exchange(self, client: socket.socket, reader: BufferedReader, line: _Line) -> bool:
+        """One request and its answer; False when the connection is at its end."""
+        head = _read_head(reader)
+        if head is None:
+            return False
+        first, fields = head
+        method, target, _ = first.split(" ", 2)
+        headers = {name.lower(): value for name, value in fields}
+        if headers.get("expect", "").lower() == "100-continue":
+            client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            fields = [(name, value) for name, value in fields if name.lower() != "expect"]
+        body = _body(reader, headers, method=method)
+        opening = b""
+        while len(opening) < _PEEK and (block := next(body, b"")):
+            opening += block
+        request = Request(method, target, headers, opening)
+        fault = self._owner.meet(request)
+        if fault.delay and self._closing.wait(fault.delay):
+            return False
+        if fault.answer is not None and not fault.after:
+            _drain(body)
+            return self._reply(client, request, fault.answer)
+        status, fields, answer = self._ask(line, _head(first, fields) + opening, body)
+        if status == 416:
+            line.leave()  # fake-gcs-server hangs up after this answer, without saying so in it
+        frames = {name.lower(): value for name, value in fields}
+        blocks = _body(answer, frames, method=method, status=status)
+        if fault.answer is not None:
+            _drain(blocks)
+            return self._reply(client, request, fault.answer)
+        if self._owner.revises(request, status):
+            return self._reply(client, request, self._owner.revise(request, status, b"".join(_plain(blocks, frames))))
+        self._owner.note(request, status if fault.cut is None else 0)
+        pending = _head(f"HTTP/1.1 {status} {_REASONS.get(status, 'Other')}", self._owner.dress(fields))
+        if fault.garbled:
+            blocks = _garbled(blocks)
+        for block in blocks if fault.cut is None else _first(blocks, fault.cut):
+            pending += block
+            if len(pending) >= _BLOCK:  # a small answer is one packet
+                client.sendall(pending)
+                pending = b""
+        client.sendall(pending)
+        return fault.cut is None and headers.get("connection", "").lower() != "close"
+
+    def _ask(self, line: _Line, to_server: bytes, body: Iterator[bytes]) -> tuple[int, _Fields, BufferedReader]:
+        address, start = self._owner.upstream()
+        server, reader = line.to(address, start)
+        server.sendall(to_server)
+        for block in body:
+            server.sendall(block)
+        while True:
+            head = _read_head(reader)
+            if head is None:
+                raise ConnectionError("the server closed the connection")
+            status = int(head[0].split(" ", 2)[1])
+            if status != 100:
+                return status, head[1], reader
+
+    def _reply(self, client: socket.socket, request: Request, answer: Answer) -> bool:
+        self._owner.note(request, answer.status)
+        if not answer.status:
+            return False
+        fields = [("Content-Type", answer.kind), ("Content-Length", str(len(answer.body)))]
+        first = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Other')}"
+        client.sendall(_head(first, self._owner.dress(fields)) + answer.body)
+        return True
+
+
+class _Line:
+    """One client connection's own connection to the server, made again when the server was."""
+
+    def __init__(self) -> None:
+        self._start = -1
+        self._server: socket.socket | None = None
+        self._reader: BufferedReader | None = None
+
+    def to(self, address: tuple[str, int], start: int) -> tuple[socket.socket, BufferedReader]:
+        if self._server is None or self._reader is None or self._start != start or _hung_up(self._server):
+            self.close()
+            self._server = socket.create_connection(address, timeout=60)
+            self._server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._reader = self._server.makefile("rb")
+            self._start = start
+        return self._server, self._reader
+
+    def leave(self) -> None:
+        """Use this connection to its end, and another for the next request."""
+        self._start = -1
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        if self._server is not None:
+            self._server.close()
+        self._server = self._reader = None
+
+
+_REASONS: Final = {
+    200: "OK", 201: "Created", 204: "No Content", 206: "Partial Content", 308: "Resume Incomplete",
+    400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 408: "Request Timeout",
+    409: "Conflict", 412: "Precondition Failed", 416: "Requested Range Not Satisfiable", 429: "Too Many Requests",
+    500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+}  # fmt: skip
+
+
+def _hung_up(server: socket.socket) -> bool:
+    return bool(select.select([server], [], [], 0)[0])
+
+
+def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
+    first = reader.readline(_BLOCK)
+    if not first:
+        return None
+    fields: _Fields = []
+    while True:
+        line = reader.readline(_BLOCK)
+        if line in (b"\r\n", b"\n"):
+            return first.decode("latin-1").strip(), fields
+        if not line:
+            return None
+        name, _, value = line.decode("latin-1").partition(":")
+        fields.append((name, value.strip()))
+
+
+def _head(first: str, fields: _Fields) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return f"{first}\r\n{lines}\r\n".encode("latin-1")
+
+
+def _body(reader: BufferedReader, headers: dict[str, str], *, method: str, status: int = 0) -> Iterator[bytes]:
+    """The bytes of a body as they are on the wire, chunks with their frames."""
+    if status and (method == "HEAD" or status in (204, 304)):
+        return
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        yield from _chunks(reader)
+        return
+    left = int(headers.get("content-length", 0))
+    while left:
+        block = reader.read(min(left, _BLOCK))
+        if not block:
+            raise ConnectionError("cut off in the middle of a body")
+        left -= len(block)
+        yield block
+
+
+def _chunks(reader: BufferedReader) -> Iterator[bytes]:
+    while True:
+        size = reader.readline(_BLOCK)
+        length = int(size.split(b";", 1)[0], 16)
+        block = reader.read(length + 2)
+        if len(block) < length + 2:
+            raise ConnectionError("cut off in the middle of a chunk")
+        yield size + block
+        if not length:
+            return
+
+
+def _plain(body: Iterator[bytes], headers: dict[str, str]) -> Iterator[bytes]:
+    """The bytes of a body without the frames of its chunks."""
+    if headers.get("transfer-encoding", "").lower() != "chunked":
+        yield from body
+        return
+    for chunk in body:
+        size, _, rest = chunk.partition(b"\r\n")
+        yield rest[: int(size.split(b";", 1)[0], 16)]
+
+
+def _first(blocks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    for block in blocks:
+        yield block[:count]
+        count -= len(block)
+        if count <= 0:
+            return
+
+
+def _garbled(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    for block in blocks:
+        yield bytes([block[0] ^ 1]) + block[1:]
+        break
+    yield from blocks
+
+
+def _drain(blocks: Iterator[bytes]) -> None:
+    for _ in blocks:
+        pass

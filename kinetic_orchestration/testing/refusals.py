@@ -1,0 +1,243 @@
+"""What the emulated cloud says when it refuses, word for word where the words are known: one function per row.
+
+A refusal is a google.rpc.Status: a code, a message, and details as proto-JSON. It does not know by which protocol
+it travels. Where each row comes from is told in docs/emulator.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+CODES: Final = {
+    1: "CANCELLED",
+    2: "UNKNOWN",
+    3: "INVALID_ARGUMENT",
+    4: "DEADLINE_EXCEEDED",
+    5: "NOT_FOUND",
+    6: "ALREADY_EXISTS",
+    7: "PERMISSION_DENIED",
+    8: "RESOURCE_EXHAUSTED",
+    9: "FAILED_PRECONDITION",
+    10: "ABORTED",
+    11: "OUT_OF_RANGE",
+    12: "UNIMPLEMENTED",
+    13: "INTERNAL",
+    14: "UNAVAILABLE",
+    15: "DATA_LOSS",
+    16: "UNAUTHENTICATED",
+}
+# The mapping that google/rpc/code.proto gives.
+_HTTP: Final = {
+    1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 14: 503, 16: 401,
+}  # fmt: skip
+
+TPU = "tpu.googleapis.com"
+_API_NAMES = {
+    TPU: "Cloud TPU API",
+    "secretmanager.googleapis.com": "Secret Manager API",
+    "cloudresourcemanager.googleapis.com": "Cloud Resource Manager API",
+    "serviceusage.googleapis.com": "Service Usage API",
+    "storage.googleapis.com": "Cloud Storage API",
+}
+# accelerator type → what stands for it in the name of a quota, with spot and without
+_QUOTA_NAMES = {
+    "v2": ("TPUV2sPod", "TPUV2sPreemptiblePod"),
+    "v3": ("TPUV3sPod", "TPUV3sPreemptiblePod"),
+    "v4": ("TPUV4sPod", "TPUV4sPreemptiblePod"),
+    "v5e": ("TPUV5sLitepod", "TPUV5sPreemptibleLitepod"),
+    "v5p": ("TPUV5P", "TPUV5PPreemptible"),
+    "v6e": ("TPUV6E", "TPUV6EPreemptible"),
+}
+
+
+class Refusal(Exception):
+    """An error of the cloud: google.rpc.Status."""
+
+    def __init__(self, code: int, message: str, *details: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+    @property
+    def http(self) -> int:
+        return _HTTP.get(self.code, 500)
+
+    @property
+    def status(self) -> str:
+        return CODES.get(self.code, "UNKNOWN")
+
+    def to_json(self) -> dict[str, Any]:
+        """A google.rpc.Status, as an operation and a failed queued resource hold it."""
+        found: dict[str, Any] = {"code": self.code, "message": self.message}
+        return found | ({"details": list(self.details)} if self.details else {})
+
+    def to_http(self) -> dict[str, Any]:
+        """The body of an error of a Google API over REST."""
+        error: dict[str, Any] = {"code": self.http, "message": self.message, "status": self.status}
+        return {"error": error | ({"details": list(self.details)} if self.details else {})}
+
+
+class LostAnswer(Exception):
+    """It was done, but the caller shall not hear of it."""
+
+
+def no_capacity(zone: str, event: int) -> Refusal:
+    return Refusal(
+        8,
+        f'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes are '
+        f"offered (see https://cloud.google.com/tpu/docs/regions) [EID: {event:#x}]",
+    )
+
+
+def no_reserved_capacity(event: int) -> Refusal:
+    return Refusal(
+        8,
+        f"Insufficient reserved capacity. Contact customer support to increase your reservation. [EID: {event:#x}]",
+    )
+
+
+def internal() -> Refusal:
+    return Refusal(13, "an internal error has occurred")
+
+
+def unavailable() -> Refusal:
+    return Refusal(14, "The service is currently unavailable.")
+
+
+def expired(name: str) -> Refusal:
+    return Refusal(4, f"The queued resource {name} could not be provisioned before its valid until time.")
+
+
+def quota(generation: str, spot: bool, scope: str, limit: int, project: str) -> Refusal:
+    where, per = ("zone", "Zone") if is_zone(scope) else ("region", "Region")
+    name = f"{_QUOTA_NAMES.get(generation, ('TPU', 'TPUPreemptible'))[spot]}PerProjectPer{per}ForTPUAPI"
+    text = f"Quota limit '{name}' has been exceeded. Limit: {limit} in {where} {scope}."
+    violation = {"subject": f"project:{project}", "description": text}
+    return Refusal(8, text, {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [violation]})
+
+
+def create_rate(project: str, limit: int) -> Refusal:
+    text = (
+        "Quota exceeded for quota metric 'Maximum number of CreateNode requests' and limit 'Maximum number of "
+        f"CreateNode requests per minute' of service '{TPU}' for consumer 'projects/{project}'."
+    )
+    return Refusal(
+        8,
+        text,
+        _info(
+            "RATE_LIMIT_EXCEEDED",
+            service=TPU,
+            consumer=f"projects/{project}",
+            quota_metric="tpu.googleapis.com/qps/create",
+            quota_limit_value=str(limit),
+        ),
+    )
+
+
+def too_many_requests(project: str) -> Refusal:
+    return Refusal(
+        8,
+        f"Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service '{TPU}' for consumer "
+        f"'projects/{project}'.",
+        _info("RATE_LIMIT_EXCEEDED", service=TPU, consumer=f"projects/{project}"),
+    )
+
+
+def zone_unknown(zone: str) -> Refusal:
+    return Refusal(7, f"Location {zone} is not found or access is unauthorized.")
+
+
+def permission(name: str, resource: str) -> Refusal:
+    others = f"Permission '{name}' denied for resource '{resource}' (or it may not exist)."
+    return Refusal(
+        7,
+        f"Permission '{name}' denied on '{resource}'" if name.startswith("tpu.") else others,
+        _info("IAM_PERMISSION_DENIED", domain="iam.googleapis.com", permission=name, resource=resource),
+    )
+
+
+def act_as(account: str) -> Refusal:
+    return Refusal(
+        7,
+        f"The user does not have access to service account '{account}'. Ask a project owner to grant you the "
+        "iam.serviceAccountUser role on the service account",
+    )
+
+
+def api_disabled(service: str, project: str) -> Refusal:
+    url = f"https://console.developers.google.com/apis/api/{service}/overview?project={project}"
+    return Refusal(
+        7,
+        f"{_API_NAMES.get(service, service)} has not been used in project {project} before or it is disabled. Enable "
+        f"it by visiting {url} then retry. If you enabled this API recently, wait a few minutes for the action to "
+        "propagate to our systems and retry.",
+        _info("SERVICE_DISABLED", service=service, consumer=f"projects/{project}", activationUrl=url),
+    )
+
+
+def service_controls(project: str, event: str = "emulated") -> Refusal:
+    return Refusal(
+        7,
+        f"Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: {event}",
+        _info("SECURITY_POLICY_VIOLATED", service=TPU, consumer=f"projects/{project}", uid=event),
+        {
+            "@type": "type.googleapis.com/google.rpc.PreconditionFailure",
+            "violations": [{"type": "VPC_SERVICE_CONTROLS", "description": event}],
+        },
+    )
+
+
+def organization_policy(constraint: str, project: str) -> Refusal:
+    return Refusal(9, f"Constraint {constraint} violated for project {project}.")
+
+
+def user_project_denied(project: str) -> Refusal:
+    return Refusal(
+        7,
+        f"Caller does not have required permission to use project {project}. Grant the caller the "
+        "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use permission, "
+        "and then retry.",
+        _info("USER_PROJECT_DENIED", service=TPU, consumer=f"projects/{project}"),
+    )
+
+
+def exists(name: str) -> Refusal:
+    return Refusal(6, f"Resource '{name}' already exists")
+
+
+def missing(name: str) -> Refusal:
+    return Refusal(5, f"Resource '{name}' was not found")
+
+
+def has_nodes(name: str) -> Refusal:
+    return Refusal(
+        9,
+        f"Queued resource '{name}' has nodes that are not deleted. Delete them first, or delete it with force.",
+    )
+
+
+def not_while(verb: str, state: str) -> Refusal:
+    return Refusal(3, f"{verb} is not supported while in state {state}")
+
+
+def invalid(message: str) -> Refusal:
+    return Refusal(3, message)
+
+
+def unimplemented(method: str) -> Refusal:
+    return Refusal(12, f"The emulator does not imitate {method}.")
+
+
+def is_zone(scope: str) -> bool:
+    """us-east5-a is a zone, us-east5 a region."""
+    return scope.count("-") >= 2
+
+
+def region(zone: str) -> str:
+    return zone.rpartition("-")[0]
+
+
+def _info(reason: str, *, domain: str = "googleapis.com", **metadata: str) -> dict[str, Any]:
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    return {"@type": kind, "reason": reason, "domain": domain, "metadata": metadata}

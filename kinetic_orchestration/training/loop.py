@@ -1,0 +1,525 @@
+"""`Training`: the three calls of a loop that comes back where it was: `restore`, `step`, `finish`.
+
+It knows when a checkpoint is due, what is told to the orchestrator and how a training ends that has to. The hosts of
+a slice make the same calls with the same steps; whatever depends on a clock or on a signal, they agree on first.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, TypeVar
+
+from kinetic_orchestration.agent import profiler, wire
+from kinetic_orchestration.context import HostContext, current
+from kinetic_orchestration.errors import CheckpointError, UsageError
+from kinetic_orchestration.settings import seconds
+from kinetic_orchestration.training import trees
+from kinetic_orchestration.training.agreement import Agreement, Alone
+from kinetic_orchestration.training.beside import Writing, is_copied, left_at
+from kinetic_orchestration.training.checkpoints import Checkpoints, NotWritten
+from kinetic_orchestration.training.notice import Listener, Notice
+from kinetic_orchestration.training.shelf import Shelf
+from kinetic_orchestration.training.speed import Speed
+
+S = TypeVar("S")
+Choice = Literal["warn", "stop"]
+
+FIRST_MEETING = 8  # steps, after which their pace is known
+PATIENCE = 600.0  # for the other hosts' parts: one that is dead ends the attempt long before
+ENDED = 143  # the exit code of a program that SIGTERM ended
+LOG_PACE = 1.0
+CLOSING = 8.0  # for a checkpoint that is on its way when a training of several hosts is given up
+
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+_NAME = re.compile(r"[\w-][\w.-]*")
+_named: dict[str, int] = {}  # how many trainings of this program were given a name
+_finished: dict[str, int] = {}  # and of each name, how many are at their end
+
+
+class TrainingEnded(SystemExit):
+    """This training was asked to end before its last step, and has done so: nothing after it should run.
+
+    As a SystemExit it passes by every `except Exception`, and ends the program unless somebody catches it.
+    """
+
+    def __init__(self, cause: str, step: int, saved: bool) -> None:
+        super().__init__(ENDED)
+        self.cause = cause
+        self.step = step
+        self.saved = saved
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.cause, self.step, self.saved)
+
+    def __str__(self) -> str:
+        return f"the training ended at step {self.step} ({self.cause})"
+
+
+class Training:
+    """A training that survives: its loop calls `restore` once, `step` after each step, and `finish`.
+
+        training = kinetic.Training(every="5m", total=steps)
+        state, done = training.restore(state)
+        for number in range(done, steps):
+            state, loss = update(state, batch(number))
+            training.step(number + 1, state, loss=loss)
+        training.finish(state)
+
+    `every`: steps (a number) or time ("90s", "5m") between checkpoints; None for only those at the end and at a
+    preemption. `keep`: how many of them. `total`: the number of steps, for the progress. `log_every`: metrics are
+    told every so many steps, or once a second. `on_nan` and `on_full_disk`: "warn" goes on, "stop" raises.
+    `reshard`: restore on another number of hosts or devices too. `name`: of this training, if the program has
+    several; the n-th one without a name finds the n-th one's checkpoints. `hosts`: how many take part, from host 0 on.
+    `samples`, `tokens`: how many one step takes on all hosts together, for samples/s and tokens/s beside steps/s.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int | str | None = "10m",
+        keep: int = 3,
+        total: int = 0,
+        unit: str = "step",
+        log_every: int | None = None,
+        on_nan: Choice = "warn",
+        on_full_disk: Choice = "warn",
+        reshard: bool = False,
+        name: str = "",
+        hosts: int | None = None,
+        samples: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        for option, value in (("on_nan", on_nan), ("on_full_disk", on_full_disk)):
+            if value not in ("warn", "stop"):
+                raise UsageError(f'{option} is {value!r}: give "warn" to go on, or "stop" to end the training')
+        self._steps, self._seconds = _pace(every)
+        if not isinstance(total, float) or total < 0:  # 1e6 is a number too, if not a whole one
+            total = _whole("total", total, 0, "the number of steps, or 0 where it is unknown")
+        self._total = total
+        self._unit = unit
+        self._log_every = log_every if log_every is None else _whole("log_every", log_every, 1, "a number of steps")
+        self._on_nan = on_nan
+        self._on_full_disk = on_full_disk
+        self._reshard = reshard
+        self._keep = _whole("keep", keep, 1, "at least 1, since the newest checkpoint always stays")
+        self._host: HostContext = current()
+        there = self._host.host_count
+        self._hosts = there if hosts is None else _whole("hosts", hosts, 1, "how many of the hosts train")
+        if self._host.job_id and self._hosts > there:
+            raise UsageError(f"hosts is {hosts}, and this job has {there}")
+        if name and not _NAME.fullmatch(name):
+            raise UsageError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
+        self._name = self._given = name or _next_name()
+        self._profiler = profiler.here() if self._host.job_id else None
+        if self._profiler is not None:
+            self._profiler.expect()
+        self._checkpoints: Checkpoints | None = None
+        self._listener: Listener | None = None
+        self._is_finished = False
+        self.restored: Mapping[str, Any] | None = None  # what else the checkpoint says that was restored
+        self._done = 0  # steps, as of the last call
+        self._saved = -1  # the step of the newest checkpoint
+        self._writing: Writing | None = None  # one that is on its way
+        self._tried = -1  # that of the last attempt at one: no host may try twice what another tried once
+        # Of a step that may not have been computed yet, with how fast the training was.
+        self._metrics: tuple[int, Mapping[str, Any], Mapping[str, float]] | None = None
+        self.speed = Speed(
+            _whole("samples", samples, 0, "how many samples one step takes on all hosts, or leave it out"),
+            _whole("tokens", tokens, 0, "how many tokens one step takes on all hosts, or leave it out"),
+        )
+        self._latest: Mapping[str, Any] = NOTHING  # of the last call
+        self._logged_at = 0.0
+        self._logged = 0
+        self._finite, self._reported_nan = True, False
+        self._saved_at = self._meeting_at = time.monotonic()
+        self._meeting, self._met = FIRST_MEETING, 0
+        # What the thread that hears of a notice and the one that trains share.
+        self._lock = threading.Lock()
+        self._begun = 1  # the step that is under way, or the next
+        self._notice: Notice | None = None
+        self._agreed = threading.Event()
+        self._final: int | None = None  # the step at which all hosts end; None if they could not agree
+
+    # ---- the three calls ---------------------------------------------------------------------------------------------
+
+    def restore(self, state: S) -> tuple[S, int]:
+        """The state and the number of steps done: of the newest whole checkpoint, or the given one and 0.
+
+        The given state shows the structure, the shapes and where everything lies. What keeps a state of its own (a
+        torch module or optimizer, an iterator of Grain, a random generator) is given it back in place.
+        """
+        trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
+        self._open()
+        if self._checkpoints is None:
+            return state, 0
+        self._settle()
+        restored, commit = self._checkpoints.restore(state, reshard=self._reshard)
+        if commit is not None:
+            self._done = self._saved = self._tried = commit.step
+            self.restored = commit.more
+            self.say(f"restored the checkpoint of step {commit.step}")
+        with self._lock:
+            self._begun = self._done + 1
+        self._saved_at = self._meeting_at = time.monotonic()
+        self._meeting, self._met = self._done + FIRST_MEETING, self._done
+        self.speed.begin()
+        self._tell_notes()
+        if self._profiler is not None:
+            self._profiler.reached(self._done)
+        return restored, self._done
+
+    def step(self, done: int, state: Any, /, **metrics: Any) -> None:
+        """So many steps are done, and this is the state after them, or a function that gives it.
+
+        Metrics may be arrays that are still being computed: they are looked at later, and not at every step.
+        """
+        self.advance(done, state, metrics, {})
+
+    def finish(self, state: Any = None, done: int | None = None, more: Mapping[str, Any] = NOTHING) -> None:
+        """The training is at its end: keep its state, if it is given and was not kept already, and listen no more."""
+        self._open()
+        try:
+            self._done = self._done if done is None else done
+            self._flush()
+            self._settle()
+            if state is not None and self._tried != self._done and self._checkpoints is not None:
+                self._save(self._done, state, more)
+            if self._total:
+                self.progress(self._done)
+            if not self._is_finished:
+                self._is_finished = True
+                _finished[self._given] = _finished.get(self._given, 0) + 1
+        finally:
+            self.close()
+
+    # ---- beside them -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Listen no more. `finish` does it; without it, at the end of a `with` block."""
+        if self._profiler is not None:
+            self._profiler.ended()
+        try:
+            self._settle(self._closing())
+        except Exception as error:  # whoever closes has something else to end for
+            self.say(str(error) or type(error).__name__)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            if self._checkpoints is not None:
+                self._checkpoints.shelf.close()
+
+    def _closing(self) -> float:
+        """Seconds for a checkpoint that is on its way: whoever was told to end has to have done so before it is killed,
+        and of several hosts another one may never write its part."""
+        if self._notice is not None:
+            return self._notice.grace / 4
+        return PATIENCE if self.alone else CLOSING
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other host takes part."""
+        return self._hosts == 1
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        """Off a host nothing is kept: nobody would come back to it, or clear it away."""
+        host = self._host
+        if self._checkpoints is not None or not host.job_id:
+            return
+        if before := _finished.get(self._given, 0):  # its end is not this one's beginning
+            self._name = f"{self._given}-{before + 1}"
+            self.say(
+                f"a training named {self._given} has finished in this program, so this one's checkpoints lie beside its"
+            )
+        writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
+        shelf = Shelf(f"{host.checkpoint_dir}/{self._name}", writer)
+        agreement = Agreement(shelf, host.host_index, self._hosts)
+        self._checkpoints = Checkpoints(shelf, agreement, self._keep)
+        self._writing = left_at(shelf.place)
+        shelf.sweep()
+        agreement.begin()
+        self._listener = Listener(host._notice, weakref.WeakMethod(self._heard))
+        self._listener.open()
+        # Of a loop that an exception ended: nobody is left who would hear of anything.
+        weakref.finalize(self, self._listener.close).atexit = False
+
+    # ---- every step --------------------------------------------------------------------------------------------------
+
+    def advance(
+        self, done: int, state: Any, metrics: Mapping[str, Any], more: Mapping[str, Any], *, due: bool = False
+    ) -> None:
+        """`step`, for who has more to keep beside the state, or knows that a checkpoint is due."""
+        self._open()
+        if self._profiler is not None:
+            self._profiler.reached(done)
+        before, self._done = self._done, done
+        now = time.monotonic()
+        self.speed.reached(done, now)
+        self._log(done, metrics, now)
+        if self._checkpoints is None:
+            return
+        if self._writing is not None and self._writing.is_over:
+            self._settle()
+        with self._lock:
+            asked = self._notice
+            if asked is None:
+                self._begun = done + 1
+        if asked is not None:
+            self._end_if_agreed(done, state, more)
+        if (due and done != self._tried) or self._is_due(before, done, now):
+            self._save(done, state, more, beside=True)
+
+    def between(self, done: int, state: Any, more: Callable[[], Mapping[str, Any]]) -> None:
+        """So many steps are done, and something else goes on before the next one: end here if that was asked for. Of
+        several hosts none may, since others may wait for it within what goes on."""
+        if self._listener is None or self._hosts > 1:
+            return
+        with self._lock:
+            asked = self._notice
+        if asked is not None:
+            self._end_if_agreed(done, state, more())
+
+    def _is_due(self, before: int, done: int, now: float) -> bool:
+        if done == self._tried:
+            return False
+        if self._steps:
+            return before // self._steps != done // self._steps
+        if not self._seconds:
+            return False
+        if self._hosts == 1:
+            return now - self._saved_at >= self._seconds
+        return done >= self._meeting and self._meet(done, now)
+
+    def _meet(self, done: int, now: float) -> bool:
+        """Clocks differ, and hosts are at different steps at the same moment: host 0 says at an agreed step whether a
+        checkpoint is due, and at which step to ask again. The steps between are halved until it is."""
+        assert self._checkpoints is not None
+        pace = (now - self._meeting_at) / max(1, done - self._met)
+        left = self._seconds - (now - self._saved_at)
+        due = left < pace / 2
+        ahead = (self._seconds if due else left) / max(pace, 1e-6) / 2
+        mine = [due, done + max(1, min(int(ahead), 1 << 20))]
+        save, self._meeting = self._checkpoints.agreement.decided(f"meeting-{done}", mine, PATIENCE)
+        self._meeting_at, self._met = time.monotonic(), done
+        return bool(save)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save(
+        self, done: int, state: Any, more: Mapping[str, Any], patience: float = PATIENCE, *, beside: bool = False
+    ) -> None:
+        """`beside`: a large one is copied now, and written while the training goes on."""
+        began = time.monotonic()
+        self._flush()
+        self._look(done, _numbers(self._latest))  # what is not finite is not kept unseen
+        self._settle()
+        self._tried = done
+        checkpoints = self._checkpoints
+        assert checkpoints is not None
+        if isinstance(state, types.FunctionType | types.MethodType):
+            state = state()
+        try:
+            taken = checkpoints.taken(done, state, more, finite=self._finite)
+            if beside and is_copied(taken.found):
+                end = PATIENCE if self.alone else CLOSING
+                self._writing = Writing(done, checkpoints.shelf.place, end, lambda: checkpoints.write(taken, PATIENCE))
+            else:
+                checkpoints.write(taken, patience)
+                self._saved = done
+        except NotWritten as error:
+            self._not_written(done, error)
+        finally:
+            self._saved_at = time.monotonic()
+            self.speed.leave_out(self._saved_at - began)
+            self._tell_notes()
+
+    def _settle(self, patience: float | None = None) -> None:
+        """What became of the checkpoint that was written beside: waited for, and told."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        if not writing.wait(patience):
+            self.say(f"the checkpoint of step {writing.step} was not written in {patience:.0f} s, and is given up")
+        elif isinstance(writing.error, NotWritten):
+            self._not_written(writing.step, writing.error)
+        elif writing.error is not None:
+            raise writing.error
+        else:
+            self._saved = writing.step
+        self._tell_notes()
+
+    def _not_written(self, done: int, error: NotWritten) -> None:
+        assert self._checkpoints is not None
+        told = f"the checkpoint of step {done} could not be written: {error}"
+        kept = f"the newest one is that of step {self._saved}" if self._saved >= 0 else "there is none before it"
+        if self._on_full_disk == "stop":
+            raise CheckpointError(
+                f"{told}. In {self._checkpoints.shelf.place}, {kept}. Make room there, and run the job again: it "
+                'goes on from that one. on_full_disk="warn" trains on without'
+            ) from error
+        self.say(f"{told}; {kept}. The training goes on")
+
+    def _kept(self) -> str:
+        if self._saved < 0:
+            return "there is no checkpoint yet"
+        return f"the newest checkpoint is that of step {self._saved}"
+
+    def _tell_notes(self) -> None:
+        assert self._checkpoints is not None
+        while self._checkpoints.notes:  # other threads add to them
+            self.say(self._checkpoints.notes.pop(0))
+
+    # ---- the end that is asked for -----------------------------------------------------------------------------------
+
+    def _heard(self, notice: Notice) -> None:
+        """On the thread that listens. The one that trains may be within a step that needs the other hosts: so this
+        one says how far it is, and the last step that any host has begun is everybody's last."""
+        assert self._checkpoints is not None
+        with self._lock:
+            self._notice = notice
+            begun = self._begun
+        try:
+            if notice.together:
+                agreement = self._checkpoints.agreement
+                self._final = max(agreement.gathered("final", begun, notice.grace / 2))
+        except (Alone, OSError) as error:
+            self._checkpoints.notes.append(f"the hosts could not agree on a last step: {error}")
+        finally:
+            self._agreed.set()
+
+    def _end_if_agreed(self, done: int, state: Any, more: Mapping[str, Any]) -> None:
+        assert self._notice is not None
+        self._agreed.wait(self._notice.grace)
+        if self._final is None:
+            self._end(done, saved=False)
+        if done >= self._final:
+            if self._notice.saves:
+                self._settle(self._notice.grace)
+                if done != self._tried:
+                    self._save(done, state, more, self._notice.grace)
+            self._end(done, saved=done == self._saved)
+
+    def _end(self, done: int, *, saved: bool) -> NoReturn:
+        assert self._notice is not None
+        cause = self._notice.cause
+        self._flush()
+        self._tell_notes()
+        kept = "its state is kept" if saved else self._kept()
+        self.say(f"ends at step {done}, asked to ({cause}); {kept if cause != wire.CANCELLED else 'nothing is kept'}")
+        self.close()
+        raise TrainingEnded(cause, done, saved)
+
+    # ---- what is told ------------------------------------------------------------------------------------------------
+
+    def _log(self, done: int, metrics: Mapping[str, Any], now: float) -> None:
+        """What a step gave is computed by the time of the next one: only then is it asked for."""
+        self._flush()
+        self._latest = metrics
+        if self._log_every:
+            due = done // self._log_every != self._logged // self._log_every
+        else:
+            due = now - self._logged_at >= LOG_PACE
+        if due:
+            self._logged_at, self._logged = now, done
+            self._metrics = done, metrics, self.speed.told(done, now)
+            self.progress(done)
+
+    def _flush(self) -> None:
+        if self._metrics is None:
+            return
+        (done, metrics, speed), self._metrics = self._metrics, None
+        if metrics or speed:
+            self.report(done, metrics, speed)
+
+    def progress(self, done: float, total: float | None = None, unit: str = "") -> None:
+        rate = 0.0 if unit else self.speed.rate
+        self._host.progress(done, self._total if total is None else total, unit or self._unit, rate=rate)
+
+    def report(self, done: int, metrics: Mapping[str, Any], speed: Mapping[str, float] = NOTHING) -> None:
+        """Metrics at once: to the orchestrator from host 0, and looked at on every host."""
+        told = _numbers(metrics)
+        if self._host.host_index == 0 and (told or speed):
+            self._host.log_metrics(step=done, **{**told, **speed})
+        self._look(done, told)
+
+    def _look(self, done: int, told: Mapping[str, float]) -> None:
+        """Whether they are numbers at all. Where nothing is told, what was known stays so."""
+        if not told:
+            return
+        odd = [f"{name} is {value}" for name, value in told.items() if not math.isfinite(value)]
+        self._finite = not odd
+        if not odd:
+            self._reported_nan = False
+            return
+        what = f"at step {done}, {', '.join(odd)}"
+        if self._on_nan == "stop":
+            self.close()
+            raise FloatingPointError(f"{what}; {self._kept()}. on_nan='warn' would go on")
+        if not self._reported_nan:
+            self._reported_nan = True
+            self.say(f"{what}. The training goes on; on_nan='stop' would end it")
+
+    def say(self, text: str) -> None:
+        """To the log, in one write."""
+        sys.stderr.write(f"{self._name}: {text}\n")
+        sys.stderr.flush()
+
+
+def _pace(every: int | str | None) -> tuple[int, float]:
+    """Steps or seconds between checkpoints; the other is 0."""
+    if every is None:
+        return 0, 0.0
+    if not isinstance(every, str):
+        return _whole("every", every, 1, "a number of steps, a time such as '5m', or None"), 0.0
+    if every.strip().isdigit():
+        raise UsageError(f"every is {every!r}: give {every.strip()} for steps, or '{every.strip()}s' for seconds")
+    found = seconds("every", every)
+    if not found:
+        raise UsageError(f"every is {every!r}: give a time such as '5m', a number of steps, or None")
+    return 0, found
+
+
+def _whole(option: str, value: Any, least: int, wanted: str) -> int:
+    """A whole number, also numpy's."""
+    try:
+        found = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise UsageError(f"{option} is {value!r}: give {wanted}")
+    return found
+
+
+def _next_name() -> str:
+    number = _named["training"] = _named.get("training", 0) + 1
+    return "training" if number == 1 else f"training-{number}"
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    found = ((name, _number(value)) for name, value in metrics.items())
+    return {name: value for name, value in found if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    """None for what is no number: Keras' logs may hold anything."""
+    if hasattr(value, "detach"):  # torch warns of a loss that is still part of its graph
+        value = value.detach()
+    try:
+        return float(value() if isinstance(value, types.FunctionType) else value)
+    except (TypeError, ValueError):
+        return None

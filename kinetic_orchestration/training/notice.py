@@ -1,0 +1,131 @@
+"""Why this program is asked to end: its agent leaves a file before it sends SIGTERM, and a thread looks for it.
+
+SIGTERM alone does not say whether there will be another attempt, and is not always ours to handle: once JAX's hosts
+have joined, its own handler, in C, takes it. That one keeps the process alive too, so it is left as it is; Python's
+default would not, and is replaced for as long as somebody listens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent.processes import catches, leave_forks
+from kinetic_orchestration.agent.rules import GRACE
+
+PACE = 0.1
+SAVES = (wire.PREEMPTION, wire.DEADLINE, wire.STALL)  # somebody may come back to what is saved then
+
+
+class Notice(NamedTuple):
+    """Why, and how many seconds are left."""
+
+    cause: str
+    grace: float
+
+    @property
+    def saves(self) -> bool:
+        return self.cause in SAVES
+
+    @property
+    def together(self) -> bool:
+        """Whether all hosts are alive and were told: one that failed can agree to nothing."""
+        return self.saves or self.cause == wire.CANCELLED
+
+
+# What a SIGTERM means that nobody explains: a machine that is taken away, or a person with `kill`.
+UNEXPLAINED = Notice(wire.PREEMPTION, GRACE[wire.PREEMPTION])
+
+
+class Listener:
+    """Calls what `heard` gives, once and on a thread of its own, when this program is asked to end. It gives None once
+    nobody is there who would listen."""
+
+    def __init__(self, path: str, heard: Callable[[], Callable[[Notice], None] | None]) -> None:
+        self._path = path
+        self._heard = heard
+        self._woken = threading.Event()
+        self._signalled = self._closed = False
+        self._before: Any = None
+        self._process = os.getpid()
+
+    def open(self) -> None:
+        if threading.current_thread() is threading.main_thread() and not _is_foreign(signal.SIGTERM):
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            _installed.append(self)
+        threading.Thread(target=self._listen, name="kinetic-notice", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._woken.set()
+        if threading.current_thread() is threading.main_thread():
+            self.uninstall()
+
+    def uninstall(self) -> None:
+        """Whoever took the signal over from this one gives it back to whom this one had it from."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, self._before)
+        for later in _installed:
+            if later._before == self._on_signal:
+                later._before = self._before
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A listener that was closed on another thread, where no handler can be changed, or a worker that C forked.
+        gone = self._closed and signal.getsignal(number) == self._on_signal
+        if gone or os.getpid() != self._process:
+            signal.signal(number, self._before)
+            os.kill(os.getpid(), number)
+            return
+        self._signalled = True
+        self._woken.set()
+        if callable(self._before):  # the program's own
+            self._before(number, frame)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            signalled = self._signalled
+            if (notice := _read(self._path)) is not None or signalled:
+                if (heard := self._heard()) is not None:
+                    heard(notice or UNEXPLAINED)
+                return
+            self._woken.wait(PACE)
+
+
+_installed: list[Listener] = []  # in the order in which they took the signal over from each other
+
+
+def _forked() -> None:
+    """A worker of a data loader or of a pool ends at a SIGTERM as it would without us: at once."""
+    while _installed:
+        _installed[-1].uninstall()
+
+
+leave_forks(_forked)
+
+
+def _is_foreign(number: int) -> bool:
+    """Whether somebody handles the signal in C, of which Python knows nothing: the kernel's mask tells."""
+    if signal.getsignal(number) not in (signal.SIG_DFL, None):
+        return False
+    caught = catches("self", number)
+    return signal.getsignal(number) is None if caught is None else caught
+
+
+def _read(path: str) -> Notice | None:
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - ten times a second
+            told = json.load(file)
+        return Notice(str(told["cause"]), float(told["grace"]))
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,207 @@
+"""One host's file of a checkpoint: arrays as safetensors has them, so that anybody can read them without us.
+
+Eight bytes with the length of a header of JSON, the header, and the bytes of all tensors one after another
+(https://huggingface.co/docs/safetensors). What that format has no words for (where a piece lies in its array, plain
+values, a dtype that it does not know) is JSON in the header's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from typing import Any
+
+from kinetic_orchestration.agent.digest import CHUNK, THREADS, Hasher
+from kinetic_orchestration.training.commits import Leaf, Part
+from kinetic_orchestration.training.trees import Apart, Start
+
+# What safetensors calls a dtype; any other is kept as bytes, and its name in the metadata.
+TYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+HEADER_LIMIT = 100 << 20  # of safetensors
+NEAR, APART = 64 << 10, 16  # runs that are shorter, and not further apart, are read with what lies between them
+
+
+class Torn(ValueError):
+    """Not the bytes that were written."""
+
+
+def write(path: str, state: Apart, *, durable: bool = False) -> Part:
+    """The file, whole, with its digest; a full disk is told as the OSError that it is. `durable`: on the disk itself,
+    before a commit says so for whose sake older ones are removed."""
+    header = _header(state)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with Hasher(file) as hasher:
+            hasher.update(header)
+            for piece in state.pieces:
+                hasher.update(piece.data)
+            told = Part(digest=hasher.digest(), size=hasher.size)
+        if durable:
+            os.fsync(file)
+        return told
+    finally:
+        os.close(file)
+
+
+def _header(state: Apart) -> bytes:
+    tensors: dict[str, Any] = {}
+    pieces, at = [], 0
+    for number, piece in enumerate(state.pieces):
+        dtype = _dtype(piece.path, state)
+        size = len(piece.data)
+        known = TYPES.get(dtype)
+        name = piece.path if piece.path not in tensors else f"{piece.path}@{number}"
+        tensors[name] = {
+            "dtype": known or "U8",
+            "shape": list(piece.shape) if known else [size],
+            "data_offsets": [at, at + size],
+        }
+        pieces.append([piece.path, dtype, list(piece.start), list(piece.shape), at])
+        at += size
+    kinetic = json.dumps({"pieces": pieces, "plain": state.plain}, separators=(",", ":"))
+    text = json.dumps({"__metadata__": {"format": "kinetic", "kinetic": kinetic}, **tensors}, separators=(",", ":"))
+    data = text.encode()
+    data += b" " * (-len(data) % 8)
+    return len(data).to_bytes(8, "little") + data
+
+
+def _dtype(path: str, state: Apart) -> str:
+    dtype = state.dtypes[path]
+    return "uint32" if dtype.startswith("key<") else dtype
+
+
+class Opened:
+    """A part of which a file is here, believed by its digest. After that it is read and not mapped, so that what is
+    restored is not in memory twice."""
+
+    def __init__(self, path: str, told: Part) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(self._file).st_size
+            if size != told.size:
+                raise Torn(f"it has {size} bytes, and {told.size} were written")
+            if _digest(self._file, size) != told.digest:
+                raise Torn("its digest is not that of what was written")
+            try:
+                length = int.from_bytes(os.pread(self._file, 8, 0), "little")
+                header = json.loads(os.pread(self._file, length, 8))
+                kinetic = json.loads(header["__metadata__"]["kinetic"])
+                self.plain: Mapping[str, Any] = kinetic["plain"]
+                self._pieces: dict[str, list[tuple[str, Start, tuple[int, ...], int]]] = {}
+                for piece_path, dtype, start, shape, at in kinetic["pieces"]:
+                    self._pieces.setdefault(piece_path, []).append((dtype, tuple(start), tuple(shape), 8 + length + at))
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise Torn(f"it is not a part of a checkpoint ({type(error).__name__})") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def has(self, path: str, start: Start, shape: tuple[int, ...]) -> int:
+        """How many elements of a rectangle of an array `copy` would find here."""
+        return sum(
+            prod(max(0, min(a + h, s + w) - max(a, s)) for a, h, s, w in zip(at, extent, start, shape, strict=True))
+            for _, at, extent, _ in self._pieces.get(path, ())
+        )
+
+    def copy(self, path: str, leaf: Leaf, start: Start, into: memoryview) -> int:
+        """Copy what this part has of a rectangle of an array; how many of its elements that were."""
+        copied = 0
+        item = len(into) // max(1, prod(leaf.shape))
+        for _, at, shape, offset in self._pieces.get(path, ()):
+            copied += _overlap(self._file, offset, at, shape, into, start, leaf.shape, item)
+        return copied
+
+
+def _digest(file: int, size: int) -> str:
+    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as memory:
+        return _digest_of(memoryview(memory))
+
+
+def _digest_of(view: memoryview) -> str:
+    """In a function of its own: whoever hashes holds on to what it hashed."""
+    with view, Hasher() as hasher:
+        hasher.update(view)
+        return hasher.digest()
+
+
+def _overlap(
+    file: int, offset: int, at: Start, has: tuple[int, ...],
+    into: memoryview, start: Start, wants: tuple[int, ...], item: int,
+) -> int:  # fmt: skip
+    """Copy the intersection of two rectangles of one array, both in C order."""
+    low = [max(*pair) for pair in zip(at, start, strict=True)]
+    high = [min(a + h, s + w) for a, h, s, w in zip(at, has, start, wants, strict=True)]
+    extent = [to - since for since, to in zip(low, high, strict=True)]
+    if any(length <= 0 for length in extent):
+        return 0
+    # The innermost dimensions that both have whole lie in one run; those of the next one are equally far apart.
+    run, outer = item, len(extent)
+    while outer:
+        run *= extent[outer - 1]
+        outer -= 1
+        if not extent[outer] == has[outer] == wants[outer]:
+            break
+    count = extent[outer - 1] if outer else 1
+    apart, gap = (item * prod(shape[outer:]) for shape in (has, wants))
+    for row in _indices(extent[: max(0, outer - 1)]):
+        there = here = 0
+        for axis in range(len(extent)):
+            step = row[axis] if axis < len(row) else 0
+            there = there * has[axis] + low[axis] - at[axis] + step
+            here = here * wants[axis] + low[axis] - start[axis] + step
+        _read_runs(file, offset + there * item, apart, into, here * item, gap, run, count)
+    return prod(extent)
+
+
+def _indices(extent: list[int]) -> Iterator[tuple[int, ...]]:
+    if not extent:
+        yield ()
+        return
+    for first in range(extent[0]):
+        for rest in _indices(extent[1:]):
+            yield (first, *rest)
+
+
+def _read_runs(file: int, at: int, apart: int, into: memoryview, here: int, gap: int, run: int, count: int) -> None:
+    """`count` runs of bytes, each so far `apart` from the next in the file, and by such a `gap` in memory."""
+    if run >= NEAR or apart > APART * run or count == 1:
+        for number in range(count):
+            _read(file, into[here + number * gap :][:run], at + number * apart)
+        return
+    together = max(1, CHUNK // apart)
+    for first in range(0, count, together):
+        few = min(together, count - first)
+        found = bytearray((few - 1) * apart + run)
+        _read(file, memoryview(found), at + first * apart)
+        for number in range(few):
+            to = here + (first + number) * gap
+            into[to : to + run] = found[number * apart : number * apart + run]
+
+
+def _read(file: int, into: memoryview, at: int) -> None:
+    """Large pieces side by side: what takes the time is memory, of which each page is touched for the first time."""
+    if len(into) < 2 * CHUNK:
+        _read_one(file, into, at)
+        return
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-restore") as pool:
+        begins = range(0, len(into), CHUNK)
+        list(pool.map(lambda begin: _read_one(file, into[begin : begin + CHUNK], at + begin), begins))
+
+
+def _read_one(file: int, into: memoryview, at: int) -> None:
+    while len(into):
+        count = os.preadv(file, [into], at)
+        if not count:
+            raise Torn("it became shorter while it was read")
+        into, at = into[count:], at + count

@@ -1,0 +1,73 @@
+"""`read_checkpoint`: what a training kept, for other tools: evaluation, export, a model in another format.
+
+Takes part in no training: it writes nothing, agrees with nobody, and takes what any number of hosts wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic_orchestration.context import current
+from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
+from kinetic_orchestration.training import commits, parts, trees
+from kinetic_orchestration.training.checkpoints import Source
+from kinetic_orchestration.training.commits import Commit
+from kinetic_orchestration.training.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that is whole."""
+
+    step: int
+    state: Any
+    """The given state with these values; without one, a dictionary of whole arrays and plain values by their paths."""
+    more: Mapping[str, Any]
+    """What the loop kept beside it: KineticCallback its epoch and batch."""
+    folder: str
+
+
+def read_checkpoint(place: str | os.PathLike[str], step: int | None = None, into: Any = None) -> Checkpoint:
+    """The newest whole checkpoint in `<checkpoint_dir>/<name>`, or that of a step; on any machine.
+
+        found = kinetic.read_checkpoint("/checkpoints/training")
+        weights = found.state["model/0 sequential/dense/kernel"]
+
+    `into`: a state as `Training.restore` takes it, which shows structure and places; a torch module or optimizer gets
+    its own back in place. Without it arrays are numpy's, torch's if torch was imported, and what each host has of its
+    own is host 0's.
+    """
+    place = os.fspath(place).rstrip("/")
+    if place.startswith("gs://"):
+        if not current().job_id:
+            raise CheckpointError(f"{place} is read by jobs: copy it here first, with gcloud storage cp -r {place} .")
+    elif not os.path.isdir(place):
+        raise CheckpointError(f"there is no folder {place}: give <checkpoint_dir>/<name of the training>")
+    shelf = Shelf(place, "reader")
+    try:
+        while (record := shelf.newest(step)) is not None:
+            try:
+                with contextlib.ExitStack() as stack:
+                    return Checkpoint(record.step, _state(shelf, record, into, stack), record.more, record.folder)
+            except parts.Torn as error:
+                shelf.torn[record.folder] = str(error)
+    finally:
+        shelf.close()
+    wanted = "whole checkpoint" if step is None else f"whole checkpoint of step {step}"
+    told = f": {'; '.join(shelf.torn.values())}" if shelf.torn else ". A training's lie in <checkpoint_dir>/<its name>"
+    raise CheckpointError(f"there is no {wanted} in {place}{told}")
+
+
+def _state(shelf: Shelf, record: Commit, into: Any, stack: contextlib.ExitStack) -> Any:
+    of = Source(shelf, record, 0, stack)
+    if into is None:
+        arrays = {path: trees.whole(leaf, of.fetch, path) for path, leaf in record.leaves.items()}
+        return arrays | {path: trees.plainly(told, of.fetch) for path, told in of.plain.items()}
+    if told := commits.differences(record.leaves, trees.described(into)):
+        raise CheckpointDiffers(f"step {record.step} in {shelf.place} is of another model:\n  " + "\n  ".join(told))
+    of.check_names(into)
+    return trees.together(into, of.plain, of.fetch, of.look)()

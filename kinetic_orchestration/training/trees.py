@@ -1,0 +1,480 @@
+"""A training's state as named arrays and plain values, and back.
+
+A state is whatever a loop carries from step to step: nested dictionaries, lists and tuples (any pytree once JAX is
+there) of arrays, numbers, texts, and of things that keep a state of their own (`state_dict`, `get_state`, `getstate`).
+Nothing is pickled: who can write to a store must not be able to run code by it. No framework is imported here that
+the program has not imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from kinetic_orchestration.training.commits import Leaf
+
+# Whose an array is: spread over all hosts, the same on all of them (host 0 writes it), or each host's own.
+SPREAD, SAME, OWN = "spread", "same", "own"
+
+Start = tuple[int, ...]
+PLAIN = (bool, int, float, str, bytes)
+_DTYPE = re.compile(r"[a-z]\w*(\[\w+\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rectangle of an array: where it begins in the whole, its own shape, and its bytes."""
+
+    path: str
+    start: Start
+    shape: tuple[int, ...]
+    data: Any  # a buffer of bytes; it must not change while it is written
+    fresh: bool = False  # whether nobody else has it, as what came from a device
+
+
+@dataclass(slots=True)
+class Apart:
+    """What one host knows of a state."""
+
+    leaves: dict[str, Leaf] = field(default_factory=dict)  # of all arrays, wherever they are
+    kinds: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)  # of all that has pieces, also within a kept state
+    plain: dict[str, Any] = field(default_factory=dict)  # as JSON
+    pieces: list[Piece] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an array is now, and how another one gets there: one after another, so that a state is not there twice."""
+
+    value: Callable[[], Any]
+    assign: Callable[[Any], None]
+
+
+class Unstorable(TypeError):
+    """A part of the state of which nobody could tell how to keep it."""
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+
+def named(state: Any) -> list[tuple[str, Any]]:
+    """Every leaf with its path; None is the absence of one."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        found = list(_named(state, ""))
+    else:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=keeps)
+        found = [("/".join(map(_key, path)), leaf) for path, leaf in leaves]
+    if len({path for path, _ in found}) < len(found):
+        counted = Counter(path for path, _ in found)
+        raise Unstorable(f"two parts of the state have the name {counted.most_common(1)[0][0]}: rename one of them")
+    return found
+
+
+def rebuilt(state: Any, leaves: Mapping[str, Any]) -> Any:
+    """The same structure with other leaves."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return _rebuilt(state, "", leaves)
+    found, structure = jax.tree_util.tree_flatten_with_path(state, is_leaf=keeps)
+    return jax.tree_util.tree_unflatten(structure, [leaves["/".join(map(_key, path))] for path, _ in found])
+
+
+def _key(step: Any) -> str:
+    for name in ("key", "idx", "name"):
+        if hasattr(step, name):
+            return str(getattr(step, name))
+    return str(step)
+
+
+def _named(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if node is None:
+        return
+    if isinstance(node, (dict, list, tuple)) and not keeps(node):
+        for key, child in _children(node):
+            yield from _named(child, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, node
+
+
+def _rebuilt(node: Any, path: str, leaves: Mapping[str, Any]) -> Any:
+    if node is None:
+        return None
+    if not isinstance(node, (dict, list, tuple)) or keeps(node):
+        return leaves[path]
+    made = {key: _rebuilt(child, f"{path}/{key}" if path else str(key), leaves) for key, child in _children(node)}
+    if isinstance(node, dict):
+        if not isinstance(node, defaultdict):
+            return type(node)(made)
+        found = copy.copy(node)  # with what makes its values
+        found.update(made)
+        return found
+    return type(node)(*made.values()) if hasattr(node, "_fields") else type(node)(made.values())
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    if isinstance(node, dict):
+        return list(node.items())
+    names = getattr(node, "_fields", range(len(node)))
+    return list(zip(names, node, strict=True))
+
+
+# ---- what keeps a state of its own -----------------------------------------------------------------------------
+
+
+def keeps(value: Any) -> bool:
+    """Whether something has a state that can be asked for and given back."""
+    return not isinstance(value, type) and _ways(value) is not None
+
+
+def own(value: Any) -> bool:
+    """Whether it has one on each host that is nobody else's, as the place in a host's data is."""
+    return keeps(value) and not hasattr(value, "load_state_dict") and bool(getattr(value, "each_hosts_own", True))
+
+
+def _ways(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """How to ask such a thing for its state, and how to give it one."""
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):  # torch
+        return value.state_dict, value.load_state_dict
+    if hasattr(value, "get_state") and hasattr(value, "set_state"):  # Grain, numpy's RandomState, torch's Generator
+        return value.get_state, value.set_state
+    if hasattr(value, "getstate") and hasattr(value, "setstate"):  # random.Random
+        return value.getstate, value.setstate
+    bits = getattr(value, "bit_generator", None)  # numpy's Generator
+    if bits is not None and hasattr(bits, "state"):
+        return (lambda: bits.state), (lambda state: setattr(bits, "state", state))
+    return None
+
+
+# ---- apart ------------------------------------------------------------------------------------------------------
+
+
+def described(state: Any) -> dict[str, Leaf]:
+    """The arrays of a state by their names, and none of their bytes. What keeps its own state is not looked into: it
+    may have none before its first step."""
+    found: dict[str, Leaf] = {}
+    for path, leaf in named(state):
+        if not isinstance(leaf, PLAIN) and not keeps(leaf):
+            found[path] = _leaf(_now(leaf), path)
+    return found
+
+
+def apart(state: Any) -> Apart:
+    """Everything of a state that this host keeps."""
+    into = Apart()
+    leaves = named(state)
+    for _, leaf in leaves:
+        if _is_jax(leaf) and not _is_key(leaf):
+            for shard in leaf.addressable_shards:
+                if shard.replica_id == 0:
+                    shard.data.copy_to_host_async()  # side by side, and not each when its bytes are wanted
+    for path, leaf in leaves:
+        if isinstance(leaf, PLAIN):
+            into.plain[path] = _plain(leaf, path, into, OWN)
+        elif (ways := _ways(leaf)) is not None:
+            kind = SAME if hasattr(leaf, "load_state_dict") and _torch_is_joined() else OWN
+            into.plain[path] = _plain(ways[0](), path, into, kind)
+        else:
+            into.leaves[path] = _leaf(leaf, path)
+            _take(leaf, path, into)
+    return into
+
+
+def _leaf(leaf: Any, path: str) -> Leaf:
+    if _is_key(leaf):
+        data = sys.modules["jax"].eval_shape(sys.modules["jax"].random.key_data, leaf)
+        return Leaf(str(leaf.dtype), tuple(data.shape))
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        raise Unstorable(
+            f"{path or 'the state'} is a {type(leaf).__module__}.{type(leaf).__qualname__}, which is neither an array, "
+            "a number or a text, nor has state_dict/load_state_dict or get_state/set_state. Leave it out of the state, "
+            "or give it those"
+        )
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    if dtype == "object" or not _DTYPE.fullmatch(dtype):
+        raise Unstorable(
+            f"{path or 'the state'} is an array of {dtype}, whose bytes alone say nothing, or not on every machine: "
+            "give it numbers in this machine's byte order, or texts as a list"
+        )
+    return Leaf(dtype, tuple(int(size) for size in leaf.shape))
+
+
+def _take(leaf: Any, path: str, into: Apart, kind: str = "") -> None:
+    """The pieces of an array that this host writes. Without a kind, torch's are the same on all hosts once they are
+    joined, and numpy's are each host's own."""
+    if path in into.dtypes:
+        raise Unstorable(f"two parts of the state have the name {path}: rename one of them")
+    into.dtypes[path] = str(leaf.dtype).removeprefix("torch.")
+    if _is_jax(leaf):
+        if _is_key(leaf):
+            leaf = sys.modules["jax"].random.key_data(leaf)
+        spread = not leaf.is_fully_addressable
+        into.kinds[path] = SPREAD if spread else OWN
+        for shard in leaf.addressable_shards:
+            if shard.replica_id == 0:
+                start = tuple(piece.start or 0 for piece in shard.index)
+                # Memory of the host that a device uses may be shown to us as it lies there.
+                lies = str(shard.data.sharding.memory_kind)
+                fresh = shard.device.platform != "cpu" and not lies.endswith("host")
+                into.pieces.append(Piece(path, start, tuple(shard.data.shape), _bytes(shard.data), fresh))
+        return
+    into.kinds[path] = kind or (SAME if _is_torch(leaf) and _torch_is_joined() else OWN)
+    shape = tuple(int(size) for size in leaf.shape)
+    if into.kinds[path] == OWN or _first():
+        fresh = _is_torch(leaf) and leaf.device.type != "cpu"
+        into.pieces.append(Piece(path, (0,) * len(shape), shape, _bytes(leaf), fresh))
+
+
+def _plain(value: Any, path: str, into: Apart, kind: str) -> Any:
+    """As JSON: numbers and texts as they are, everything else in a dictionary of one tag; arrays by their names."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value if type(value) in (bool, int, float, str, type(None)) else _plain(_item(value), path, into, kind)
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, (list, tuple)):
+        tag = "tuple" if isinstance(value, tuple) else "list"
+        return {tag: [_plain(one, f"{path}/{number}", into, kind) for number, one in enumerate(value)]}
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {
+            "dict": [[_plain(key, path, into, kind), _plain(one, f"{path}/{key}", into, kind)] for key, one in pairs]
+        }
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        leaf = _leaf(value, path)
+        _take(value, path, into, kind)
+        of = "torch" if _is_torch(value) else "jax" if _is_jax(value) else "numpy"
+        return {"array": path, "of": of, "dtype": leaf.dtype, "shape": list(leaf.shape)}
+    raise Unstorable(
+        f"the state of {path} holds a {type(value).__module__}.{type(value).__qualname__}, which cannot be kept "
+        "without pickling it"
+    )
+
+
+def _item(value: Any) -> Any:
+    """Of a subclass of a plain type (an IntEnum, a numpy float): the value itself."""
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    return value
+
+
+# ---- together ---------------------------------------------------------------------------------------------------
+
+# Gives the bytes of a rectangle of an array: its path, dtype, start and shape.
+Fetch = Callable[[str, str, Start, tuple[int, ...]], memoryview]
+
+# Looks whether such a rectangle is there, and copies nothing.
+Look = Callable[[str, Start, tuple[int, ...]], object]
+
+
+def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
+    """Gives the state of the checkpoint in the structure, and with the places, of this one. Until it is called,
+    nothing that keeps a state of its own is touched; what it needs is looked for before."""
+    made: dict[str, Any] = {}
+    kept: list[tuple[str, Callable[[Any], Any]]] = []
+    places: list[tuple[str, Place]] = []
+    for path, leaf in named(state):
+        if isinstance(leaf, PLAIN):
+            made[path] = _value(plain[path], fetch)
+        elif (ways := _ways(leaf)) is not None:
+            _look(plain[path], look)
+            kept.append((path, ways[1]))
+            made[path] = leaf
+        elif isinstance(leaf, Place):
+            for start, shape in _rectangles(leaf.value()):
+                look(path, start, shape)
+            places.append((path, leaf))
+            made[path] = leaf
+        else:
+            made[path] = _made(leaf, path, fetch)
+
+    def give() -> Any:
+        for path, take in kept:
+            take(_value(plain[path], fetch))
+        for path, place in places:
+            place.assign(_made(place.value(), path, fetch))
+        return rebuilt(state, made)
+
+    return give
+
+
+def _now(leaf: Any) -> Any:
+    return leaf.value() if isinstance(leaf, Place) else leaf
+
+
+def _rectangles(leaf: Any) -> set[tuple[Start, tuple[int, ...]]]:
+    """What of an array lies on this host's devices."""
+    shape = tuple(int(size) for size in leaf.shape)
+    if not _is_jax(leaf):
+        return {((0,) * len(shape), shape)}
+    return {_rectangle(index, shape) for index in leaf.sharding.addressable_devices_indices_map(shape).values()}
+
+
+def _rectangle(index: tuple[slice, ...], whole: tuple[int, ...]) -> tuple[Start, tuple[int, ...]]:
+    start = tuple(piece.start or 0 for piece in index)
+    stops = (size if piece.stop is None else piece.stop for piece, size in zip(index, whole, strict=True))
+    return start, tuple(stop - at for stop, at in zip(stops, start, strict=True))
+
+
+def _look(told: Any, look: Look) -> None:
+    """At all arrays within what `_plain` told."""
+    if not isinstance(told, dict):
+        return
+    pairs = (one for pair in told.get("dict", ()) for one in pair)
+    for one in (*told.get("list", ()), *told.get("tuple", ()), *pairs):
+        _look(one, look)
+    if "array" in told:
+        look(told["array"], (0,) * len(told["shape"]), tuple(told["shape"]))
+
+
+def _value(told: Any, fetch: Fetch) -> Any:  # noqa: PLR0911 - one tag each
+    if not isinstance(told, dict):
+        return told
+    if "bytes" in told:
+        return base64.b64decode(told["bytes"])
+    if "list" in told:
+        return [_value(one, fetch) for one in told["list"]]
+    if "tuple" in told:
+        return tuple(_value(one, fetch) for one in told["tuple"])
+    if "dict" in told:
+        return {_value(key, fetch): _value(one, fetch) for key, one in told["dict"]}
+    shape = tuple(told["shape"])
+    data = fetch(told["array"], told["dtype"], (0,) * len(shape), shape)
+    if told["of"] == "torch" and "torch" in sys.modules:
+        return _to_torch(data, told["dtype"], shape)
+    array = _to_numpy(data, told["dtype"], shape)
+    return sys.modules["jax"].numpy.asarray(array) if told["of"] == "jax" and "jax" in sys.modules else array
+
+
+# For who reads a checkpoint without a state: the values that `apart` has told, and whole arrays as numpy has them.
+plainly = _value
+
+
+def whole(leaf: Leaf, fetch: Fetch, path: str) -> Any:
+    dtype = "uint32" if leaf.dtype.startswith("key<") else leaf.dtype
+    return _to_numpy(fetch(path, dtype, (0,) * len(leaf.shape), leaf.shape), dtype, leaf.shape)
+
+
+def _made(leaf: Any, path: str, fetch: Fetch) -> Any:
+    found = _leaf(leaf, path)
+    whole = (0,) * len(found.shape)
+    if _is_torch(leaf):
+        data = fetch(path, found.dtype, whole, found.shape)
+        return _to_torch(data, found.dtype, found.shape).to(leaf.device).requires_grad_(leaf.requires_grad)
+    if _is_jax(leaf) or getattr(leaf, "sharding", None) is not None:
+        return _to_jax(leaf, path, found, fetch)
+    array = _to_numpy(fetch(path, found.dtype, whole, found.shape), found.dtype, found.shape)
+    return array if type(leaf).__name__ == "ndarray" else array[()]
+
+
+def _to_jax(leaf: Any, path: str, found: Leaf, fetch: Fetch) -> Any:
+    jax = sys.modules["jax"]
+    dtype, kind = found.dtype, None
+    if _is_key(leaf):
+        kind, leaf, dtype = jax.random.key_impl(leaf), jax.random.key_data(leaf), "uint32"
+
+    def part(index: tuple[slice, ...]) -> Any:
+        start, shape = _rectangle(index, tuple(leaf.shape))
+        return _to_numpy(fetch(path, dtype, start, shape), dtype, shape)
+
+    made = jax.make_array_from_callback(tuple(leaf.shape), leaf.sharding, part)
+    return made if kind is None else jax.random.wrap_key_data(made, impl=kind)
+
+
+# ---- frameworks -------------------------------------------------------------------------------------------------
+
+
+def _is_jax(value: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def _is_key(value: Any) -> bool:
+    """One of JAX's typed random keys, whose bytes have to be asked for."""
+    jax = sys.modules.get("jax")
+    return jax is not None and hasattr(value, "dtype") and str(value.dtype).startswith("key<")
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _torch_is_joined() -> bool:
+    torch = sys.modules.get("torch")
+    joined = getattr(torch, "distributed", None)
+    return joined is not None and joined.is_available() and bool(joined.is_initialized())
+
+
+def _first() -> bool:
+    return int(sys.modules["torch"].distributed.get_rank()) == 0
+
+
+def devices(state: Any, *, told: bool = False) -> int:
+    """How many there are in all, if JAX knows of the state, or is told to have done; else 0. It is not asked in vain:
+    that would take them."""
+    leaves = (_now(leaf) for _, leaf in named(state))
+    spread = (_is_jax(leaf) or getattr(leaf, "sharding", None) is not None for leaf in leaves)
+    return int(sys.modules["jax"].device_count()) if "jax" in sys.modules and (told or any(spread)) else 0
+
+
+def frameworks() -> str:
+    """What the program has imported."""
+    names = ("keras", "jax", "torch", "tensorflow", "flax")
+    found = ((name, getattr(sys.modules.get(name), "__version__", "")) for name in names)
+    return " ".join(f"{name}-{version}" for name, version in found if version)
+
+
+def _bytes(array: Any) -> Any:
+    """Its bytes in C order, without a copy where it lies so already."""
+    if prod(array.shape) == 0:
+        return b""
+    if _is_torch(array):
+        import ctypes
+
+        if type(array).__name__ == "DTensor":
+            raise Unstorable("a DTensor is spread by torch itself: keep it with torch.distributed.checkpoint")
+        flat = array.detach().resolve_conj().resolve_neg().cpu().contiguous()  # what lies there, and no promise of it
+        size = flat.numel() * flat.element_size()
+        # Not through numpy, which may be missing, and which has no bfloat16.
+        memory: Any = (ctypes.c_char * size).from_address(flat.data_ptr())
+        memory.owner = flat  # which lives as long as the view
+        return memoryview(memory).cast("B")
+    import numpy
+
+    told: Any = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+    return memoryview(told)
+
+
+def room(size: int) -> memoryview:
+    """Memory for so many bytes. Numpy's is not filled with zeros first."""
+    numpy = sys.modules.get("numpy")
+    return memoryview(bytearray(size) if numpy is None else numpy.empty(size, numpy.uint8))
+
+
+def _to_numpy(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy
+
+    try:
+        known = numpy.dtype(dtype)
+    except TypeError:
+        import ml_dtypes
+
+        known = numpy.dtype(getattr(ml_dtypes, dtype))
+    return numpy.frombuffer(data, numpy.uint8).view(known).reshape(shape) if data else numpy.empty(shape, known)
+
+
+def _to_torch(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+    torch = sys.modules["torch"]
+    known = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=known)
+    return torch.frombuffer(data, dtype=torch.uint8).view(known).reshape(shape)

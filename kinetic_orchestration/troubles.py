@@ -1,0 +1,298 @@
+"""What an error of a Google Cloud API means, as a table: pure, from its code, message and details.
+
+The rows are what users of Cloud TPU have reported. What no row knows is told with the API's own words, and judged by
+its code alone. A sentence made here holds the API's message, so that whoever reads it later, as the reason of a past
+attempt, comes to the same row again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import wire
+
+# What to do about it.
+ELSEWHERE = "the next zone"
+DROP = "never there again"  # in the zone or the region that the message names
+HERE = "the same zone, twice more"
+LATER = "the same call, later"  # the rate of calls is limited
+AGAIN = "the same call"  # nobody knows whether it was heard
+ADOPT = "it is there"
+FRESH = "new hosts"
+FATAL = "nothing but a change by a person helps"
+
+# As google.rpc.Code has them.
+CANCELLED, UNKNOWN, INVALID, DEADLINE, NOT_FOUND, EXISTS, DENIED, EXHAUSTED, PRECONDITION, ABORTED = range(1, 11)
+RANGE, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED = range(11, 17)
+
+CODES = {
+    "CANCELLED": CANCELLED,
+    "UNKNOWN": UNKNOWN,
+    "INVALID_ARGUMENT": INVALID,
+    "DEADLINE_EXCEEDED": DEADLINE,
+    "NOT_FOUND": NOT_FOUND,
+    "ALREADY_EXISTS": EXISTS,
+    "PERMISSION_DENIED": DENIED,
+    "RESOURCE_EXHAUSTED": EXHAUSTED,
+    "FAILED_PRECONDITION": PRECONDITION,
+    "ABORTED": ABORTED,
+    "OUT_OF_RANGE": RANGE,
+    "UNIMPLEMENTED": UNIMPLEMENTED,
+    "INTERNAL": INTERNAL,
+    "UNAVAILABLE": UNAVAILABLE,
+    "DATA_LOSS": DATA_LOSS,
+    "UNAUTHENTICATED": UNAUTHENTICATED,
+}
+
+
+class Status(NamedTuple):
+    """An error as the API tells it: google.rpc.Status, its details as JSON."""
+
+    code: int
+    message: str = ""
+    details: tuple[Mapping[str, Any], ...] = ()
+
+
+class Trouble(NamedTuple):
+    cause: str  # one of the wire's
+    action: str
+    sentence: str
+    scope: str = ""  # the zone or the region that the message names
+
+
+class Asked(NamedTuple):
+    """What the call was about, as far as the advice depends on it."""
+
+    project: str = ""
+    zone: str = ""
+    account: str = ""  # whom the hosts act as
+    reserved: bool = False
+
+
+NOTHING = Asked()
+
+
+class Row(NamedTuple):
+    codes: tuple[int, ...]  # empty: any
+    says: str  # a pattern in the message; empty: any
+    reasons: tuple[str, ...]  # or one of these in the details: ErrorInfo's reason, a violation's type
+    cause: str
+    action: str
+    advice: str | Callable[[Mapping[str, str], Asked], str] = ""
+
+
+def _say_enable(found: Mapping[str, str], asked: Asked) -> str:
+    service = found.get("service") or "tpu.googleapis.com"
+    project = asked.project or found.get("consumer") or "PROJECT"
+    said = f"enable it: gcloud services enable {service} --project {project}"
+    if (consumer := found.get("consumer", project)) != project:  # its number, or that of another one
+        said += f" (if {consumer} is another project: calls are counted against it, see KINETIC_QUOTA_PROJECT)"
+    return said
+
+
+def _say_permission(found: Mapping[str, str], asked: Asked) -> str:
+    permission = found.get("permission", "")
+    role = ROLES.get(permission.split(".", maxsplit=1)[0], "roles/tpu.admin")
+    missing = f"the permission {permission} is missing" if permission else "a permission is missing"
+    return f"{missing}: {grant(role, asked.project)}"
+
+
+def _say_act_as(found: Mapping[str, str], asked: Asked) -> str:
+    account = found.get("account") or asked.account or "SERVICE_ACCOUNT"
+    return (
+        f"the permission iam.serviceAccounts.actAs on {account} is missing: gcloud iam service-accounts "
+        f"add-iam-policy-binding {account} --member=user:YOU --role=roles/iam.serviceAccountUser"
+    )
+
+
+def _say_constraint(found: Mapping[str, str], asked: Asked) -> str:
+    constraint = f"constraints/{found['constraint']}" if found.get("constraint") else "a constraint"
+    fix = CONSTRAINTS.get(found.get("constraint", ""), "ask whoever administers the organisation for an exception")
+    return f"the organisation's policy {constraint} forbids it: {fix}"
+
+
+def _say_perimeter(found: Mapping[str, str], asked: Asked) -> str:
+    number = f" (number {found['perimeter']})" if found.get("perimeter") else ""
+    return (
+        f"a VPC Service Controls perimeter{number} forbids it: call from inside the perimeter, or ask its "
+        "administrator for an ingress rule for this identity; the number leads them to the entry in the audit log"
+    )
+
+
+def _say_quota_project(found: Mapping[str, str], asked: Asked) -> str:
+    project = found.get("consumer") or "the quota project"
+    return (
+        f"calls may not be counted against {project}: name another with KINETIC_QUOTA_PROJECT, or "
+        f"{grant('roles/serviceusage.serviceUsageConsumer', found.get('consumer', ''))}"
+    )
+
+
+def _say_reserved(found: Mapping[str, str], asked: Asked) -> str:
+    return "the reservation has not enough free: wait for its other users, ask for less, or leave the reservation out"
+
+
+def grant(role: str, project: str) -> str:
+    return (
+        f"gcloud projects add-iam-policy-binding {project or 'PROJECT'} --member=user:YOU --role={role} "
+        "(serviceAccount:NAME for a service account)"
+    )
+
+
+# The part of a permission before its first dot → the least role that has all we need of it.
+ROLES = {
+    "tpu": "roles/tpu.admin",
+    "iam": "roles/iam.serviceAccountUser",
+    "storage": "roles/storage.objectUser",
+    "secretmanager": "roles/secretmanager.admin",
+    "serviceusage": "roles/serviceusage.serviceUsageConsumer",
+    "compute": "roles/compute.networkUser",
+}
+
+CONSTRAINTS = {
+    "compute.vmExternalIpAccess": "use cloud=TpuVm(external_ips=False) on a subnetwork with Private Google Access",
+    "compute.requireShieldedVm": "use cloud=TpuVm(secure_boot=True)",
+    "compute.restrictSharedVpcSubnetworks": "name an allowed one with cloud=TpuVm(subnetwork=…)",
+    "compute.restrictSharedVpcHostProjects": "name a subnetwork of an allowed host project",
+    "gcp.resourceLocations": "name zones of allowed locations with cloud=TpuVm(zones=[…])",
+    "gcp.restrictServiceUsage": "have tpu.googleapis.com added to the allowed services",
+    "iam.disableCrossProjectServiceAccountUsage": "use a service account of the same project",
+    "compute.skipDefaultNetworkCreation": "name a network with cloud=TpuVm(network=…)",
+}
+
+LOGIN = "log in anew: gcloud auth application-default login"
+RATE = "the rate of calls is limited"
+
+# The first row that applies. Rows about who may do what come first: they say 403 or 400 for many reasons.
+ROWS: tuple[Row, ...] = (
+    Row((), r"vpcServiceControlsUniqueIdentifier", ("SECURITY_POLICY_VIOLATED", "VPC_SERVICE_CONTROLS"),
+        wire.CONFIGURATION, FATAL, _say_perimeter),
+    Row((), r"\bconstraints/[a-z]+\.\w+", ("ORG_POLICY_VIOLATION", "CUSTOM_ORG_POLICY_VIOLATION"),
+        wire.CONFIGURATION, FATAL, _say_constraint),
+    Row((), r"to use project \S+?\. Grant the caller|serviceusage\.services\.use", ("USER_PROJECT_DENIED",),
+        wire.CONFIGURATION, FATAL, _say_quota_project),
+    Row((), r"has not been used in project .* before or it is disabled", ("SERVICE_DISABLED",),
+        wire.CONFIGURATION, FATAL, _say_enable),
+    Row((), r"billing (account|to be enabled|.*disabled)", ("BILLING_DISABLED",),
+        wire.CONFIGURATION, FATAL, "link the project to a billing account that is open"),
+    Row((UNAVAILABLE,), r"from plugin failed.*(invalid_grant|invalid_client|unauthorized_client|[Rr]eauthenti)", (),
+        wire.CONFIGURATION, FATAL, LOGIN),  # how gRPC tells of credentials that have ended
+    Row((UNAUTHENTICATED,), "", (), wire.CONFIGURATION, FATAL, LOGIN),
+    Row((DENIED, NOT_FOUND, INVALID), r"Location \S+ is not found or access is unauthorized", (),
+        wire.QUOTA, DROP),
+    Row((DENIED, INVALID), r"access to (the )?service account|iam\.serviceAccounts\.actAs", (),
+        wire.CONFIGURATION, FATAL, _say_act_as),
+    Row((DENIED,), "", ("IAM_PERMISSION_DENIED",), wire.CONFIGURATION, FATAL, _say_permission),
+    # How much there is.
+    Row((), r"\b[Ll]imit:? 0(\.0)?\b", (), wire.QUOTA, DROP,
+        "there is none at all: ask for quota at console.cloud.google.com/iam-admin/quotas"),
+    Row((EXHAUSTED,), rf"requests per (minute|second|day)|{RATE}", (), wire.QUOTA, LATER, RATE),
+    Row((), r"[Ii]nsufficient reserved capacity", (), wire.STOCKOUT, ELSEWHERE),
+    Row((), r"no more capacity in the zone|[Ii]nsufficient capacity|STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED", (),
+        wire.STOCKOUT, ELSEWHERE),
+    Row((EXHAUSTED, DENIED), r"[Qq]uota", ("QUOTA_EXCEEDED", "QuotaFailure"), wire.QUOTA, ELSEWHERE),
+    Row((EXHAUSTED,), "", ("RATE_LIMIT_EXCEEDED",), wire.QUOTA, LATER, RATE),
+    Row((EXHAUSTED,), "", (), wire.STOCKOUT, ELSEWHERE),
+    Row((INVALID, NOT_FOUND), r"accelerator\S* .*(was not found|not (available|supported|offered)) in", (),
+        wire.QUOTA, DROP),
+    # What happened to the hosts.
+    Row((), r"not supported while in state PREEMPTED|was preempted", (), wire.PREEMPTION, FRESH),
+    Row((EXISTS,), "", (), wire.CONFIGURATION, ADOPT),
+    Row((INTERNAL,), "", (), wire.INTERNAL, HERE),
+    Row((UNAVAILABLE, DEADLINE, UNKNOWN, ABORTED, CANCELLED, DATA_LOSS), "", (), wire.INTERNAL, AGAIN),
+    # What was asked for.
+    Row((DENIED,), "", (), wire.CONFIGURATION, FATAL, _say_permission),
+    Row((INVALID, NOT_FOUND, PRECONDITION, RANGE, UNIMPLEMENTED), "", (), wire.CONFIGURATION, FATAL),
+)  # fmt: skip
+
+_RESERVED = re.compile(r"[Ii]nsufficient reserved capacity")
+_FACTS = {  # what the advice needs and only the message says
+    "permission": re.compile(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?"),
+    "constraint": re.compile(r"constraints/([a-z]+\.\w+)"),
+    "perimeter": re.compile(r"vpcServiceControlsUniqueIdentifier:? ?([\w-]+)"),
+    "account": re.compile(r"service account '?([\w.@-]+\w)'?"),
+    "consumer": re.compile(r"to use project ([\w:.-]*\w)"),
+}
+_SCOPES = (
+    re.compile(r"[Ll]imit:? 0(?:\.0)?\b.*?\bin (?:region|zone|region/zone)? ?\"?([a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?)\"?"),
+    re.compile(r"Location ([a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?) is not found"),
+    re.compile(r"in (?:the )?(?:zone|location|region) \"?([a-z]+-[a-z]+\d+(?:-[a-z0-9]+)?)\"?"),
+)
+
+
+def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
+    """What an error means, and what to do about it."""
+    _, facts = _details(status.details)
+    for name, pattern in _FACTS.items():
+        if name not in facts and (match := pattern.search(status.message)):
+            facts[name] = match[1]
+    row = row_of(status)
+    if row is None:
+        return Trouble(wire.INFRASTRUCTURE, FRESH, _sentence(status, ""))
+    cause, action = row.cause, row.action
+    advice = row.advice if isinstance(row.advice, str) else row.advice(facts, asked)
+    if asked.reserved and _RESERVED.search(status.message):
+        cause, action, advice = wire.CONFIGURATION, FATAL, _say_reserved(facts, asked)
+    scope = _scope(status.message) or asked.zone if action == DROP else ""
+    return Trouble(cause, action, _sentence(status, advice), scope)
+
+
+def recall(reason: str) -> Trouble | None:
+    """The trouble that a sentence made here tells of, as a past attempt's reason."""
+    match = re.search(rf"\(({'|'.join(CODES)})\)", reason)
+    return classify(Status(CODES[match[1]], reason)) if match is not None else None
+
+
+def code_of(name: str) -> int:
+    """The code by its name, as REST has it."""
+    return CODES.get(name, UNKNOWN)
+
+
+def row_of(status: Status) -> Row | None:
+    reasons, _ = _details(status.details)
+    return next((row for row in ROWS if _applies(row, status, reasons)), None)
+
+
+def _applies(row: Row, status: Status, reasons: Iterable[str]) -> bool:
+    if row.codes and status.code not in row.codes:
+        return False
+    if not row.says and not row.reasons:
+        return True
+    return bool(row.says and re.search(row.says, status.message)) or any(reason in row.reasons for reason in reasons)
+
+
+def _details(details: Iterable[Mapping[str, Any]]) -> tuple[set[str], dict[str, str]]:
+    """Every reason that the details give, and the facts in them that advice needs."""
+    reasons: set[str] = set()
+    facts: dict[str, str] = {}
+    for detail in details:
+        kind = str(detail.get("@type", "")).rsplit(".", 1)[-1]
+        reasons.add(kind)
+        if detail.get("reason"):
+            reasons.add(str(detail["reason"]))
+        for violation in detail.get("violations", ()):
+            if violation.get("type"):
+                reasons.add(str(violation["type"]))
+            if violation.get("type") == "VPC_SERVICE_CONTROLS":
+                facts["perimeter"] = str(violation.get("description", ""))
+            if match := _FACTS["constraint"].search(str(violation)):
+                facts["constraint"] = match[1]
+        metadata = detail.get("metadata") or {}
+        for name, key in (("permission", "permission"), ("service", "service"), ("uid", "perimeter")):
+            if metadata.get(name):
+                facts[key] = str(metadata[name])
+        if metadata.get("consumer"):
+            facts["consumer"] = str(metadata["consumer"]).removeprefix("projects/")
+    return reasons, facts
+
+
+def _scope(message: str) -> str:
+    return next((match[1] for pattern in _SCOPES if (match := pattern.search(message))), "")
+
+
+def _sentence(status: Status, advice: str) -> str:
+    """In one line: the API's own words, and what to do."""
+    name = next((name for name, code in CODES.items() if code == status.code), str(status.code))
+    said = " ".join(status.message.split()) or "no message"
+    return f"{said.rstrip('.')} ({name}){f': {advice}' if advice else ''}"

@@ -1,0 +1,230 @@
+"""Who vouches for what lies in a bucket. To be able to write to one must never be enough to have code run.
+
+A folder of this machine is trusted: nobody else may write there. Of a bucket, a process starts attempts of a job, and
+unpickles what came of them, only if it knows the digest of the job's spec by another way: it wrote the spec, its home
+remembers it, whoever handed it the job's handle or cursor said so, or it is signed with a key that is not in the
+bucket. The spec vouches by digest for all that hosts read. A value goes the other way: the hosts' machine has its
+digest signed by Google, as the account that the spec names. Everything else of a job (records, logs, values that are
+plain JSON) is looked at without any trust, because nothing in it is ever run.
+
+This module knows what has to be known, and where from. It does not know what follows when it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.errors import Corrupt, UsageError
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.stores import Store
+
+CERTIFICATES = "https://www.googleapis.com/oauth2/v1/certs"
+ISSUERS = ("https://accounts.google.com", "accounts.google.com")
+SHORTEST_KEY = 16
+FOLDER = "trust"
+OFFERED = "offered"  # a spec that was about to be written here
+SPEC = "spec"  # the one that the job has, as it was written here
+VALUE = "value"
+
+_FOR_EVER = 100 * 365 * 86400  # a token tells who computed a value, and that does not expire
+_CERTIFICATE_SECONDS = 3600.0
+_TIMEOUT = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What this process may believe, and where it looks it up. By default: what it is told, and nothing else."""
+
+    home: Path | None = None
+    signing_key: str = field(default="", repr=False)
+    everything: bool = False
+    certificates: str = CERTIFICATES
+
+    # ---- what is remembered here ---------------------------------------------------------------------------
+
+    def remember(self, store: Store, job_id: str, kind: str, digest: str) -> None:
+        """One line more about the job. A home that cannot be written costs nothing but the memory."""
+        if self.home is None or not store.remote:
+            return
+        path = self._path(store, job_id)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            memory = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(memory, f"{kind} {digest}\n".encode())
+            finally:
+                os.close(memory)
+
+    def remembered(self, store: Store, job_id: str, kind: str) -> set[str]:
+        if self.home is None:
+            return set()
+        try:
+            lines = self._path(store, job_id).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            return set()
+        return {digest for told, _, digest in (line.partition(" ") for line in lines) if told == kind}
+
+    def _path(self, store: Store, job_id: str) -> Path:
+        assert self.home is not None
+        return self.home / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:16] / job_id
+
+    # ---- specs ---------------------------------------------------------------------------------------------
+
+    def sign(self, store: Store, job_id: str, digest: str) -> None:
+        """Vouch for a spec that is about to be written, for whoever has the same key."""
+        if self.signing_key and store.remote:
+            store.create(names.signature(job_id, digest), wire.encode({"hmac": self._mac(job_id, digest)}))
+
+    def doubt_of_spec(self, store: Store, job_id: str, digest: str, told: str = "") -> str:
+        """Why the spec in the store is not believed, or "". `told`: the digest that came with a handle or a cursor.
+
+        Raises Corrupt when it is known what the spec was, and it is not that any more.
+        """
+        if not store.remote or self.everything or digest == told:
+            return ""
+        known = {told} if told else self.remembered(store, job_id, SPEC)
+        if digest in known or (not told and digest in self.remembered(store, job_id, OFFERED)):
+            return ""
+        signature = None if told else self._signature(store, job_id, digest)
+        if signature:
+            return ""
+        if known:
+            raise Corrupt(
+                f"{names.spec(job_id)} in {store.url} is not the one that was submitted: somebody has changed it. "
+                "Nothing was started from it. Find out who can write to the bucket, and submit the job again"
+            )
+        if signature is None:
+            reason = "is not signed with the signing_key of this process"
+        else:
+            reason = "was written by another process, and nothing outside of the bucket vouches for it here"
+        return (
+            f"{names.spec(job_id)} in {store.url} {reason}. So this process starts no attempts of the job and "
+            "unpickles nothing of it; it can watch it, cancel it, and collect a value that is plain JSON. Let both "
+            "processes "
+            "have the same KINETIC_SIGNING_KEY or the same KINETIC_HOME, hand over the job's handle (it can be "
+            "pickled), or set KINETIC_TRUST_STORE=true if whoever can write to the bucket may run code as you"
+        )
+
+    def _signature(self, store: Store, job_id: str, digest: str) -> bool | None:
+        """Whether there is a good one; None if there only is another."""
+        if not self.signing_key or (record := store.read(names.signature(job_id, digest), 0, 4096)) is None:
+            return False
+        try:
+            found = wire.decode(record.data, names.signature(job_id, digest)).get("hmac")
+        except (wire.Unreadable, wire.Newer):
+            return None
+        good = isinstance(found, str) and hmac.compare_digest(found.encode(), self._mac(job_id, digest).encode())
+        return good or None
+
+    def _mac(self, job_id: str, digest: str) -> str:
+        """Of the job as well: the spec of one must not be passed off as that of another."""
+        text = f"kinetic spec\n{job_id}\n{digest}"
+        return hmac.new(self.signing_key.encode("utf-8", "surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
+
+    # ---- values --------------------------------------------------------------------------------------------
+
+    def doubt_of_value(
+        self, store: Store, job_id: str, attempt: int, digest: str, proof: str, *, account: str, project: str
+    ) -> str:
+        """Why a value is not known to come from the job's own hosts, or "". The spec is believed already."""
+        if not store.remote or self.everything or digest in self.remembered(store, job_id, VALUE):
+            return ""
+        if not proof:
+            return "no machine has vouched for it: its verdict has no identity token"
+        try:
+            claims = self._claims(proof, f"kinetic/{job_id}/{attempt}/{digest}")
+        except _Unproven as error:
+            return str(error)
+        if reason := _wrong_machine(claims, account, project):
+            return reason
+        self.remember(store, job_id, VALUE, digest)
+        return ""
+
+    def _claims(self, token: str, audience: str) -> Mapping[str, Any]:
+        """What Google says in a token of whoever wrote it, once its signature is known to be Google's."""
+        try:
+            from google.auth import jwt
+        except ImportError:
+            raise _Unproven("google-auth is not installed here, which checks who computed it") from None
+        certificates = _certificates(self.certificates, int(time.monotonic() / _CERTIFICATE_SECONDS))
+        try:
+            decode: Any = jwt.decode
+            claims = decode(token, certs=certificates, audience=audience, clock_skew_in_seconds=_FOR_EVER)
+        except Exception as error:  # google-auth raises what its decoders do, too, for what is no token
+            raise _Unproven(
+                f"the identity token in its verdict does not prove it ({type(error).__name__}: {error}). Google shows "
+                "its certificates for some days only, and a value must be collected once within them"
+            ) from None
+        if not isinstance(claims, dict) or claims.get("iss") not in ISSUERS:
+            raise _Unproven("the identity token in its verdict is not Google's")
+        return claims
+
+
+ALONE = Trust()
+
+
+class _Unproven(Exception):
+    """The message says why."""
+
+
+def of(settings: Settings) -> Trust:
+    if 0 < len(settings.signing_key) < SHORTEST_KEY:
+        raise UsageError(
+            f"signing_key has {len(settings.signing_key)} characters, which can be guessed: give {SHORTEST_KEY} or "
+            "more, for example those of: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+        )
+    certificates = f"{settings.emulator}/certs" if settings.emulator else CERTIFICATES
+    return Trust(settings.home, settings.signing_key, settings.trust_store, certificates)
+
+
+def prune(home: Path, keep: float) -> None:
+    """Forget the jobs of which nothing new was known for so many seconds."""
+    folder = home / FOLDER
+    for memory in folder.glob("*/*") if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if time.time() - memory.stat().st_mtime > keep:
+                memory.unlink()
+
+
+def _wrong_machine(claims: Mapping[str, Any], account: str, project: str) -> str:
+    """Whose token it is, against whose it has to be: the account of the plan, on a machine of its project."""
+    email = claims.get("email")
+    google = claims.get("google")
+    engine = google.get("compute_engine") if isinstance(google, dict) else None
+    machine = engine if isinstance(engine, dict) else {}
+    if not isinstance(email, str) or claims.get("email_verified") is not True:
+        return "the identity token in its verdict names no account"
+    if machine.get("project_id") != project:
+        return f"it was computed in the project {machine.get('project_id')!r}, and the job's is {project!r}"
+    if account:
+        return "" if email == account else f"it was computed as {email}, and the job's account is {account}"
+    number = re.escape(str(machine.get("project_number")))
+    default = rf"{number}-compute@developer\.gserviceaccount\.com|service-{number}@cloud-tpu\.iam\.gserviceaccount\.com"
+    return "" if re.fullmatch(default, email) else f"it was computed as {email}, not as the project's default account"
+
+
+@functools.lru_cache(maxsize=4)
+def _certificates(url: str, _hour: int) -> dict[str, str]:
+    """Key id → certificate, as of this hour."""
+    import requests
+
+    try:
+        answer = requests.get(url, timeout=_TIMEOUT)
+        answer.raise_for_status()
+        found = answer.json()
+    except (requests.RequestException, ValueError) as error:
+        raise _Unproven(f"Google's certificates to check who computed it could not be had: {error}") from None
+    if not isinstance(found, dict):
+        raise _Unproven(f"{url} shows no certificates")
+    return {str(key): str(certificate) for key, certificate in found.items()}

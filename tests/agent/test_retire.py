@@ -1,0 +1,78 @@
+"""How long host 0 waits for the others before it deletes their slice. What VMs do, is in test_vm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kinetic_orchestration.agent import boot, names, retire, wire
+from kinetic_orchestration.agent.assignment import Assignment
+from kinetic_orchestration.agent.cloud import CloudRecords
+from kinetic_orchestration.testing.storage import StorageServer
+
+JOB = "job-1"
+
+
+@pytest.fixture
+def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudRecords]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
+    opened = CloudRecords(storage.make_bucket("b-" + os.urandom(6).hex()) + "/prod")
+    yield opened
+    opened.close()
+
+
+def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int = 0, hosts: int = 3) -> float:
+    """How long a host waits with its delete."""
+    deleted: list[str] = []
+    monkeypatch.setattr(boot, "end_slice", deleted.append)
+    at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+    began = time.monotonic()
+    retire.retire(at)
+    assert deleted == ["projects/p/queuedResources/q"]
+    return time.monotonic() - began
+
+
+def say(records: CloudRecords, host: int, state: str) -> None:
+    records.signal(names.beat(JOB, 1, host), wire.Beat(state).encode())
+
+
+def test_host_0_deletes_when_all_are_done(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in range(3):
+        say(records, host, wire.DONE)
+    assert seconds_of(records, monkeypatch) < retire.LATE / 2
+
+
+def test_host_0_waits_for_the_others_no_longer_than_their_grace_and_a_while(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retire, "LATE", 0.5)
+    say(records, 0, wire.DONE)
+    say(records, 1, wire.ENDING)
+    assert 0.4 < seconds_of(records, monkeypatch) < 60.0
+    verdict = wire.Verdict(wire.ABORTED, "x", 0.0, cause=wire.USER, host=0)
+    records.create(names.verdict(JOB, 1), verdict.encode())
+    assert 1.5 < seconds_of(records, monkeypatch) < 60.0
+
+
+def test_the_others_have_their_turns_later(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retire, "FIRST_TURN", 0.3)
+    monkeypatch.setattr(retire, "TURN", 0.2)
+    assert 0.6 < seconds_of(records, monkeypatch, host=2) < 60.0
+
+
+def test_one_host_waits_for_nobody(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seconds_of(records, monkeypatch, hosts=1) < retire.LATE / 2
+
+
+def test_a_store_that_is_gone_keeps_no_slice_alive(
+    records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retire, "LATE", 0.5)
+    storage.refuse("*", "no bucket")
+    try:
+        assert seconds_of(records, monkeypatch) < 60.0
+    finally:
+        storage.heal()

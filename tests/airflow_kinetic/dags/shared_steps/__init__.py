@@ -1,0 +1,1 @@
+"""A package of the bundle, used by DAG files in other folders of it."""

@@ -1,0 +1,126 @@
+"""What the tests of a live Airflow share: scenes that run side by side, and what is looked at in each of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.agent import processes
+from kinetic_orchestration.backends.local import marker
+from kinetic_orchestration.job import JobHandle, all_jobs
+
+from .airflow_servers import Airflow, Run
+from .conftest import SideBySide
+
+LATE = 15.0  # seconds between what is said and the time that the log has for it, less than a triggerer is missed
+SOON = 150.0  # until a job whose task was killed has ended, on a machine that is busy
+
+Scene = Callable[..., None]  # of an Airflow, a folder and fixtures of its module
+
+
+class Scenes(dict[str, Scene]):
+    """Those of a module, by the names of their tests. The fixture `side_by_side` begins them all."""
+
+    def __call__(self, function: Scene) -> Callable[[SideBySide], None]:
+        """A test that runs side by side with the others of its kind."""
+        self[function.__name__] = function
+
+        def test(side_by_side: SideBySide) -> None:
+            side_by_side.result(function.__name__)
+
+        test.__name__, test.__doc__ = function.__name__, function.__doc__
+        return test
+
+
+def begin(airflow: Airflow, folder: Path, dag_id: str = "training", *, name: str = "", **conf: Any) -> Run:
+    """A DAG run, called as its folder if it has no other name; so is its job."""
+    name = name or folder.name
+    return airflow.trigger(dag_id, name, folder=str(folder), name=name, **conf)
+
+
+@contextmanager
+def begun(airflow: Airflow, folder: Path, dag_id: str = "training", **conf: Any) -> Iterator[Run]:
+    """The same, whose program ends with the block."""
+    try:
+        yield begin(airflow, folder, dag_id, **conf)
+    finally:
+        go(folder)
+
+
+def go(folder: Path) -> None:
+    (folder / "go").touch()
+
+
+def stopped(airflow: Airflow, run: Run, name: str) -> int:
+    """The process of a task that stands still where its DAG file says so."""
+    path = airflow.folder / f"{name}.pid"
+    airflow.until(path.exists, about=lambda: (run.task(), run.text()))
+    return int(path.read_text())
+
+
+def jobs(run: Run) -> list[JobHandle[Any]]:
+    """All jobs of a DAG run, the oldest first."""
+    return [job for job in reversed(all_jobs()) if job.func_name == run.run_id]
+
+
+def starts(folder: Path) -> list[str]:
+    """One for each process in which the program began."""
+    return sorted(path.name for path in folder.glob("began-*"))
+
+
+def lines(run: Run, number: int = 1) -> list[tuple[int, int, float, float]]:
+    """What the programs said of themselves, in the order in which it is shown: host, step, when it was said and the
+    time that the log has for it.
+    """
+    records = run.log(number) if has_begun(run, number) else []
+    said = ((re.fullmatch(r"step (\d+) at ([\d.]+)", str(record.get("event"))), record) for record in records)
+    return [
+        (int(record.get("host", 0)), int(match[1]), float(match[2]), seconds(record["timestamp"]))
+        for match, record in said
+        if match
+    ]
+
+
+def has_begun(run: Run, number: int) -> bool:
+    return int(run.task()["try_number"]) >= number
+
+
+def check_lines(run: Run, *, hosts: int, steps: int, number: int = 1) -> None:
+    """Every line of every host once, in order, each with the time at which it was said."""
+    found = lines(run, number)
+    for host in range(hosts):
+        told = [step for where, step, *_ in found if where == host]
+        assert told == list(range(len(told))), f"host {host}\n{run.text(number)}"
+        assert len(told) == steps if host == 0 else told
+    assert max(abs(said - shown) for *_, said, shown in found) < LATE
+    assert [shown for *_, shown in found] == sorted(shown for *_, shown in found)
+
+
+def living(job: JobHandle[Any]) -> list[processes.Process]:
+    """The processes of all its attempts: guards, agents and programs, and what they started."""
+    runs = Path(os.environ["KINETIC_HOME"]) / "run"
+    attempts = range(1, job.attempts() + 1)
+    return [process for attempt in attempts for process in processes.marked(marker(runs / f"{job.job_id}-{attempt}"))]
+
+
+def gone(airflow: Airflow, job: JobHandle[Any]) -> None:
+    airflow.until(lambda: not living(job), SOON, lambda: living(job))
+
+
+@contextmanager
+def triggerer_killed(airflow: Airflow) -> Iterator[None]:
+    triggerer = airflow.components["triggerer"]
+    triggerer.kill()
+    try:
+        yield
+    finally:
+        triggerer.start()
+
+
+def seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment).timestamp()

@@ -1,0 +1,34 @@
+"""A deferred task on an emulated Cloud TPU: its project and its identity come from Airflow's connection alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.testing import Emulator
+
+from .conftest import Airflow
+
+PROJECT = "project-of-the-connection"
+CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": PROJECT}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflow, home: Path) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        environ = cloud.environ(project=PROJECT)
+        for name in ("KINETIC_PROJECT", "KINETIC_BACKEND"):  # both follow from the connection
+            del environ[name]
+        environ["AIRFLOW_CONN_OF_THE_CLOUD"] = json.dumps(CONNECTION)
+        done = airflow("run_dag", home, environ=environ, dag_id="trains_in_the_cloud")
+        assert done["states"] == {"train": "success"}, done["log"]
+        assert "told: in the cloud" in done["log"]
+        assert done["xcoms"]["train/kinetic_console_link"].endswith(f"/compute/tpus?project={PROJECT}")
+        assert done["xcoms"]["train/kinetic_job_link"].startswith("https://console.cloud.google.com/storage/browser/")
+        assert cloud.ledger.count("created", "node") == 1
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()

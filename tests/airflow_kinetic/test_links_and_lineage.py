@@ -1,0 +1,72 @@
+"""Where a task's links lead, and what its lineage names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_kinetic.lineage import data_in, lineage_of, place_of
+from airflow_kinetic.links.kinetic import url_of_profile, urls_of
+from airflow_kinetic.place import Place
+from kinetic_orchestration import Data
+
+from .conftest import environ_of
+
+OPENLINEAGE = (
+    "apache-airflow-providers-openlineage==2.20.3", "openlineage-python==1.54.0",
+    "openlineage-integration-common==1.54.0", "openlineage-sql==1.54.0",
+)  # fmt: skip
+
+
+def test_a_job_in_the_cloud_has_three_links() -> None:
+    place = Place("gs://bucket/kinetic", "production", "tpu-vm", "a-project")
+    urls = urls_of("job-1", place)
+    browser = "https://console.cloud.google.com/storage/browser/bucket/kinetic/production/jobs/job-1/"
+    assert urls == {
+        "job_link": browser,
+        "log_link": f"{browser}out/",
+        "console_link": "https://console.cloud.google.com/compute/tpus?project=a-project",
+    }
+
+
+def test_a_profile_in_a_bucket_has_the_consoles_page() -> None:
+    page = "https://console.cloud.google.com/storage/browser/bucket/out/profile"
+    assert url_of_profile("gs://bucket/out/profile") == {"profile_link": page}
+
+
+def test_data_is_found_wherever_it_is_in_a_call(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    given = [[1, Data(str(folder))], {"a": {"b": (Data("gs://bucket/points/"),)}}]
+    assert [place_of(data.path) for data in data_in(given)] == [("file", str(folder)), ("gs://bucket", "points")]
+
+
+def test_without_openlineage_there_is_no_lineage_and_no_error() -> None:
+    assert lineage_of([], "gs://bucket/out") is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path) -> None:
+    """With its provider as it is, which is not among what this project is developed with."""
+    import uv
+
+    where = ["--python", sys.executable, "--target", str(tmp_path / "more")]
+    command = [uv.find_uv_bin(), "pip", "install", "--no-deps", *where, *OPENLINEAGE]
+    installed = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert installed.returncode == 0, installed.stderr
+    environ = environ_of(tmp_path / "airflow", tmp_path / "dags") | {
+        "PYTHONPATH": str(tmp_path / "more"),
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps({"type": "console"}),
+    }
+    program = [sys.executable, str(Path(__file__).parent / "lineage.py")]
+    ran = subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == {
+        "inputs": [["gs://bucket", "points"], ["gs://bucket", "volume"]],
+        "outputs": [["gs://bucket", "kinetic/out"]],
+    }

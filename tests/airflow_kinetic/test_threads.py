@@ -1,0 +1,84 @@
+"""Blocking calls beside an event loop: their order, their time, and who cancelled them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from airflow_kinetic import threads
+
+
+def test_what_a_call_returns_and_raises_arrives() -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    assert asyncio.run(threads.run(lambda: 3)) == 3
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(threads.run(fails))
+
+
+def test_a_call_that_hangs_is_given_up_and_holds_up_nobody() -> None:
+    hangs = threading.Event()
+
+    async def scene() -> list[object]:
+        stuck = [threads.run(lambda: hangs.wait(60), within=0.5) for _ in range(threads.AT_ONCE + 8)]
+        return await asyncio.gather(*stuck, threads.run(lambda: "well"), return_exceptions=True)
+
+    try:
+        *stuck, well = asyncio.run(scene())
+    finally:
+        hangs.set()
+    assert all(isinstance(given_up, threads.TooSlow) for given_up in stuck)
+    assert well == "well"
+
+
+def test_a_kill_waits_for_no_call_of_another_kind() -> None:
+    hangs = threading.Event()
+
+    async def scene() -> str:
+        stuck = [asyncio.create_task(threads.run(lambda: hangs.wait(60))) for _ in range(threads.AT_ONCE + 8)]
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(threads.run(lambda: "well", kind="kill"), 30)
+        finally:
+            hangs.set()
+            await asyncio.gather(*stuck)
+
+    assert asyncio.run(scene()) == "well"
+
+
+def test_time_counts_from_the_start_of_a_call_and_not_from_its_turn() -> None:
+    pause = threading.Event()
+
+    async def scene() -> list[bool]:
+        calls = [threads.run(lambda: pause.wait(0.2), within=5.0) for _ in range(10 * threads.AT_ONCE)]
+        return await asyncio.gather(*calls)
+
+    assert not any(asyncio.run(scene()))
+
+
+def test_a_cancel_keeps_its_message_and_a_timeout_of_the_caller_is_its_own() -> None:
+    hangs = threading.Event()
+
+    async def scene() -> tuple[object, ...]:
+        task = asyncio.create_task(threads.run(lambda: hangs.wait(60), within=30))
+        await asyncio.sleep(0.1)
+        task.cancel("killed by a user")
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            return error.args
+        return ()
+
+    async def outer() -> None:
+        async with asyncio.timeout(0.1):
+            await threads.run(lambda: hangs.wait(60), within=30)
+
+    try:
+        assert asyncio.run(scene()) == ("killed by a user",)
+        with pytest.raises(TimeoutError):
+            asyncio.run(outer())
+    finally:
+        hangs.set()

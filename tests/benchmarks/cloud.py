@@ -1,0 +1,473 @@
+"""What this project adds to an emulated cloud's own time, asks of its APIs, and costs in requests to its store.
+
+The emulator runs in this process, every client in one of its own, so that the two do not share an interpreter. What
+is taken off the time of a job is scripted or measured in the same run: the provision delay as it was, and the boot of
+a VM whose startup script does nothing but tell the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.benchmarks import measure
+from tests.benchmarks.measure import ROOT, Figure
+
+PROCESSES, JOBS = 3, 4  # each process' first job is a cold one
+ZONE, ZONES = "us-west4-a", ("us-west4-a", "us-central1-a")
+ONE, FOUR = "v5e-1", "v5e-16"
+FOLLOWED = (10, 100, 1000)
+COUNTED = 30.0  # seconds of requests
+FIRST = 10
+BATCH, PAUSE = 100, 4.0
+UNTIL_SEEN = 30.0  # seconds in which the watcher has looked at all of them
+
+A, B = 0.005 / 1000, 0.0004 / 1000  # USD for a request of each class, https://cloud.google.com/storage/pricing
+MANY = 64  # hosts, whose requests are reckoned from those of a few
+
+PROJECT = """
+import os, time
+
+def noop():
+    return 7
+
+def talks(until):
+    while not os.path.exists(until):
+        print("step", flush=True)
+        time.sleep(1.0)
+"""
+
+
+def figures() -> Iterator[Figure]:
+    from tests.benchmarks import environment
+
+    yield measure.bounded("cloud.load", os.getloadavg()[0], "processes", None)
+    yield from added_time()
+    yield from delete_call()
+    yield from environment.on_other_machines()
+    yield from dollars()
+    yield from followed()
+
+
+# ---- time added to a job ---------------------------------------------------------------------------------------
+
+
+def added_time() -> Iterator[Figure]:
+    parts: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    with site(provision_seconds=0.2) as here:
+        boots = [here.boot() for _ in range(5)]
+        boot = statistics.median(boots)
+        passing = measure.interleaved(5, lambda: measure.python("-c", "pass"))[0]
+        for number in range(PROCESSES):
+            with here.client("noop", str(JOBS), deployment=f"time{number}") as client:
+                assert client.stdout is not None
+                assert client.stdin is not None
+                for job in range(JOBS):
+                    told = json.loads(client.stdout.readline())
+                    parts["warm" if job else "cold"].append(here.split(told, f"time{number}", boot))
+                    here.cloud.wait_until_empty()
+                    client.stdin.write("next\n")
+                    client.stdin.flush()
+    yield measure.bounded("cloud.boot_of_a_vm", boot, "s", None, floor=passing)
+    for kind, target in (("cold", 2.0), ("warm", 0.5)):
+        yield measure.bounded(f"cloud.added.{kind}", _median(parts[kind], "added"), "s", target, floor=passing)
+        for part in ("before_create", "boot_to_agent", "agent_to_verdict", "verdict_to_value"):
+            yield measure.bounded(f"cloud.added.{kind}.{part}", _median(parts[kind], part), "s", None, floor=passing)
+
+
+def _median(rows: list[dict[str, float]], name: str) -> float:
+    return statistics.median(row[name] for row in rows)
+
+
+# ---- the delete call -------------------------------------------------------------------------------------------
+
+
+def delete_call() -> Iterator[Figure]:
+    """By the hosts themselves: whoever submitted is gone."""
+    with site() as here:
+        for hosts, accelerator in ((1, ONE), (4, FOUR)):
+            late = []
+            for number in range(PROCESSES):
+                deployment = f"delete{hosts}x{number}"
+                with here.client("submit", accelerator, "", deployment=deployment) as client:
+                    job = client.communicate()[0].strip()
+                here.cloud.wait_until(lambda job=job: here.when(job, "DELETING"), 60.0, "the delete call")  # type: ignore[misc]
+                written = here.written(deployment, f"jobs/{job}/out/1/hosts/")
+                done = [at for name, at in written.items() if name.endswith("/done.json")]
+                assert len(done) == hosts
+                late.append(here.when(job, "DELETING") - max(done))
+                here.cloud.wait_until_empty(90.0)
+            yield measure.bounded(f"cloud.delete_call.{hosts}_hosts", statistics.median(late), "s", 1.0)
+
+
+# ---- requests to the store, in dollars -------------------------------------------------------------------------
+
+
+def dollars() -> Iterator[Figure]:
+    """Of hosts that run and print a line each second, without and with somebody who reads their log."""
+    from kinetic_orchestration.agent import lookout, segments
+
+    seen: dict[tuple[int, bool], Counter[str]] = {}
+    with site() as here:
+        for hosts, accelerator in ((1, ONE), (4, FOUR)):
+            go = here.folder / f"go{hosts}"
+            deployment = f"dollars{hosts}"
+            with here.client("submit", accelerator, str(go), deployment=deployment) as client:
+                job = client.communicate()[0].strip()
+            here.wait_running(deployment, job, hosts)
+            time.sleep(5.0)  # the first beats of a host are closer to each other
+            seen[hosts, False] = here.count(COUNTED)
+            with here.client("read", job, deployment=deployment) as reader:
+                time.sleep(12.0)
+                seen[hosts, True] = here.count(COUNTED)
+                go.touch()
+                reader.communicate()
+            here.cloud.wait_until_empty(90.0)
+    for (hosts, watched), counts in seen.items():
+        kind = "read" if watched else "unread"
+        found = {who: counts[f"{who} A"] * A + counts[f"{who} B"] * B for who in ("host", "client")}
+        hourly = {who: usd / COUNTED * 3600 for who, usd in found.items()}
+        yield measure.bounded(f"cloud.requests.{hosts}_hosts.{kind}", sum(hourly.values()), "USD/h", None)
+        yield measure.bounded(f"cloud.requests.{hosts}_hosts.{kind}.client", hourly["client"], "USD/h", None)
+        # A beat and a listing each time, a segment of the log at its pace, and two records a minute for safety.
+        reckoned = _hourly(hosts, lookout.cadence(hosts, watched=watched), segments.pace(hosts, watched=watched))
+        yield measure.bounded(
+            f"cloud.requests.{hosts}_hosts.{kind}.hosts", hourly["host"], "USD/h", None, floor=reckoned
+        )
+        if hosts > 1:
+            many = _hourly(MANY, lookout.cadence(MANY, watched=watched), segments.pace(MANY, watched=watched))
+            share = hourly["host"] / reckoned
+            yield measure.bounded(f"cloud.requests.{MANY}_hosts.{kind}", many * share + hourly["client"], "USD/h", None)
+
+
+def _hourly(hosts: int, cadence: float, pace: float) -> float:
+    return hosts * 3600 * (A * (2 / cadence + 1 / pace) + B * 2 / 60)
+
+
+# ---- many jobs, one process ------------------------------------------------------------------------------------
+
+
+def followed() -> Iterator[Figure]:
+    """Jobs of one host each that run, in two zones. Their hosts' part is written here; the process is a new one."""
+    with site(zones=ZONES, hosts=False, creates_per_minute=None) as here:
+        jobs: list[tuple[str, str]] = []
+        template = here.template()
+        first = None
+        for count in FOLLOWED:
+            jobs += [here.add(template, number) for number in range(len(jobs), count)]
+            listed = here.folder / "jobs.json"
+            listed.write_text(json.dumps(jobs))
+            with here.client("follow", str(listed), deployment="many") as client:
+                assert client.stdout is not None
+                assert client.stdin is not None
+                assert client.stdout.readline() == "all followed\n"
+                counts = here.count_looks()
+                client.stdin.write("enough\n")
+                client.stdin.flush()
+                told = json.loads(client.stdout.readline())
+            if told["ended"]:
+                raise AssertionError(f"{len(told['ended'])} of the followed jobs ended, such as {told['ended'][0]}")
+            first = counts if first is None else first
+            yield measure.bounded(f"cloud.tick.{count}_jobs.store", counts["store"], "requests", None)
+            yield measure.bounded(f"cloud.tick.{count}_jobs.tpu", counts["tpu"], "requests", None)
+            yield measure.bounded(f"cloud.tick.{count}_jobs.pause", counts["pause"], "s", None)
+        traced = json.loads(here.client_output("traced", str(listed)))
+    yield measure.bounded("cloud.followed.memory", traced["bytes"], "bytes/job", 4096.0)
+    yield measure.bounded("cloud.followed.cpu", told["cpu"] * 100, "% of a core", 1.0)
+
+
+# ---- the site --------------------------------------------------------------------------------------------------
+
+
+class Site:
+    """An emulated cloud with what happened in it, and a small project of which clients submit jobs."""
+
+    def __init__(self, cloud: Any, folder: Path) -> None:
+        self.cloud = cloud
+        self.folder = folder
+        self.happened: list[tuple[float, str, str, str]] = []
+        cloud.told = lambda event: self.happened.append((time.time(), event.kind, event.name, event.what))
+        project = folder / "project"
+        project.mkdir()
+        (project / "pyproject.toml").write_text('[project]\nname = "benchmark"\nversion = "1"\n')
+        (project / "measured.py").write_text(PROJECT)
+
+    def environ(self, deployment: str) -> dict[str, str]:
+        given = self.cloud.environ(deployment=deployment)
+        path = os.pathsep.join([str(ROOT), str(self.folder / "project")])
+        return measure.environment(**given, KINETIC_HOME=str(self.folder / f"home-{deployment}"), PYTHONPATH=path)
+
+    @contextmanager
+    def client(self, *words: str, deployment: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "tests.benchmarks.cloud", *words]
+        with subprocess.Popen(
+            command, env=self.environ(deployment), cwd=self.folder / "project", text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
+
+    def client_output(self, *words: str) -> str:
+        with self.client(*words, deployment="many") as client:
+            return client.communicate()[0]
+
+    def when(self, job: str, what: str, kind: str = "queued resource") -> float:
+        """When it first happened to something of the job; 0 if it did not."""
+        short = job.removeprefix("job-")
+        return next((at for at, k, name, w in self.happened if short in name and (k, w) == (kind, what)), 0.0)
+
+    def boot(self) -> float:
+        """Seconds from READY to the first line of the startup script, of a VM that has nothing else to do."""
+        name = f"boot-{time.time_ns()}"
+        script = (
+            '#!/bin/sh\ndate +%s.%N > "$KINETIC_ROOT/began.new" && mv "$KINETIC_ROOT/began.new" "$KINETIC_ROOT/began"\n'
+        )
+        self.ask_for(name, ZONE, {"startup-script": script})
+        self.cloud.wait_until(lambda: self.when(name, "READY", "node"))
+        node = f"projects/emulated/locations/{ZONE}/nodes/{name}"
+        (machine,) = self.cloud.vms(node)
+        file = machine.root / "began"
+        self.cloud.wait_until(file.exists)
+        began = float(file.read_text())
+        self.cloud.call("DeleteQueuedResource", {"name": node.replace("/nodes/", "/queuedResources/"), "force": True})
+        self.cloud.wait_until_empty()
+        return began - self.when(name, "READY", "node")
+
+    def ask_for(self, name: str, zone: str, metadata: dict[str, str], **more: Any) -> None:
+        parent = f"projects/emulated/locations/{zone}"
+        node = {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2-alpha-tpuv5-lite", "metadata": metadata, **more}
+        spec = {"parent": parent, "nodeId": name, "node": node}
+        request = {"parent": parent, "queuedResourceId": name, "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
+        self.cloud.call("CreateQueuedResource", request)
+
+    def written(self, deployment: str, prefix: str) -> dict[str, float]:
+        """When each object was written. The server's generations are microseconds of that moment."""
+        query = urlencode({"prefix": f"kinetic/{deployment}/{prefix}", "maxResults": 1000})
+        with urllib.request.urlopen(f"{self.cloud.storage.url}/storage/v1/b/emulated/o?{query}") as answer:
+            return {item["name"]: int(item["generation"]) / 1e6 for item in json.load(answer).get("items", ())}
+
+    def split(self, told: dict[str, Any], deployment: str, boot: float) -> dict[str, float]:
+        """Where the time of a job went that was not the cloud's own."""
+        job = told["job"]
+        out = f"kinetic/{deployment}/jobs/{job}/out/1/hosts/0"
+        written = self.written(deployment, f"jobs/{job}/")
+        made, ready = self.when(job, "CREATING"), self.when(job, "READY", "node")
+        verdict = written[f"kinetic/{deployment}/jobs/{job}/attempts/1/verdict.json"]
+        return {
+            "added": told["ended"] - told["began"] - (ready - made) - boot,
+            "before_create": made - told["began"],
+            "boot_to_agent": written[f"{out}/started.json"] - ready - boot,
+            "agent_to_verdict": verdict - written[f"{out}/started.json"],
+            "verdict_to_value": told["ended"] - verdict,
+        }
+
+    def read(self, name: str) -> Any:
+        from urllib.parse import quote
+
+        url = f"{self.cloud.storage.url}/storage/v1/b/emulated/o/{quote(name, safe='')}?alt=media"
+        with urllib.request.urlopen(url) as answer:
+            return json.load(answer)
+
+    def wait_running(self, deployment: str, job: str, hosts: int) -> None:
+        def running() -> bool:
+            names = self.written(deployment, f"beats/{job}/1/")
+            return len(names) == hosts and all(self.read(name)["state"] == "running" for name in names)
+
+        self.cloud.wait_until(running, 60.0, f"{hosts} running hosts")
+
+    def count(self, seconds: float) -> Counter[str]:
+        """The store's requests of so long, by who asks and the class in which they are charged."""
+        from kinetic_orchestration.testing.storage import VERBS
+
+        self.cloud.storage.forget()
+        time.sleep(seconds)
+        who = ("host" if "emulator-token" in call.caller else "client" for call in self.cloud.storage.calls)
+        return Counter(f"{one} {VERBS[call.verb]}" for one, call in zip(who, self.cloud.storage.calls, strict=False))
+
+    def count_looks(self, looks: int = 3) -> dict[str, float]:
+        """Requests of one look of the watcher, once its followers have all looked for themselves."""
+        storage = self.cloud.storage
+
+        def listings() -> int:
+            return sum(call.verb == "list" and call.where.endswith("/beats/") for call in storage.calls)
+
+        storage.forget()
+        self.cloud.requests.clear()
+        began = time.monotonic()
+        self.cloud.wait_until(lambda: listings() >= looks, 180.0, "a look")
+        elapsed = time.monotonic() - began
+        time.sleep(2.0)  # the last look's other half
+        found = listings()
+        return {
+            "store": len(storage.calls) / found, "tpu": len(self.cloud.requests) / found, "pause": elapsed / looks,
+        }  # fmt: skip
+
+    # ---- jobs as records
+
+    def template(self) -> dict[str, Any]:
+        """All that one submitted job is: its records, and what was asked of the cloud."""
+        with self.client("submit", ONE, "", deployment="many") as client:
+            job = client.communicate()[0].strip()
+        root = f"kinetic/many/jobs/{job}/in"
+        (queued,) = self.cloud.queued_resources()
+        node = queued["tpu"]["nodeSpec"][0]
+        return {
+            "job": job, "spec": json.dumps(self.read(f"{root}/spec.json")),
+            "intent": json.dumps(self.read(f"{root}/attempts/1/intent.json")),
+            "name": node["nodeId"], "node": json.dumps(node["node"]),
+        }  # fmt: skip
+
+    def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
+        """One more such job, whose host runs; its id and the digest of its spec."""
+        import hashlib
+
+        from kinetic_orchestration.agent import names, wire
+        from kinetic_orchestration.stores import open_store
+
+        short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
+        store = open_store("gs://emulated/kinetic", "many")
+
+        def own(text: str) -> str:
+            return text.replace(template["job"].removeprefix("job-"), short).replace(ZONE, zone)
+
+        spec = own(template["spec"]).encode()
+        job = f"job-{short}"
+        store.create(names.spec(job), spec)
+        store.create(names.intent(job, 1), own(template["intent"]).encode())
+        store.signal(names.beat(job, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
+        node = json.loads(own(template["node"]))
+        self.ask_for(own(template["name"]), zone, node.pop("metadata"), labels=node.get("labels", {}))
+        return job, hashlib.sha256(spec).hexdigest()
+
+
+@contextmanager
+def site(**options: Any) -> Iterator[Site]:
+    from kinetic_orchestration.testing import Emulator
+
+    given = {"zones": (ZONE,), **options}
+    with tempfile.TemporaryDirectory(prefix="kinetic-benchmark-") as name, Emulator(**given) as cloud:
+        before = dict(os.environ)
+        os.environ.update(cloud.environ(deployment="many"))
+        try:
+            yield Site(cloud, Path(name))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+# ---- the clients -----------------------------------------------------------------------------------------------
+
+
+def _noops(count: str) -> None:
+    import measured  # type: ignore[import-not-found]
+
+    import kinetic_orchestration as kinetic
+
+    function = kinetic.run(accelerator=ONE)(measured.noop)
+    for _ in range(int(count)):
+        began = time.time()
+        job = function.run_async()
+        assert job.result(timeout=120) == 7
+        print(json.dumps({"job": job.job_id, "began": began, "ended": time.time()}), flush=True)
+        sys.stdin.readline()
+
+
+def _submit(accelerator: str, until: str) -> None:
+    import measured
+
+    import kinetic_orchestration as kinetic
+
+    run = kinetic.run(accelerator=accelerator)
+    job = run(measured.talks).run_async(until) if until else run(measured.noop).run_async()
+    print(job.job_id, flush=True)
+
+
+def _read(job: str) -> None:
+    import kinetic_orchestration as kinetic
+
+    kinetic.attach(job).follow(lambda event: None)
+
+
+def _followers(listed: str) -> Iterator[Any]:
+    from kinetic_orchestration import act, trust
+    from kinetic_orchestration.follow import Follower, afollow
+    from kinetic_orchestration.job import place_of
+
+    store, backend, here = place_of()
+    believed = trust.of(here)
+    for job, digest in json.loads(Path(listed).read_text()):
+        yield afollow(Follower(act.open_job(job, store, backend, believed, digest)))
+
+
+async def _follow(listed: str) -> None:
+    """The processor time while nothing happens, until a line comes."""
+    tasks = await _all_followed(_followers(listed))
+    print("all followed", flush=True)
+    busy, began = time.process_time(), time.monotonic()
+    await asyncio.to_thread(sys.stdin.readline)
+    cpu = (time.process_time() - busy) / max(time.monotonic() - began, 1e-9)
+    ended = [repr(task) for task in tasks if task.done()]
+    await _cancel(tasks)
+    print(json.dumps({"cpu": cpu, "ended": ended}), flush=True)
+
+
+async def _traced(listed: str) -> None:
+    """The memory that all but the first few add: these pay for imports, threads and connections.
+
+    What is in use, and not what the process has: that is the most it ever needed, which depends on the order in which
+    the lists came.
+    """
+    import itertools
+    import tracemalloc
+
+    followers = _followers(listed)
+    tasks = await _all_followed(itertools.islice(followers, FIRST))
+    gc.collect()
+    tracemalloc.start()
+    tasks += await _all_followed(followers)
+    await asyncio.sleep(UNTIL_SEEN)
+    gc.collect()
+    print(json.dumps({"bytes": tracemalloc.get_traced_memory()[0] / (len(tasks) - FIRST)}), flush=True)
+    await _cancel(tasks)
+
+
+async def _all_followed(followers: Iterator[Any]) -> list[asyncio.Task[Any]]:
+    """A few at a time, as each looks for itself once."""
+    tasks = []
+    for number, follower in enumerate(followers, 1):
+        tasks.append(asyncio.ensure_future(follower))
+        if number % BATCH == 0:
+            await asyncio.sleep(PAUSE)
+    await asyncio.sleep(PAUSE)
+    return tasks
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+CLIENTS: dict[str, Callable[..., None]] = {
+    "noop": _noops, "submit": _submit, "read": _read, "follow": lambda listed: asyncio.run(_follow(listed)), "traced": lambda listed: asyncio.run(_traced(listed)),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    CLIENTS[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,95 @@
+"""A folder that is treated as a bucket: nobody knows who else writes there. The hosts are processes of this machine."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import stores
+from kinetic_orchestration.agent import digest
+from kinetic_orchestration.stores.local import LocalStore, open_local
+
+
+class Bucket(LocalStore):
+    remote = True
+
+    def local_path(self, name: str) -> str | None:
+        return None
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, stores in folders are buckets to this process."""
+
+    def open_bucket(address: str, deployment: str) -> Bucket:
+        return Bucket(open_local(address, deployment).root, deployment)
+
+    monkeypatch.setitem(stores._OPENERS, "", open_bucket)
+
+
+class Trap:
+    """What has run foreign code leaves a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        import os
+
+        return os.mkdir, (str(self.folder),)
+
+    def pickled(self) -> bytes:
+        return pickle.dumps(self)
+
+    def payload(self, path: Path) -> str:
+        """As a file of the agent's own format; its digest."""
+        from kinetic_orchestration.agent import payload
+
+        return payload.dump(self, path)[0]
+
+    def has_sprung(self) -> bool:
+        return self.folder.exists()
+
+
+def rewrite(store: Any, name: str, /, **changes: Any) -> None:
+    """Somebody changes some fields of a record."""
+    record = store.read(name)
+    assert record is not None, name
+    store.put(name, json.dumps({**json.loads(record.data), **changes}).encode())
+
+
+def digest_of(data: bytes) -> str:
+    return digest.of_bytes(data)
+
+
+@contextmanager
+def serving(answers: dict[str, bytes]) -> Iterator[str]:
+    """An HTTP server on this machine that answers by path; its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path.partition("?")[0])
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,25 @@
+"""What others leave in the bucket, by mistake or on purpose, costs a follower nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.testing import Emulator
+from tests.cloud.cases import run, wait_running
+
+
+@pytest.mark.parametrize("beat", [b'{"wire": 99, "state": "running"}', b"torn"])
+def test_a_beat_that_nobody_here_understands_ends_neither_the_job_nor_whoever_watches_it(
+    cloud: Emulator, jobs: Any, tmp_path: Path, beat: bytes
+) -> None:
+    """A newer version may share the deployment, and the watcher looks at the beats of all."""
+    job = run(jobs.until, str(tmp_path / "go"))
+    wait_running(job)
+    job._job.store.signal(names.beat(job.job_id, 1, 9), beat)
+    job._job.store.signal(names.beat("job-another", 1, 0), beat)
+    (tmp_path / "go").touch()
+    assert job.result(timeout=60) == 1

@@ -1,0 +1,92 @@
+"""A job on a slice of a cloud, as Dagster's UI has it: while it queues, while it trains, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.testing import Emulator
+
+from .browser import chromium, page_of, picture
+from .dagster_server import DagsterDev
+from .dagster_server import dagster_dev as started
+
+DEFINITIONS = Path(__file__).parent / "cloud_definitions.py"
+FULL, FREE = "us-west4-a", "us-central1-a"
+WITHIN = 300.0  # for whatever has to come: the machine may be busy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Emulator]:
+    with Emulator(provision_seconds=3.0) as cloud:
+        yield cloud
+        cloud.wait_until_empty(120.0)
+        cloud.ledger.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def dagster_dev(cloud: Emulator, shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterDev]:
+    environment = {**cloud.environ(), "KINETIC_ZONE_PATIENCE": "2s"}
+    with started(tmp_path_factory.mktemp("dagster"), DEFINITIONS, environment=environment) as server:
+        yield server
+
+
+def test_a_training_on_a_cloud_is_seen_from_its_queue_over_a_preemption_to_its_bill(
+    dagster_dev: DagsterDev, cloud: Emulator, pictures: Path
+) -> None:
+    cloud.stockout(FULL)
+    run = dagster_dev.launch(assets=["ranker"])
+
+    def joined() -> bool:
+        said = dagster_dev.captured(run, "ranker")[0]
+        return all(f"[host {host}] host {host} of 4 joined" in said for host in range(4))
+
+    dagster_dev.until(joined, WITHIN)
+    assert dagster_dev.status(run) == "STARTED"  # its lines came by the bucket while it ran
+    dagster_dev.wait_for_message(run, "running: 4 hosts", WITHIN)
+    [node] = cloud.nodes()
+    assert (node["labels"]["owner"], node["labels"]["asset"], node["labels"]["run"]) == ("ranking", "ranker", run)
+    cloud.preempt(node["name"], notice=30.0)
+    dagster_dev.wait(run, "SUCCESS", within=WITHIN)
+    cloud.wait_until_empty(WITHIN)
+
+    said = dagster_dev.messages(run)
+    story = (  # what is provisioned for a moment may not be seen so
+        f"queued: stockout: {FULL}",
+        "running: 4 hosts",
+        "preempted: attempt 1 ended (preemption on host",
+        "resumed: 4 hosts",
+        "succeeded; tearing down: 4 hosts of v5e-16",
+        "cost: $",
+    )
+    places = [[line.startswith(begin) for line in said].index(True) for begin in story]
+    assert places == sorted(places), "\n".join(said)
+    for host in range(4):
+        assert dagster_dev.captured(run, f"ranker [host {host}]")[0].count(f"host {host} of 4 joined\n") == 2
+
+    found = dagster_dev.asset("ranker")
+    assert {"loss", "step"} <= {entry["label"] for entry in found["assetObservations"][0]["metadataEntries"]}
+    [made] = found["assetMaterializations"]
+    values = {entry["label"].removeprefix("kinetic/"): entry for entry in made["metadataEntries"]}
+    assert (values["zone"]["text"], values["attempts"]["intValue"]) == (FREE, 2)
+    assert values["cost_usd_estimate"]["floatValue"] == 0 and values["chip_hours"]["floatValue"] > 0
+    assert "on Cloud TPU v5litepod-16 in us-central1 about $0." in values["cost"]["text"]  # were it no emulated one
+    assert values["queued_seconds"]["floatValue"] >= 3.0
+    links = {name: values[f"{name}_url"] for name in ("tpus", "records", "output")}
+    assert {link["__typename"] for link in links.values()} == {"UrlMetadataEntry"}
+    assert links["tpus"]["url"] == "https://console.cloud.google.com/compute/tpus?project=emulated"
+    assert values["job_id"]["text"] in links["records"]["url"]
+    if chromium():
+        with page_of(f"{dagster_dev.url}/runs/{run}") as page:
+            for shown in ("preempted: attempt 1 ended", "resumed: 4 hosts"):
+                page.get_by_placeholder("Filter…").fill(shown)  # only rows that are in view are in the page
+                page.get_by_text(shown).first.wait_for()
+                picture(page, pictures, f"run-that-was-{shown.partition(':')[0]}")
+        with page_of(f"{dagster_dev.url}/assets/ranker?view=events") as page:
+            page.get_by_text("kinetic/tpus_url").first.wait_for()
+            page.get_by_role("link", name=links["tpus"]["url"]).first.wait_for()
+            picture(page, pictures, "asset-on-a-cloud")

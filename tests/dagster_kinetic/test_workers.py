@@ -1,0 +1,131 @@
+"""What becomes of a job when the worker of its step ends too early: killed, terminated, moved elsewhere."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kinetic_orchestration import JobStatus, attach
+from kinetic_orchestration.agent import processes
+
+HERE = Path(__file__).parent
+WITHIN = 150.0  # for whatever has to come: the machine may be busy
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Worker:
+    """`dagster job execute`, as a run worker runs it: its steps are processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.instance = dg.DagsterInstance.from_config(str(folder))
+        execute = [sys.executable, "-m", "dagster", "job", "execute"]
+        command = [*execute, "-f", str(HERE / "pipelines.py"), "-j", "patient_job"]
+        environment = {**os.environ, "DAGSTER_HOME": str(folder), "KINETIC_TEST_FOLDER": str(folder)}
+        self.log = (folder / "worker.log").open("wb")
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+
+    def jobs(self) -> list[str]:
+        path = self.folder / "jobs"
+        return path.read_text().split() if path.exists() else []
+
+    def wait_for_job(self) -> str:
+        wait_until(lambda: self.jobs() or self.process.poll() is not None)
+        assert self.jobs(), self.said()
+        return self.jobs()[0]
+
+    def step(self) -> int:
+        """The process of the one step that runs. What that forks looks like it, until it is another program."""
+        for process in processes.descendants(self.process.pid):  # the nearest first
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                    return process.pid
+        raise AssertionError(self.said())
+
+    def said(self) -> str:
+        return (self.folder / "worker.log").read_text()
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+    def run(self) -> dg.DagsterRun:
+        return self.instance.get_runs()[0]
+
+    def wait(self) -> dg.DagsterRunStatus:
+        self.process.wait(WITHIN)
+        return self.run().status
+
+
+def wait_until(true: Callable[[], Any], within: float = WITHIN) -> None:
+    deadline = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, home: Path) -> Iterator[Worker]:
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "dagster" / "dagster.yaml").write_text("telemetry: {enabled: false}")
+    worker = Worker(tmp_path / "dagster")
+    yield worker
+    worker.let_go()
+    if worker.process.poll() is None:
+        worker.process.kill()
+        worker.process.wait()
+    for job in worker.jobs():
+        attach(job).cancel()
+    worker.instance.dispose()
+    worker.log.close()
+
+
+@pytest.mark.slow
+def test_a_killed_step_worker_finds_its_job_again(worker: Worker):
+    worker.wait_for_job()
+    os.kill(worker.step(), signal.SIGKILL)
+    wait_until(lambda: "STEP_RESTARTED" in worker.said() or worker.process.poll() is not None)
+    worker.let_go()
+    assert worker.wait() is dg.DagsterRunStatus.SUCCESS
+    assert len(worker.jobs()) == 1  # the body ran once
+
+
+@pytest.mark.slow
+def test_terminate_cancels_the_job_and_the_run_ends_canceled(worker: Worker):
+    job = worker.wait_for_job()
+    worker.instance.report_run_canceling(worker.run())
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() is dg.DagsterRunStatus.CANCELED
+    assert attach(job).status() is JobStatus.CANCELLED
+    assert len(worker.jobs()) == 1  # its retry policy did not run it again
+
+
+@pytest.mark.slow
+def test_a_run_that_takes_too_long_for_dagster_ends_its_job_though_it_is_said_to_have_failed_first(worker: Worker):
+    """What its daemon does when `max_runtime` has passed, with a launcher that does not wait for the worker."""
+    job = worker.wait_for_job()
+    worker.instance.report_run_canceling(worker.run())
+    worker.instance.report_run_failed(worker.run(), "Exceeded maximum runtime of 1 seconds.")
+    worker.process.send_signal(signal.SIGTERM)
+    worker.wait()
+    assert attach(job).status() is JobStatus.CANCELLED
+    assert len(worker.jobs()) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker):
+    job = worker.wait_for_job()
+    worker.process.send_signal(signal.SIGTERM)
+    worker.wait()
+    assert attach(job).status() is JobStatus.RUNNING
+    assert f"detached: job {job} goes on" in worker.said()
+    worker.let_go()
+    assert attach(job).result(timeout=WITHIN) == job

@@ -1,0 +1,122 @@
+"""Where the code under test meets the world: clocks, chance, threads and machines come from the simulated one."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from pytest import MonkeyPatch
+
+from kinetic_orchestration import follow, reaper, watch
+from kinetic_orchestration.agent import boot, cloud, host, lookout, prepare, processes, segments, wire
+from kinetic_orchestration.agent.records import open_records
+from kinetic_orchestration.backends import tpu_request
+from tests.simulation.threads import Threads
+from tests.simulation.world import World
+
+
+@contextmanager
+def simulated_edges(worlds: list[World]) -> Iterator[None]:
+    """Whoever asks for a clock, a sleep, a thread, a random token, this boot of this machine or free ports gets them
+    from the last of `worlds`. Every process has a skew of its own: an age that is not judged by the store's time is
+    wrong by minutes.
+    """
+    threads, real_sleep, RealThread = Threads(worlds), time.sleep, threading.Thread
+
+    class Thread(RealThread):  # type: ignore[valid-type, misc]
+        def __new__(cls, *args: Any, **how: Any) -> Any:
+            inside = cls is Thread and worlds and worlds[-1].current is not None
+            return threads.Thread(**how) if inside else super().__new__(cls)
+
+    def local() -> float:
+        world = worlds[-1]
+        return world.now + (world.current.skew if world.current is not None else 0.0)
+
+    def sleep(seconds: float) -> None:
+        if worlds and worlds[-1].current is not None:
+            worlds[-1].sleep(seconds)
+        else:
+            real_sleep(seconds)
+
+    def token(size: int = 16) -> str:
+        return f"{worlds[-1].random.getrandbits(8 * size):0{2 * size}x}"
+
+    def life() -> str:
+        current = worlds[-1].current
+        return f"life {current.process.number}" if current is not None else ""
+
+    with MonkeyPatch.context() as edges:
+        edges.setattr(time, "time", local)
+        edges.setattr(time, "monotonic", local)
+        edges.setattr(time, "sleep", sleep)
+        edges.setattr(threading, "Thread", Thread)
+        edges.setattr(secrets, "token_hex", token)
+        edges.setattr(processes, "machine", life)
+        edges.setattr(host, "_free_ports", lambda _hosts: {})
+        for module in (lookout, segments, watch):
+            edges.setattr(module, "threading", threads)
+        _distant_edges(edges, worlds)
+        often = gc.get_threshold()
+        gc.set_threshold(200_000, 20, 20)  # a world is one big cycle, and there are thousands
+        try:
+            yield
+        finally:
+            gc.set_threshold(*often)
+
+
+def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
+    """Of machines, and of those who follow them, from afar: `World.distance` stands for what is between them."""
+    watcher_of, exchange, prepared, store_time = follow.watcher_of, boot.exchange, prepare.prepare, boot.store_time
+
+    def watcher(store: Any, backend: Any) -> Any:
+        return worlds[-1].distance.watcher_of(store, backend) if store.remote else watcher_of(store, backend)
+
+    def records(store: str) -> Any:
+        return worlds[-1].distance.records if store.startswith("gs://") else open_records(store)
+
+    def ask(*args: Any, **how: Any) -> Any:
+        distance = worlds[-1].distance if worlds else None
+        return exchange(*args, **how) if distance is None else distance.ground.exchange(*args, **how)
+
+    def clock() -> float:
+        """A process of its own remembers it."""
+        found = store_time()
+        if worlds and worlds[-1].distance is not None:
+            worlds[-1].distance.ground.machine().heard = boot._heard
+        return found
+
+    def prepare_(*args: Any, **how: Any) -> Any:
+        distance = worlds[-1].distance if worlds else None
+        return prepared(*args, **how) if distance is None else distance.ground.machine().agent._prepared()
+
+    def chance() -> float:
+        return (worlds[-1].random if worlds else random).random()
+
+    edges.setattr(follow, "watcher_of", watcher)
+    edges.setattr(host, "open_records", records)
+    edges.setattr(cloud, "CloudRecords", records)
+    edges.setattr(boot, "exchange", ask)
+    edges.setattr(boot, "store_time", clock)
+    edges.setattr(boot, "say", lambda text: worlds[-1].note("says", text))
+    edges.setattr(boot, "token", lambda fresh=False: "a token")
+    edges.setattr(boot, "identity", lambda _audience: "a proof")
+    edges.setattr(boot, "random", SimpleNamespace(random=chance))
+    edges.setattr(prepare, "prepare", prepare_)
+    edges.setattr(reaper, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
+    edges.setattr(tpu_request, "startup_script", lambda: "#!/bin/sh")
+    for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
+        edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
+    edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
+    edges.setattr(watch, "PACE", 10.0)
+    edges.setattr(watch, "QUICKEST", 10.0)
+    edges.setattr(lookout, "UNWATCHED", 10.0)
+    edges.setattr(lookout, "QUICKEST", 2.0)
+    edges.setattr(segments, "UNWATCHED", 10.0)

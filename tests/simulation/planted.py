@@ -1,0 +1,342 @@
+"""Bugs that the simulation has to find: each is planted in a copy of this tree, and seeds are played there.
+
+`python -m tests.simulation.planted` plants one after another and tells which seed found each; names, or parts of
+them, choose some. One that nothing finds is a gap in the scenario or in its judge. Run by hand, or with
+`pytest -m offline`: it takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("kinetic_orchestration", "tests/simulation", "pyproject.toml")
+SEEDS = 5_000
+
+
+class Planted(NamedTuple):
+    name: str
+    file: str  # of kinetic_orchestration
+    right: str
+    wrong: str
+
+
+PLANTED = (
+    Planted(
+        "a refused release is forgotten with its follower",
+        "follow.py",
+        "RELEASE_PAUSE / 2, True),) if last else ()",
+        "RELEASE_PAUSE / 2, True),) if not last else ()",
+    ),
+    Planted(
+        "a node is left when its queued resource is gone",
+        "backends/tpu_vm.py",
+        "        for name in tpu_request.nodes_of(placement):\n            node = self._tpus.node(name)\n",
+        "        for name in ():\n            node = self._tpus.node(name)\n",
+    ),
+    Planted(
+        "what a create call finds there is not adopted",
+        "backends/tpu_vm.py",
+        "if trouble.action in (troubles.ADOPT, troubles.AGAIN, troubles.HERE):",
+        "if trouble.action in (troubles.AGAIN, troubles.HERE):",
+    ),
+    Planted(
+        "a suspension by USER counts as one by SERVICE",
+        "backends/tpu_states.py",
+        'return f"somebody deleted the slice ({where}, by USER)", wire.CANCELLED',
+        'return f"the slice was preempted ({where}, by USER)", wire.PREEMPTION',
+    ),
+    Planted(
+        "a node that somebody deleted counts as preempted",
+        "backends/tpu_states.py",
+        'return f"{text}: somebody deleted it", wire.CANCELLED',
+        "return text, wire.PREEMPTION",
+    ),
+    Planted(
+        "a machine's deadline comes by its own clock",
+        "agent/boot.py",
+        "while (left := deadline - store_time()) > 0:",
+        "while (left := deadline - time.time()) > 0:",
+    ),
+    Planted(
+        "a machine trusts its own clock when the store is silent",
+        "agent/boot.py",
+        "return told + time.monotonic() - then if told else time.time()",
+        "return time.time()",
+    ),
+    Planted(
+        "a follower judges ages by its own clock",
+        "watch.py",
+        "        taken = store.now()\n",
+        "        taken = time.time()\n",
+    ),
+    Planted(
+        "the reaper judges a deadline by its own clock",
+        "reaper.py",
+        "    now = store.now()\n    if expires and now > expires + EXPIRED:",
+        "    now = time.time()\n    if expires and now > expires + EXPIRED:",
+    ),
+    Planted(
+        "internal errors stay in one zone for ever",
+        "backends/zones.py",
+        "if past.cause == wire.INTERNAL and before.tries < TWICE:",
+        "if past.cause == wire.INTERNAL:",
+    ),
+    Planted(
+        "a notice of preemption is read after the exit",
+        "agent/rules.py",
+        "    if view.preempted:  # before the exit: what ends a machine ends its programs too\n"
+        "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
+        "    if view.preempted and view.exit is None:\n"
+        "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
+    ),
+    Planted(
+        "nobody asks for a notice when a program fails",
+        "agent/host.py",
+        "self.preempted = self.preempted or vm.notice()",
+        "self.preempted = self.preempted",
+    ),
+    Planted(
+        "a scene older than one's own act is believed",
+        "watch.py",
+        "        or scene.taken <= memory.not_before\n",
+        "",
+    ),
+    Planted(
+        "an intent comes before the verdict on the attempt before it",
+        "lifecycle.py",
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and began):\n",
+        "    elif state == GONE:\n"
+        '        return Step(Cursor(cursor.attempt + 1, "resuming", (), cursor.spent))\n'
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and began):\n",
+    ),
+    Planted(
+        "the reaper ends a slice that lives",
+        "reaper.py",
+        "    if seen.state == GONE:\n        state = placement.get",
+        "    if seen.state in (GONE, PRESENT):\n        state = placement.get",
+    ),
+    Planted(
+        "the reaper deletes what lives, and writes no verdict",
+        "reaper.py",
+        '    if verdict is not None or placement["age"] < UNCLAIMED:\n        return "", ""',
+        '    if verdict is not None or placement["age"] < UNCLAIMED:\n        return "it is old", ""',
+    ),
+    Planted(
+        "the reaper knows of one zone",
+        "backends/tpu_vm.py",
+        "            return list(page.found)\n",
+        "            return [one for one in page.found if one.zone == self._settings.zones[0]]\n",
+    ),
+    Planted(
+        "the reaper looks at queued resources and at no nodes",
+        "backends/tpu_vm.py",
+        "        for node in self._everywhere(self._tpus.nodes, project, unread):",
+        "        for node in ():",
+    ),
+    Planted(
+        "the label of the deadline is missing",
+        "backends/tpu_request.py",
+        "        EXPIRES: str(int(intent.deadline)),\n",
+        "",
+    ),
+    Planted(
+        "a later attempt's slice has the label of a deadline in the past",
+        "backends/tpu_request.py",
+        "        EXPIRES: str(int(intent.deadline)),\n",
+        "        EXPIRES: str(int(intent.deadline) if intent.attempt == 1 else 1),\n",
+    ),
+    Planted(
+        "a machine's deadline is never armed",
+        "agent/boot.py",
+        "while (left := deadline - store_time()) > 0:",
+        "while (left := deadline + 1e6 - store_time()) > 0:",
+    ),
+    Planted(
+        "another attempt is released",
+        "lifecycle.py",
+        "        ends = seen.cancel is not None or _over_total(seen, policy)\n"
+        "        return Step(following, (Release(cursor.attempt),), () if ends else changes)",
+        "        ends = seen.cancel is not None or _over_total(seen, policy)\n"
+        "        return Step(following, (Release(following.attempt),), () if ends else changes)",
+    ),
+    Planted(
+        "the last attempt is not released",
+        "follow.py",
+        "        if not any(refused.attempt == attempt for refused in self.refused):\n            self._release(attempt, seen)",
+        "        if not seen:\n            self._release(attempt, seen)",
+    ),
+    Planted(
+        "a client's second verdict takes the place of the first",
+        "act.py",
+        "    job.store.create(names.verdict(job.job_id, attempt), verdict.encode())\n",
+        "    if job.store.create(names.verdict(job.job_id, attempt), verdict.encode()) is None:\n"
+        "        record = job.store.read(names.verdict(job.job_id, attempt))\n"
+        "        job.store.swap(names.verdict(job.job_id, attempt), verdict.encode(), record.generation)\n",
+    ),
+    Planted(
+        "a zombie does not look for a verdict",
+        "agent/lookout.py",
+        "            if self._verdict is None:\n                self._verdict = self._read",
+        "            if self._verdict is not None:\n                self._verdict = self._read",
+    ),
+    Planted(
+        "a stockout spends the budget of infrastructure",
+        "lifecycle.py",
+        "    wire.STOCKOUT: (FREE, JobStatus.FAILED),",
+        '    wire.STOCKOUT: ("infra", JobStatus.FAILED),',
+    ),
+    Planted(
+        "a cancel is lost while its job waits in a queue",
+        "lifecycle.py",
+        "    if seen.cancel is not None:\n        if state in",
+        "    if seen.cancel is not None and not _is_waiting(seen):\n        if state in",
+    ),
+    Planted(
+        "when host 0 is dead nobody deletes the slice",
+        "agent/retire.py",
+        "    if at.host:\n",
+        "    if at.host:\n        return\n    if at.host:\n",
+    ),
+    Planted(
+        "a watcher looks ten times a second",
+        "watch.py",
+        "        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)",
+        "        return 0.1",
+    ),
+    Planted(
+        "a follower that waits asks again and again",
+        "backends/tpu_vm.py",
+        "            if wait := self._still_made(resource, asked):\n                return wait\n",
+        "",
+    ),
+    Planted(
+        "a refused place is asked for again at once",
+        "lifecycle.py",
+        "    return intent is not None and intent.wait > 0 and seen.now < intent.created + intent.wait",
+        "    return False",
+    ),
+    Planted(
+        "a failed look means that the slice is gone",
+        "backends/tpu_vm.py",
+        "                trouble = troubles.classify(_told(raised), Asked(project, zone))\n"
+        '                refused = trouble.cause if trouble.action == troubles.DROP else ""\n',
+        "                seen.update((index, tpu_states.observation(None, (), Asked())) for index in indices)\n"
+        "                continue\n",
+    ),
+    Planted(
+        "a zone that does not answer has nothing",
+        "backends/tpu_vm.py",
+        "        raise ConnectionError(f\"no answer from {', '.join(unreachable)}\")",
+        "        return",
+    ),
+    Planted(
+        "a rate limit leads to another zone",
+        "troubles.py",
+        "    Row((EXHAUSTED,), rf\"requests per (minute|second|day)|{RATE}\", (), wire.QUOTA, LATER, RATE),\n",
+        "",
+    ),
+    Planted(
+        "a zone without quota is asked again and again",
+        "backends/zones.py",
+        "        before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))\n",
+        "",
+    ),
+    Planted(
+        "a request waits in its zone for ever",
+        "backends/tpu_request.py",
+        "    return max(SHORTEST_QUEUE, min(left)) if left else 0.0",
+        "    return 0.0",
+    ),
+    Planted(
+        "the host that lost another is blamed for it",
+        "agent/rules.py",
+        "    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):",
+        "    if view.exit is not None and view.exit.code != 0:",
+    ),
+    Planted(
+        "a rebooted host begins anew",
+        "agent/host.py",
+        "not in (life, None):\n            raise Restarted",
+        "not in (life, None) and False:\n            raise Restarted",
+    ),
+    Planted(
+        "a node in repair is dead at once",
+        "backends/tpu_states.py",
+        "REPAIR_PATIENCE = 900.0",
+        "REPAIR_PATIENCE = 0.0",
+    ),
+    Planted(
+        "a total that is spent leads to one more attempt",
+        "lifecycle.py",
+        "    if reason := _over_total(seen, policy):\n        return Step(cursor, (Close(wire.DEADLINE, reason),))\n"
+        "    return Step(cursor, (Intend(),))",
+        "    return Step(cursor, (Intend(),))",
+    ),
+    Planted(
+        "a line that comes while others are written is lost",
+        "agent/segments.py",
+        "            del self._frames[:count]\n",
+        "            del self._frames[: count + 1]\n",
+    ),
+)  # fmt: skip
+
+
+def plant(bug: Planted, folder: Path) -> None:
+    """In a copy of this tree."""
+    for part in PARTS:
+        source, target = ROOT / part, folder / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, target)
+    file = folder / "kinetic_orchestration" / bug.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(bug.right) != 1:
+        raise LookupError(f"{bug.name}: {bug.file} has {text.count(bug.right)} times what it replaces, and not once")
+    file.write_text(text.replace(bug.right, bug.wrong), encoding="utf-8")
+
+
+def find(bug: Planted, *, seeds: int = SEEDS, first: int = 0) -> str:
+    """The first broken promise, or ""."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        plant(bug, Path(folder))
+        played = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--cloud", "--stop", f"--first={first}", f"--seeds={seeds}"],
+            cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+        )  # fmt: skip
+    if played.returncode not in (0, 1):
+        raise RuntimeError(f"{bug.name}: {played.stderr}")
+    return next((line for line in played.stdout.splitlines() if re.match(r"seed \d+: ", line)), "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted")
+    parser.add_argument("names", nargs="*", help="only these: parts of their names")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    chosen = [bug for bug in PLANTED if not arguments.names or any(part in bug.name for part in arguments.names)]
+    missed = 0
+    for bug in chosen:
+        try:
+            found = find(bug, seeds=arguments.seeds, first=arguments.first)
+        except (LookupError, RuntimeError) as error:
+            found = ""
+            print(error)
+        missed += not found
+        print(f"{bug.name:68}  {found[:150] or 'NOT FOUND'}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""Random schedules on a simulated Cloud TPU API: no slice is ever leaked, no result doubled, no zone asked in vain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import act, launch, lifecycle, watch
+from kinetic_orchestration.agent import retire
+from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
+from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.identity import Identity
+from kinetic_orchestration.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
+from tests.simulation import planted
+from tests.simulation.cloud import QUEUE, Cloud, Odds, Zone
+from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance
+from tests.simulation.edges import simulated_edges
+from tests.simulation.scenario import STAGED, Failed, play, trace_of
+from tests.simulation.vms import CloudGround, DistantStore
+from tests.simulation.world import Task, World
+
+SEEDS = 600
+MANY = 10_000
+
+# What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
+REACHED = """
+a create call met what was there
+a create call was made again and recognised
+a delete got stuck
+a delete was refused
+a failed job was asked for again
+a guard spoke for its agent
+a host started after its attempt's verdict
+a job succeeded after attempts without hosts
+a job that everybody had left was asked for later
+a machine lived on after its node
+a machine may not delete its slice
+a machine was rebooted
+a program died of another's death
+a state that nobody knows
+a whole log was read
+a zombie found a verdict
+a zone did not answer
+aborted: cancelled
+aborted: configuration
+aborted: deadline
+aborted: infrastructure
+aborted: preemption
+aborted: user
+another zone was tried
+attempt 2 committed
+attempt 3 committed
+closed by a client: cancelled
+closed by a client: configuration
+closed by a client: deadline
+closed by a client: infrastructure
+closed by a client: internal
+closed by a client: preemption
+closed by a client: quota
+closed by a client: stockout
+closed without an intent: cancelled
+closed without an intent: configuration
+closed without an intent: deadline
+everything was suspended for a while
+failed in the queue: dry
+failed in the queue: expired
+failed in the queue: failing
+harm: agent
+harm: all silent
+harm: cut off
+harm: denied
+harm: host
+harm: maintenance
+harm: never boots
+harm: notice
+harm: preempt at the end
+harm: preempted
+harm: reboot
+harm: repair for ever
+harm: slow boot
+harm: stuck
+harm: unready
+harm: user
+host 0 deleted its slice
+host 1 deleted its slice
+no zone was left
+preempted during the commit
+preempted, and the node shows 11
+refused: failing
+refused: forbidden
+refused: no quota
+refused: no quota in the region
+refused: quotas
+refused: refused
+somebody else was reaping
+the answer to a create was lost
+the answer to a release was lost
+the limit of provision ended a job after several attempts
+the queue never said that it was active
+the rate of creates was limited
+the reaper released a placement: its attempt has its verdict
+the zones were listed one by one
+two launchers raced for one identity
+waited in a queue
+""".strip().splitlines()
+SELDOM = """
+a cancel was heard in a queue
+a node outlived its queued resource
+a commit was faster than a cancel
+a job ended with its owner
+a machine reached its deadline
+a program died of its machine's end
+a repair took too long
+a stale submitter submitted after the verdict
+aborted: stall
+harm: repair
+harm: user deletes all
+killed after intent.json
+killed after the create call
+killed after verdict.json
+killed before intent.json
+killed before the create call
+machines waited for the reaper, for want of rights
+nobody who may start an attempt did
+only the reaper could release
+preempted, and the node shows 12
+preempted, and the node shows 16
+preempted, and the node shows 5
+preempted, and the node shows None
+the answer to a submit was lost
+the reaper came just before a deadline
+the reaper released a placement: FAILED, and nobody follows it
+the reaper released a placement: SUSPENDED, and nobody follows it
+the reaper released a placement: past its deadline
+""".strip().splitlines()
+
+
+def _check(seeds: range, states: list[str]) -> None:
+    worlds: list[World] = []
+    failures, reached = [], Counter[str]()
+    with simulated_edges(worlds):
+        for seed in seeds:
+            try:
+                play(seed, worlds, kind=CloudSchedule)
+            except Failed as failed:
+                failures.append(failed)
+            reached.update(worlds[-1].reached)
+    summary = "\n".join(str(failed).splitlines()[0] for failed in failures[:20])
+    assert not failures, f"{len(failures)} of {len(seeds)} seeds broke a promise:\n{summary}\n\n{failures[0]}"
+    assert [state for state in states if not reached[state]] == []
+
+
+def test_every_promise_holds_in_hundreds_of_schedules_and_every_interesting_state_was_reached() -> None:
+    _check(range(SEEDS), REACHED)
+
+
+@pytest.mark.offline
+@pytest.mark.timeout(1800)
+def test_every_promise_holds_in_thousands_of_schedules_and_seldom_states_were_reached_too() -> None:
+    _check(range(SEEDS, SEEDS + MANY), [*REACHED, *SELDOM])
+
+
+def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
+    """Whatever was played before it, and in whatever order sets are gone through."""
+    seed, root = 24, Path(__file__).parents[2]
+    worlds: list[World] = []
+    with simulated_edges(worlds):
+        for before in range(seed - 4, seed + 1):
+            play(before, worlds, kind=CloudSchedule)
+    elsewhere = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--cloud"],
+        cwd=root, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert elsewhere.stdout.rstrip("\n") == trace_of(worlds[-1])
+
+
+class _Seen(BaseException):
+    """What was to be seen of a world was seen."""
+
+
+def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
+    """How often one process that follows so many jobs in a queue asks: its watcher, and all its followers together."""
+    worlds = [World(1)]
+    world = worlds[0]
+    cloud = Cloud(world, {zone: Zone(zone, QUEUE, float("inf")) for zone in ZONES}, Odds())
+    world.distance = Distance(world, CloudGround(world, cloud))
+    plan = Plan(
+        "train", SLICES[0], "tpu-vm", STORE, DEPLOYMENT, Limits(run=600.0), Retry(), project="p", zones=ZONES[:1]
+    )
+    found: list[tuple[int, int]] = []
+
+    def main(task: Task) -> None:
+        store, backend = DistantStore(world), world.distance.backend_of(task)
+        for number in range(jobs):
+            identity = Identity(DEPLOYMENT, "simulation", str(number))
+            job, _ = launch.claim(store, backend, identity, BELIEVES)
+            written = launch.admit(store, job, identity, plan, STAGED, BELIEVES)
+            launched = act.open_job(job, store, backend, BELIEVES, written=written)
+            launch.provision(launched, is_new=True)
+            world.fork("follower", lambda _task, of=launched: follow(Follower(of)))
+        world.sleep(3600.0)
+        before = _counts(task)
+        world.sleep(3600.0)
+        after = _counts(task)
+        found.append((after[0] - before[0], after[1] - before[1]))
+        raise _Seen
+
+    with simulated_edges(worlds), pytest.raises(_Seen):
+        world.spawn("orchestrator", main)
+        world.run()
+    world.end()
+    return found[0]
+
+
+def _counts(process: Task) -> tuple[int, int]:
+    by_watcher = [thread.asked for thread in process.threads if "kinetic-watch" in thread.name]
+    return sum(by_watcher), sum(thread.asked for thread in process.threads) - sum(by_watcher)
+
+
+def test_a_watcher_asks_no_more_for_many_jobs_than_for_one_and_followers_hardly_ask() -> None:
+    alone, few, many = (_asked_in_an_hour(jobs) for jobs in (1, 5, 40))
+    assert alone[0] == few[0] == many[0] <= 2 * 3600 / 10
+    for jobs, (_, by_followers) in ((1, alone), (5, few), (40, many)):
+        assert by_followers <= 2 * jobs * (3600 / 300 + 1)  # a cancel and a verdict, in case their rings were lost
+
+
+def test_a_scene_of_the_attempt_before_says_nothing_of_the_next_one() -> None:
+    """Its hosts had been there for long when the next attempt was intended, which was then closed for that: a watcher
+    that had been stopped for a quarter of an hour was believed by its follower.
+    """
+    worlds = [World(1)]
+    world, job, found = worlds[0], "job-0123456789ab", []
+    world.distance = Distance(world, CloudGround(world, Cloud(world, {}, Odds())))
+
+    def main(task: Task) -> None:
+        store, memory = DistantStore(world), watch.Memory()
+        placement = {"backend": "tpu-vm", "project": "p", "zone": ZONES[0], "name": "kinetic-an-attempt-1"}
+        scene = watch.Scene(world.now - 1000.0, {}, {job: Observation(PRESENT)}, {job: placement})
+        seen = watch.look(store, world.distance.backend_of(task), job, 2, 1, memory=memory, scene=scene)
+        found.append((seen.intent, seen.observation.state, memory.present))
+
+    with simulated_edges(worlds):
+        world.spawn("orchestrator", main)
+        world.run()
+    assert found == [(None, ABSENT, 0.0)]
+
+
+@pytest.mark.offline
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bug", planted.PLANTED, ids=lambda bug: bug.name)
+def test_every_planted_bug_is_found(bug: planted.Planted) -> None:
+    assert planted.find(bug), f"no seed finds this: {bug.name}"
+
+
+def _everything_is_ours(_backend: Any, _name: str, _labels: Any) -> bool:
+    return True
+
+
+def _as_if_each_attempt_had_hosts(cursor: Any) -> int:
+    return int(cursor.attempt)
+
+
+def _at_once(_at: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "wrong"),
+    [
+        (TpuVmBackend, "_is_ours", _everything_is_ours),
+        (lifecycle, "shown", _as_if_each_attempt_had_hosts),
+        (retire, "_wait_for_others", _at_once),
+    ],
+)
+def test_a_wrong_rule_is_found_and_its_seed_is_told(
+    monkeypatch: pytest.MonkeyPatch, module: Any, rule: str, wrong: Callable[..., Any]
+) -> None:
+    """Who watches the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
+    monkeypatch.setattr(module, rule, wrong)
+    worlds: list[World] = []
+    told = r"python -m tests\.simulation --seed \d+ --cloud"
+    with simulated_edges(worlds), pytest.raises(Failed, match=told):
+        for seed in range(300):
+            play(seed, worlds, kind=CloudSchedule)

@@ -1,0 +1,215 @@
+"""The documentation says what is there: commands, settings, fields, prices, links and the README's two commands."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kinetic_orchestration import cost
+from kinetic_orchestration.cli.parser import make_parser
+from kinetic_orchestration.context import HostContext
+from kinetic_orchestration.settings import SETTINGS
+from kinetic_orchestration.spec import OPTION_NAMES, TpuVm
+from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.values import Limits
+
+ROOT = Path(__file__).parent.parent
+CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def rows(text: str, heading: str = "") -> list[list[str]]:
+    """The cells of all tables below a heading."""
+    part = re.split(r"^## ", text.partition(heading)[2], maxsplit=1, flags=re.M)[0] if heading else text
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in part.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    found = next(action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_readmes_first_two_commands_are_one_line_each() -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page("README.md"), re.S | re.M)
+    assert [len(block.strip().splitlines()) for block in blocks[:2]] == [1, 1]
+
+
+def test_every_setting_is_in_its_table_with_its_variable_and_nothing_else_is() -> None:
+    told = {row[0]: row[1].strip("`") for row in rows(page("docs/settings.md")) if re.fullmatch(r"`[A-Z_]+`", row[1])}
+    assert told == {name: variables[0] for name, (variables, _, _) in SETTINGS.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, default, _) in SETTINGS.items() if default])
+def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
+    assert f"`{SETTINGS[name][1]}`" in next(row[2] for row in rows(page("docs/settings.md")) if row[0] == name)
+
+
+def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
+    text = page("docs/settings.md")
+    told = {name for row in rows(text, "## What only Cloud TPU understands") for name in re.findall(r"`(\w+)`", row[0])}
+    assert told == {entry.name for entry in fields(TpuVm)}
+    assert f"Limits({', '.join(entry.name for entry in fields(Limits))})" in text
+
+
+def test_every_option_of_run_is_in_its_table_and_nothing_else_is() -> None:
+    table = rows(page("docs/python.md"), "## The options of `run`")[1:]
+    assert {name for row in table for name in re.findall(r"`(\w+)`", row[0])} == OPTION_NAMES
+
+
+def test_everything_that_a_host_can_ask_is_in_its_table() -> None:
+    table = rows(page("docs/python.md"), "## On the host")[1:]
+    told = {name for row in table for name in re.findall(r"`(\w+)", row[0])}
+    assert told == {name for name in dir(HostContext) if not name.startswith("_")}
+
+
+def test_the_program_of_the_python_page_runs(home: Path, tmp_path: Path) -> None:
+    block = re.search(r"```python\n# job\.py\n(.*?)```", page("docs/python.md"), re.S)
+    assert block is not None
+    (tmp_path / "job.py").write_text(block[1], encoding="utf-8")
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    words = ["a", "training", "step", "of", "a", "pipeline"]
+    assert done.stdout.splitlines()[1:] == ["{'long': 3}", repr(words)]
+
+
+def test_every_command_is_named_in_the_readme_and_every_command_in_the_docs_is_one() -> None:
+    known = commands()
+    line = page("README.md").partition("## On the command line")[2].partition("```")[0]
+    assert set(known) == {word.split()[0] for word in re.findall(r"`([a-z-]+[^`]*)`", line)} & set(known)
+    for path in PAGES:
+        for called in CALLED.findall(path.read_text(encoding="utf-8")):
+            assert called in known, f"{path.name} calls {called}, which is no command"
+
+
+def test_every_option_that_the_docs_use_with_a_command_exists() -> None:
+    known = commands()
+    for path in PAGES:
+        for line in re.findall(r"(?:ko|kinetic-orchestration) ([a-z-]+ [^`\n#|]*)", path.read_text(encoding="utf-8")):
+            command, *words = line.split()
+            given = {word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
+            if command in known:
+                assert given <= set(known[command]._option_string_actions), f"{path.name}: {line}"
+
+
+def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_method() -> None:
+    text = page("docs/emulator.md")
+    options = set(commands()["emulator"]._option_string_actions) - {"-h", "--help", "--debug"}
+    assert options == {name for row in rows(text, "## In two minutes") for name in re.findall(r"`(--[a-z-]+)", row[0])}
+    for row in rows(text, "## What can go wrong")[1:]:
+        for name in re.findall(r"`(\w+)\(", row[0]):
+            assert hasattr(Emulator, name) or name == "random_faults", name
+
+
+def test_the_prices_are_those_of_the_estimates() -> None:
+    text = page("docs/cloud-tpu.md")
+    assert cost.PRICES_DATE in text
+    told = {
+        (row[0], region): tuple(None if cell == "–" else float(cell) for cell in row[2:])
+        for row in rows(text, "## What it costs")[1:]
+        for region in row[1].replace("any", "").split(", ")
+    }
+    assert told == {(name, region): pair for name, regions in cost.PRICES.items() for region, pair in regions.items()}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_program_of_a_page_is_python(path: Path) -> None:
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", path.read_text(encoding="utf-8"), re.S | re.M):
+        ast.parse(textwrap.dedent(block))
+
+
+@pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud-tpu.md", "first.py")])
+def test_the_first_program_of_a_page_can_be_planned(
+    name: str, file: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = re.search(rf"```python\n(# {re.escape(file)}\n.*?)```", page(name), re.S)
+    assert block is not None
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / file).write_text(block[1], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert f"ko plan {file}:" in page(name) or f"kinetic-orchestration plan {file}:" in page(name)
+    command = [sys.executable, "-m", "kinetic_orchestration.cli", "plan", file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    told = {row[0]: row[1:] for row in rows(page("docs/evaluating.md"), "## Which versions")}
+    assert project["requires-python"] == ">=3.11,<3.14"
+    assert told["Python, where you submit"][0] == "3.11 to 3.13"
+    bounds = " ".join(line for lines in project["optional-dependencies"].values() for line in lines)
+    constraints = page("constraints.txt")
+    for row, package in [("Dagster", "dagster"), ("Airflow", "apache-airflow")]:
+        least, below = re.findall(rf"(?:^| ){package}>=([\d.]+),<(\d+)", bounds)[0]
+        assert told[row][0].startswith(f"{least} and later, below {below}")
+        assert f"\n{package}=={told[row][1]}\n" in constraints
+    assert project["version"].startswith(re.findall(r"This is version (\d+\.\d+)\.", page("docs/evaluating.md"))[0])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        there = path.parent / name if name else path
+        assert there.exists(), f"{path.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(slug, headings), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
+
+
+def test_every_module_of_the_agent_the_stores_the_backends_and_the_emulator_is_on_the_map() -> None:
+    text = page("docs/architecture.md")
+    for package in ("agent", "stores", "backends", "testing"):
+        for module in (ROOT / "kinetic_orchestration" / package).glob("[a-z]*.py"):
+            assert f"`{module.stem}`" in text, f"{package}/{module.name}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(# test_training\.py\n.*?)```", page("docs/emulator.md"), re.S)
+    assert block is not None
+    (tmp_path / "test_training.py").write_text(block[1], encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path / "test_training.py")]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"KINETIC_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

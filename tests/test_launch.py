@@ -1,0 +1,101 @@
+"""The way of a job up to its first attempt: what an identity means now, and what Ctrl-C does not wait for."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import act, launch, settings
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.records import Record
+from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.identity import job_id, of
+from kinetic_orchestration.job import open_place
+from kinetic_orchestration.stores.local import LocalStore
+from tests.faults.helpers import wait_until
+
+# Asked to end, it waits until it may, and says when it has.
+SLOW_TO_END = """
+trap 'until [ -e "$0/may end" ]; do sleep 0.05; done; touch "$0/ended"; exit' TERM
+echo up
+while :; do sleep 0.05; done
+"""
+
+
+def test_a_job_that_ends_is_waited_for_before_its_identity_begins_anew(home: Path, tmp_path: Path) -> None:
+    """Its verdict is there already, and its program may still write what the next job goes on from."""
+    job = kinetic.command(["sh", "-c", SLOW_TO_END, str(tmp_path)], accelerator="cpu", key="k")
+    wait_until(lambda: "up" in (job.logs() or ""))
+    act.cancel(job._job, "its task was killed", "a test", anew=True)
+    wait_until(lambda: job._job.store.read(names.verdict(job.job_id, 1)) is not None)
+    assert not (tmp_path / "ended").exists()
+    later = threading.Timer(1.0, (tmp_path / "may end").touch)
+    later.start()
+    again = kinetic.command(["true"], accelerator="cpu", key="k")
+    assert again.job_id != job.job_id
+    assert (tmp_path / "ended").exists()
+    later.join()
+    assert again.result(timeout=60) is None
+    assert job.follow(timeout=60) is not None
+
+
+class Forgetful(LocalStore):
+    """Somebody removes the records of an identity just before they are read, so many times."""
+
+    def __init__(self, store: LocalStore, times: int) -> None:
+        super().__init__(store.root, store.deployment)
+        self.times = times
+
+    def read(self, name: str, *args: Any, **how: Any) -> Record | None:
+        if name.startswith("identities/") and self.times:
+            self.times -= 1
+            self.delete(name)
+        return super().read(name, *args, **how)
+
+
+def test_an_identity_that_is_removed_while_it_is_claimed_is_claimed_again(home: Path) -> None:
+    job = kinetic.command(["true"], accelerator="cpu", key="k")
+    assert job.result(timeout=60) is None
+    store, backend = open_place()
+    assert isinstance(store, LocalStore)
+    identity = of(settings.load().deployment, "k")
+    assert launch.claim(Forgetful(store, 3), backend, identity) == (job.job_id, False)
+    with pytest.raises(StoreError, match=r"was removed or changed 20 times .* Find out who"):
+        launch.claim(Forgetful(store, 1000), backend, identity)
+    assert launch.claim(store, backend, identity) == (job_id(identity, 1), False)
+
+
+def interrupted(*_: Any) -> str:
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("unreachable")
+
+
+def test_ctrl_c_while_a_job_is_brought_on_its_way_waits_for_no_reaper(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as place:
+        place.setattr(LocalBackend, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kinetic.command(["true"], accelerator="cpu", key="k")
+    assert not list(home.glob(".reaped-*"))
+    again = kinetic.command(["true"], accelerator="cpu", key="k")
+    assert again.result(timeout=60) is None
+    wait_until(lambda: list(home.glob(".reaped-*")))
+
+
+def test_ctrl_c_while_a_call_is_brought_on_its_way_calls_its_job_back_and_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalBackend, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kinetic.run(accelerator="cpu")(interrupted)()
+    told = re.search(r"kinetic: cancelling (job-\w+)\nkinetic: cancelled\n", capfd.readouterr().err)
+    assert told is not None
+    assert kinetic.attach(told[1]).status() is kinetic.JobStatus.CANCELLED

@@ -1,0 +1,464 @@
+"""Somebody who can write to the bucket changes every object in it, one by one. Nothing of theirs is ever run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import act, launch
+from kinetic_orchestration.agent import boot, frames, names, payload, toolbox, wire
+from kinetic_orchestration.agent.environment import BuildFailed
+from kinetic_orchestration.errors import Corrupt, JobFailed, KineticError, ResultNotTrusted, StoreError
+from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.identity import of
+from kinetic_orchestration.job import JobHandle, all_jobs, attach
+from kinetic_orchestration.lifecycle import Policy
+from kinetic_orchestration.packaging import tree as trees
+from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.values import Change, Event, Metrics, Output
+from tests import bucket
+from tests.agent.on_vms import Attempt, Site
+
+GARBAGE = [b"", b"\0\xff", b"[]", b"1", b'"wire"', b'{"wire":1}', b"[" * 100_000, b'{"wire":1,"kind":[]}']
+
+
+def seven() -> int:
+    return 7
+
+
+def pair() -> tuple[int, int]:
+    return 1, 2
+
+
+def failing() -> None:
+    raise LookupError("not there")
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Iterator[bucket.Trap]:
+    trap = bucket.Trap(tmp_path / "sprung")
+    yield trap
+    assert not trap.has_sprung(), "foreign code has run"
+
+
+# ---- on a client -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _bucket(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket.pretend(monkeypatch)
+
+
+def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
+    return JobHandle(launch.launch(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)))
+
+
+_ended: dict[Any, tuple[act.Job, dict[str, bytes]]] = {}
+
+
+def ended(function: Any) -> act.Job:
+    """A job of the function that is over, with its records as its hosts and its submitter left them."""
+    key = os.environ["KINETIC_HOME"], function  # a worker may come back to this module, and then has another home
+    if key not in _ended:
+        job = submitted(function)._job
+        assert follow(Follower(job), timeout=60) is not None
+        _ended[key] = job, {name: job.store.read(name).data for name in records_of(job)}  # type: ignore[union-attr]
+    job, whole = _ended[key]
+    for name in records_of(job) - whole.keys():
+        job.store.delete(name)
+    for name, data in whole.items():
+        job.store.put(name, data)
+    return job
+
+
+def records_of(job: act.Job) -> set[str]:
+    return {entry.name for prefix in (names.job, names.beats_of) for entry in job.store.list(prefix(job.job_id))}
+
+
+client = pytest.mark.usefixtures("_bucket")
+
+
+@client
+def test_spec(trap: bucket.Trap, tmp_path: Path) -> None:
+    job = ended(pair)
+    task = job.spec()["task"]
+    evil = {**task, "payload": {"digest": trap.payload(tmp_path / "evil"), "size": 1}}
+    bucket.rewrite(job.store, names.spec(job.job_id), task=evil)
+    for ask in (lambda: attach(job.job_id), job.spec, lambda: launch.collect(job, Follower(job).step())):  # type: ignore[arg-type]
+        with pytest.raises(Corrupt, match=names.spec(job.job_id)):
+            ask()
+    with pytest.warns(UserWarning, match="left out"):
+        assert job.job_id not in [handle.job_id for handle in all_jobs()]
+
+
+@client
+@pytest.mark.parametrize("data", [*GARBAGE, b'{"wire":1,"plan":{"slice":7},"task":{}}'])
+def test_a_spec_that_is_garbage(data: bytes) -> None:
+    job = ended(seven)
+    job.store.put(names.spec(job.job_id), data)
+    with pytest.raises(StoreError, match=names.spec(job.job_id)):
+        attach(job.job_id)  # its home knows better
+    with pytest.raises(StoreError, match=r"spec\.json"):
+        act.open_job(job.job_id, job.store, job.backend)  # whoever knows nothing
+
+
+@client
+@pytest.mark.parametrize("hosts", [0, -1, 10**12, "x", None])
+def test_a_spec_with_absurd_hosts(hosts: Any) -> None:
+    job = ended(seven)
+    plan = job.spec()["plan"]
+    bucket.rewrite(job.store, names.spec(job.job_id), plan={**plan, "slices": hosts})
+    with pytest.raises(StoreError, match=r"spec\.json"):
+        act.open_job(job.job_id, job.store, job.backend)
+
+
+@client
+def test_an_identity_that_leads_to_a_foreign_spec(trap: bucket.Trap, tmp_path: Path) -> None:
+    """The attacker has written a whole job of theirs and points a user's key to it."""
+    mine = ended(seven)
+    identity = of("local", "tampered identity")
+    evil = mine.spec()
+    digest = trap.payload(tmp_path / "evil")
+    mine.store.upload(names.blob(digest), str(tmp_path / "evil"))
+    evil["task"]["payload"] = evil["staged"]["payload"] = {"digest": digest, "size": 1}
+    victim = launch.job_id(identity, 9)
+    mine.store.put(names.spec(victim), wire.encode(evil))
+    mine.store.put(names.identity(identity.key), wire.encode({"generation": 9, "identity": []}))
+    job = submitted(seven, key="tampered identity")
+    assert job.job_id == victim and job._job.doubt
+    told: list[Event] = []
+    assert follow(Follower(job._job), told.append, timeout=0.5) is None
+    assert any(isinstance(event, Change) and "starts no attempts" in event.message for event in told)
+    assert mine.store.read(names.intent(victim, 1)) is None
+
+
+@client
+@pytest.mark.parametrize("generation", ["x", None, [1], 1.5])
+def test_an_identity_that_is_garbage(generation: Any) -> None:
+    store = ended(seven).store
+    key = f"garbage {generation}"
+    store.put(names.identity(of("local", key).key), wire.encode({"generation": generation}))
+    with pytest.raises(StoreError, match="identities/"):
+        submitted(seven, key=key)
+
+
+@client
+def test_an_intent_that_names_what_is_not_the_jobs(tmp_path: Path) -> None:
+    job = ended(seven)
+    valuable = tmp_path / "valuable"
+    valuable.mkdir()
+    intent = names.intent(job.job_id, 1)
+    bucket.rewrite(job.store, intent, placement={"backend": "local", "run": str(valuable), "hosts": 1, "machine": "m"})
+    for ask in (lambda: act.release(job, 1), lambda: Follower(job).step()):
+        with pytest.raises(StoreError, match=intent):
+            ask()
+    assert valuable.is_dir()
+
+
+@client
+def test_an_intent_that_leads_out_of_the_plan() -> None:
+    """Our own rights would make a machine in somebody else's project, and show them the job's code."""
+    job = ended(seven)
+
+    class Elsewhere:
+        def place(self, plan: Any, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
+            return {"backend": "tpu-vm", "project": "mine", "zone": "a", "name": f"kinetic-x-{job_id[4:]}-{attempt}"}
+
+    own = Elsewhere().place(None, job.job_id, 1)
+    asked = act.Job(job.job_id, job.store, Elsewhere(), Policy(), "")  # type: ignore[arg-type]
+    plan = job.plan()
+    assert act.may_be_there(asked, plan, 1, own)
+    evil = ({"project": "evil"}, {"zone": "b"}, {"name": "kinetic-y-1"}, {"backend": "local"}, {"slices": 64})
+    for change in evil:
+        assert not act.may_be_there(asked, plan, 1, {**own, **change})
+
+
+@client
+@pytest.mark.parametrize("data", GARBAGE)
+@pytest.mark.parametrize("name", [names.intent, names.verdict])
+def test_an_intent_or_a_verdict_that_is_garbage(name: Any, data: bytes) -> None:
+    job = ended(seven)
+    job.store.put(name(job.job_id, 1), data)
+    with pytest.raises(StoreError):
+        Follower(job).step()
+
+
+@client
+def test_a_verdict_with_a_foreign_value(trap: bucket.Trap, tmp_path: Path) -> None:
+    job = ended(pair)
+    digest = trap.payload(tmp_path / "evil")
+    job.store.put(names.host(job.job_id, 1, 0, "result"), (tmp_path / "evil").read_bytes())
+    verdict = names.verdict(job.job_id, 1)
+    proofs = ["", "x.y.z", base64.b64encode(b"{}").decode()]
+    for proof in proofs:
+        bucket.rewrite(job.store, verdict, digest=digest, proof=proof)
+        with pytest.raises(ResultNotTrusted, match="KINETIC_TRUST_STORE"):
+            JobHandle(job).result()
+    bucket.rewrite(job.store, verdict, digest=digest, format=wire.PLAIN)  # said to be what needs no trust
+    with pytest.raises(Corrupt, match="not JSON"):
+        JobHandle(job).result()
+    bucket.rewrite(job.store, verdict, format="pickle")
+    with pytest.raises(ResultNotTrusted):
+        JobHandle(job).result()
+
+
+@client
+def test_a_value_that_is_not_the_verdicts() -> None:
+    job = ended(seven)
+    job.store.put(names.host(job.job_id, 1, 0, "result"), b"8")
+    with pytest.raises(Corrupt, match="digest"):
+        JobHandle(job).result()
+    deep = b"[" * 200_000
+    job.store.put(names.host(job.job_id, 1, 0, "result"), deep)
+    bucket.rewrite(job.store, names.verdict(job.job_id, 1), digest=bucket.digest_of(deep))
+    with pytest.raises(Corrupt, match="not JSON"):
+        JobHandle(job).result()
+    bucket.rewrite(job.store, names.verdict(job.job_id, 1), size=1 << 40)
+    with pytest.raises(Corrupt, match="it was changed"):
+        JobHandle(job).result()
+
+
+@client
+def test_a_verdict_with_a_foreign_exception(trap: bucket.Trap, tmp_path: Path) -> None:
+    job = ended(failing)
+    digest = trap.payload(tmp_path / "evil")
+    job.store.put(names.host(job.job_id, 1, 0, "exception"), (tmp_path / "evil").read_bytes())
+    record = job.store.read(names.verdict(job.job_id, 1))
+    assert record is not None
+    failure = json.loads(record.data)["failure"]
+    bucket.rewrite(job.store, names.verdict(job.job_id, 1), failure={**failure, "digest": digest})
+    with pytest.raises(JobFailed, match="not unpickled here"):
+        JobHandle(job).result()
+
+
+@client
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": "../../../x"},
+        {"reason": 5},
+        {"digest": ["x"]},
+        {"failure": "x"},
+        {"failure": {"message": 7}},
+        {"size": "x"},
+    ],
+    ids=str,
+)
+def test_a_verdict_of_wrong_kinds(changes: dict[str, Any]) -> None:
+    job = ended(seven)
+    bucket.rewrite(job.store, names.verdict(job.job_id, 1), **changes)
+    with pytest.raises(StoreError, match="verdict"):
+        JobHandle(job).result()
+
+
+VAST = b'{"wire":1,"state":"running","done":1' + b"0" * 400 + b"}"
+
+
+@client
+@pytest.mark.parametrize(
+    "data", [*GARBAGE, b'{"wire":1,"state":{}}', b'{"wire":1,"state":"running","segment":"x"}', VAST]
+)
+def test_beats_rings_and_cancels_that_are_garbage(data: bytes) -> None:
+    job = ended(seven)
+    job.store.put(names.beat(job.job_id, 1, 0), data)
+    job.store.put(names.ring(job.job_id), data)
+    job.store.put(names.eye(job.job_id), data)
+    assert JobHandle(job).result() == 7
+    assert f"{JobHandle(job).peek().done:g}" == "0"
+    job.store.put(names.cancel(job.job_id), data)
+    try:
+        assert JobHandle(job).result() == 7
+    except StoreError as error:
+        assert "cancel" in str(error)
+
+
+@client
+def test_log_segments() -> None:
+    """Shown as they are; they are never more than bytes."""
+    job = ended(seven)
+    written = [
+        frames.encode(frames.METRICS, 1.0, b"not json"),
+        frames.encode(frames.METRICS, 1.0, b'{"step":{},"values":7}'),
+        frames.encode(frames.METRICS, 1.0, b'{"step":1e999,"values":{}}'),
+        frames.encode(frames.METRICS, 1.0, b'{"step":1,"values":{"loss":1' + b"0" * 400 + b"}}"),
+        frames.encode(frames.PROGRESS, 1.0, b"[" * 100_000),
+        frames.encode("\x1b", 1.0, b"of no kind\n"),
+        frames.encode(frames.METRICS, 1.0, b'{"step":1,"values":{"loss":2}}'),
+        b"\x1eo 1 " + b"9" * 5000 + b"\nx",
+    ]
+    job.store.put(names.segment(job.job_id, 1, 0, 0), b"".join(written))
+    told: list[Event] = list(JobHandle(job).events())
+    assert [event for event in told if isinstance(event, Metrics)] == [Metrics(0, 1.0, 1, {"loss": 2.0}, 1)]
+    assert {event.kind for event in told if isinstance(event, Output)} == {frames.NOTE}
+
+
+@client
+@pytest.mark.parametrize("data", [*GARBAGE, b'{"tree":"../x"}', b'{"version":1,"packs":[["/x",1,1,"raw"]],"files":[]}'])
+def test_what_the_store_remembers_of_a_project(data: bytes, tmp_path: Path) -> None:
+    """An older tree is a help for sending the next one, and can be done without."""
+    store = ended(seven).store
+    (tmp_path / "project").mkdir()
+    (tmp_path / "spool").mkdir()
+    sent = []
+    for text in ("one", "two", "three"):
+        (tmp_path / "project" / "code.py").write_text(text)
+        taken = trees.snapshot(tmp_path / "project", index_dir=tmp_path / "index", spool=tmp_path / "spool")
+        sent.append(trees.upload(taken, store, spool=tmp_path / "spool").digest)
+        store.put(names.tree(sent[-1]), data)
+        for entry in list(store.list("projects/")):
+            store.put(entry.name, data)
+    assert len(set(sent)) == 3
+
+
+@client
+@pytest.mark.parametrize("data", GARBAGE)
+def test_group_records(data: bytes) -> None:
+    store = ended(seven).store
+    store.put(names.group("grp-1"), data)
+    from kinetic_orchestration.batch import attach_batch
+
+    with pytest.raises(KineticError, match="grp-1"):
+        attach_batch("grp-1")
+
+
+# ---- on a host, which knows the digest of its agent and of its spec by its metadata alone ------------------------
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[StorageServer]:
+    with StorageServer() as server:
+        yield server
+
+
+@pytest.fixture
+def site(tmp_path: Path, home: Path, storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage.url)
+    site = Site(storage, tmp_path)
+    yield site
+    site.close()
+
+
+def refusal(attempt: Attempt) -> str:
+    """What the host says when it has seen what was done to its records."""
+    attempt.start()
+    verdict = attempt.verdict()
+    assert verdict.kind == wire.ABORTED
+    attempt.gone()
+    return verdict.reason
+
+
+def change(site: Site, name: str, data: bytes) -> None:
+    assert site.records.read(name) is not None, name
+    site.records.put(name, data)
+
+
+def test_a_host_refuses_another_spec(site: Site, trap: bucket.Trap) -> None:
+    attempt = site.admit(seven)
+    record = site.records.read(names.spec(attempt.job))
+    assert record is not None
+    fields = wire.decode(record.data)
+    fields["task"]["argv"] = ["mkdir", str(trap.folder)]
+    change(site, names.spec(attempt.job), wire.encode(fields))
+    assert f"{names.spec(attempt.job)} is not the one that was submitted" in refusal(attempt)
+
+
+def test_a_host_refuses_another_payload(site: Site, trap: bucket.Trap, tmp_path: Path) -> None:
+    attempt = site.admit(seven)
+    record = site.records.read(names.spec(attempt.job))
+    assert record is not None
+    digest = wire.decode(record.data)["task"]["payload"]["digest"]
+    trap.payload(tmp_path / "evil")
+    change(site, names.blob(digest), (tmp_path / "evil").read_bytes())
+    assert digest in refusal(attempt)
+
+
+def test_a_host_refuses_another_tree_and_other_packs(site: Site, trap: bucket.Trap, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "run.py").write_text("print('as it was')\n")
+    evil = f"import os; os.mkdir({str(trap.folder)!r})".encode()
+
+    def admitted() -> tuple[Attempt, str, dict[str, Any]]:
+        attempt = site.admit(argv=["python", "run.py"], cwd=str(project))
+        record = site.records.read(names.spec(attempt.job))
+        assert record is not None
+        name = names.tree(wire.decode(record.data)["task"]["tree"])
+        manifest = site.records.read(name)
+        assert manifest is not None
+        return attempt, name, json.loads(manifest.data)
+
+    attempt, name, manifest = admitted()
+    change(site, names.blob(manifest["packs"][0][0]), evil)
+    assert "not those that were sent" in refusal(attempt)
+    attempt, name, manifest = admitted()
+    manifest["packs"][0][0] = "/etc/passwd"
+    change(site, name, json.dumps(manifest).encode())
+    assert "names a pack '/etc/passwd'" in refusal(attempt)
+    attempt, name, manifest = admitted()
+    manifest["files"][0][0] = "../../run.py"
+    change(site, name, json.dumps(manifest).encode())
+    assert "it was changed after it was sent" in refusal(attempt)
+
+
+def test_a_host_refuses_another_agent(site: Site, trap: bucket.Trap) -> None:
+    import io
+    import zipfile
+
+    attempt = site.admit(seven)
+    evil = io.BytesIO()
+    with zipfile.ZipFile(evil, "w") as archive:
+        archive.writestr("__main__.py", f"import os; os.mkdir({str(trap.folder)!r})")
+    change(site, names.blob(attempt.agent), evil.getvalue())
+    assert "not the one that was submitted: its digest differs. It was not run" in refusal(attempt)
+
+
+def test_a_host_refuses_another_lock(site: Site) -> None:
+    lock = os.urandom(16).hex().encode()
+    digest = bucket.digest_of(lock)
+    wanted = {"lock": digest, "interpreter": "/usr/bin/python3", "uv": "", "settings": {}}
+    attempt = site.admit(seven, task={"environment": wanted})
+    site.records.put(names.blob(digest), b"evil==1.0\n")
+    assert f"the lock {digest} is not in the store, or its bytes differed" in refusal(attempt)
+
+
+def test_a_host_refuses_another_tool(site: Site, tmp_path: Path) -> None:
+    digest = "a" * 64
+    site.records.put(names.tool(digest), b"#!/bin/sh\ntouch sprung\n")
+    with pytest.raises(BuildFailed, match=rf"{names.tool(digest)} .* its digest differs"):
+        toolbox._uv(site.records, digest, "", str(tmp_path), {}, print)  # type: ignore[arg-type]
+    kept = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in kept if path.parts[0] != "home" and "tools" in str(path)]
+
+
+def test_a_host_lives_on_with_garbage_in_the_records_of_others(site: Site) -> None:
+    attempt = site.admit(seven)
+    for number, data in enumerate(GARBAGE):
+        site.records.signal(names.beat(attempt.job, 1, number + 1), data[:100])
+    site.records.signal(names.ring(attempt.job), b"\xff")
+    attempt.start()
+    assert attempt.verdict().kind == wire.COMMITTED and attempt.value() == 7
+    attempt.gone()
+
+
+def test_a_file_without_a_digest_is_not_unpickled(trap: bucket.Trap, tmp_path: Path) -> None:
+    trap.payload(tmp_path / "evil")
+    with pytest.raises(payload.Tampered):
+        payload.load(tmp_path / "evil", "")
+
+
+def test_the_agents_digest_is_asked_for_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = "b" * 64
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    path = f"/storage/v1/b/bucket/o/prod%2Fblobs%2Fbb%2F{digest}"
+    with bucket.serving({path: b"evil"}) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        with pytest.raises(boot.Failed, match="It was not run"):
+            boot.fetch("gs://bucket/prod", digest)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

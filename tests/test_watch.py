@@ -1,0 +1,139 @@
+"""A scene: what was heard of all jobs at once, how small it is kept, and what of it is news."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.stores.gcs import GcsStore
+from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.watch import WATCHERS, Distant, Scene, _same, intent_of, watcher_of
+
+ONE, TWO = "job-000000000001", "job-000000000002"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return open_local(tmp_path / "store", "test")
+
+
+def scene(store: LocalStore) -> Scene:
+    return Scene.take(store, LocalBackend(Path(store.root), 1, store.url, "test"), names.BEATS, {})
+
+
+def beat(store: LocalStore, job: str, host: int = 0, state: str = wire.RUNNING, **fields: Any) -> None:
+    said = wire.Beat(state, boot=f"{job}/{host}", active=store.now(), began=store.now() - 5.0)
+    store.signal(names.beat(job, 1, host), said._replace(**fields).encode())
+
+
+def test_what_thousands_of_hosts_say_alike_is_kept_once(store: LocalStore) -> None:
+    for job in (ONE, TWO):
+        beat(store, job)
+    first, second = (scene(store), scene(store))
+    (one,), (two,), (later,) = first.heard[ONE], first.heard[TWO], second.heard[ONE]
+    assert one.said is two.said is later.said
+    assert one.name is two.name
+    assert one.said == wire.Beat(wire.RUNNING)
+
+
+def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) -> None:
+    """Of no two hosts it is alike, and it is more than all the rest of what they say."""
+    sample = {"at": 1.5, "cpu": 0.5, "kind": "tpu", "busy": [50.0] * 16}
+    for job in (ONE, TWO):
+        beat(store, job, devices=sample)
+    backend = LocalBackend(Path(store.root), 1, store.url, "test")
+    seen = Scene.take(store, backend, names.BEATS, {}, frozenset({TWO}))
+    (one,), (two,) = seen.heard[ONE], seen.heard[TWO]
+    assert one.said == wire.Beat(wire.RUNNING)
+    assert two.said == wire.Beat(wire.RUNNING, devices=sample)
+    assert seen.signature(ONE) == seen.signature(TWO), "a sample wakes nobody"
+    (all_of_it,) = scene(store).heard[ONE]
+    assert all_of_it.said == two.said
+    beats = (wire.Beat(wire.RUNNING, devices=sample),)
+    assert _same(beats) is beats, "what cannot be a key is its own"
+
+
+def test_that_a_host_still_lives_is_no_news_and_what_it_does_is(store: LocalStore) -> None:
+    def signature() -> int:
+        return scene(store).signature(ONE)
+
+    beat(store, ONE)
+    before = signature()
+    beat(store, ONE, offset=100)
+    store.signal(names.eye(ONE), b"{}")
+    beat(store, TWO, state=wire.DONE)
+    assert signature() == before
+    beat(store, ONE, segment=3)
+    grown = signature()
+    assert grown != before
+    store.signal(names.ring(ONE), b"now")
+    assert signature() != grown
+
+
+def test_what_somebody_else_put_among_the_beats_is_no_trouble(store: LocalStore) -> None:
+    beat(store, ONE)
+    before = scene(store).signature(ONE)
+    for name in ("nobodys", f"{ONE}/notes", f"{TWO}/x/0"):
+        store.put(f"{names.BEATS}{name}", b"\xff not JSON")
+    assert scene(store).signature(ONE) == before
+
+
+def test_a_placement_keeps_no_history_that_it_does_not_have(store: LocalStore) -> None:
+    """A thousand followers each keep one."""
+    placement = {"name": "kinetic-1-000000000001-1", "zone": "z", "wait": 0.0, "tried": [], "moved": 0, "slices": 1}
+    fields = {"attempt": 1, "boot": "b", "placement": placement, "allowed": 0.0}
+    store.create(names.intent(ONE, 1), wire.encode(fields))
+    record = store.read(names.intent(ONE, 1))
+    assert record is not None
+    intent = intent_of(record, store, ONE, 1)
+    assert intent.placement == {"name": "kinetic-1-000000000001-1", "zone": "z", "slices": 1}
+    assert (intent.wait, intent.since) == (0.0, intent.created)
+
+
+def test_each_caller_has_a_watcher_of_its_own_which_asks_as_that_caller(tmp_path: Path) -> None:
+    """Of two connections of an orchestrator in one process, one may see less of a store than the other."""
+    backend = LocalBackend(tmp_path, 1, str(tmp_path), "test")
+
+    def opened(caller: object) -> GcsStore:
+        return GcsStore("gs://bucket/prefix/test", "test", caller, "http://127.0.0.1:9")
+
+    ours, theirs = AnonymousCredentials(), AnonymousCredentials()  # type: ignore[no-untyped-call]
+    watcher = watcher_of(opened(ours), backend)
+    assert watcher_of(opened(ours), backend) is watcher
+    assert watcher_of(opened(theirs), backend) is not watcher
+
+
+def test_an_eye_that_cannot_be_opened_keeps_no_follower_waiting_and_is_opened_at_a_later_look(tmp_path: Path) -> None:
+    with StorageServer() as storage:
+        url = storage.make_bucket("eyes") + "/test"
+        caller = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        store = GcsStore(url, "test", caller, storage.url)
+        watcher = Distant(store, LocalBackend(tmp_path, 1, str(tmp_path), "test"))
+        watcher._reading = dict.fromkeys((ONE, TWO), 0.0)
+        storage.fail("insert *", times=None)
+        storage.forget()
+        watcher._show(1000.0)
+        assert len(storage.calls) == 1
+        assert watcher._reading == {ONE: 0.0, TWO: 0.0}
+        storage.heal()
+        watcher._show(1000.0)
+        assert [eye.name for eye in store.signals(names.BEATS)] == [names.eye(ONE), names.eye(TWO)]
+        assert min(watcher._reading.values()) > 1000.0
+
+
+def test_a_process_with_many_callers_keeps_the_watchers_that_somebody_relies_on(tmp_path: Path) -> None:
+    store, backend = open_local(tmp_path / "store", "test"), LocalBackend(tmp_path, 1, str(tmp_path), "test")
+    with watcher_of(store, backend).following(ONE):
+        kept = watcher_of(store, backend)
+        others = [open_local(tmp_path / str(number), "test") for number in range(2 * WATCHERS)]
+        first = watcher_of(others[0], backend)
+        watchers = [watcher_of(other, backend) for other in others]
+        assert len({id(watcher) for watcher in watchers}) == len(others)
+        assert watcher_of(store, backend) is kept
+        assert watcher_of(others[0], backend) is not first

@@ -1,0 +1,96 @@
+"""A program's place on a host as its agent would tell it, and functions to run as jobs, from a small project."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration.training import loop
+
+MODULE = "training_jobs"
+JOB = "job-0123456789abcdef"
+
+
+class Host:
+    """This process as one host of a job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoints = folder / "checkpoints"
+        self.events = folder / "events"
+        self.notice = folder / "notice"
+        self.output = folder / "out"
+
+    def environ(self, attempt: int, job: str = JOB) -> dict[str, str]:
+        """What tells a program that it runs there."""
+        told = {
+            "JOB_ID": job, "ATTEMPT": str(attempt), "HOST_INDEX": "0", "HOST_COUNT": "1", "OUTPUT_DIR": str(self.output),
+            "CHECKPOINT_DIR": str(self.checkpoints), "PARTITION_KEY": "", "EVENTS": str(self.events),
+            "NOTICE": str(self.notice),
+        }  # fmt: skip
+        return {f"KINETIC_{name}": value for name, value in told.items()}
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """What the program reported: metrics (m) or progress (p)."""
+        lines = self.events.read_text().splitlines() if self.events.exists() else []
+        return [json.loads(line[1:]) for line in lines if line[0] == kind]
+
+    def ask_to_end(self, cause: str, grace: float = 8.0) -> None:
+        part = self.notice.with_suffix(".part")
+        part.write_text(json.dumps({"cause": cause, "grace": grace}))
+        part.rename(self.notice)
+
+    def steps(self, name: str = "t") -> list[int]:
+        """Of the checkpoints that are there."""
+        return sorted(
+            int(commit.parent.name.split("-")[1]) for commit in (self.checkpoints / name).glob("step-*/commit.json")
+        )
+
+    def folders(self, name: str = "t") -> list[str]:
+        return sorted(path.name for path in (self.checkpoints / name).glob("step-*"))
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Host]]:
+    """Makes this process a host of such an attempt; later ones find the checkpoints of those before."""
+
+    def become(attempt: int = 1, job: str = JOB) -> Host:
+        found = Host(tmp_path)
+        found.notice.unlink(missing_ok=True)
+        loop._finished.clear()  # as a new process begins
+        for name, value in found.environ(attempt, job).items():
+            monkeypatch.setenv(name, value)
+        return found
+
+    yield become
+
+
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("training") / "project"
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    copy = folder / f"{MODULE}.py"
+    shutil.copy(Path(__file__).with_name("jobs.py"), copy)
+    spec = importlib.util.spec_from_file_location(MODULE, copy)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _own_names() -> None:
+    """Each test is a program of its own, whose first training is its first."""
+    loop._named.clear()
+    loop._finished.clear()
+    assert "KINETIC_EVENTS" not in os.environ

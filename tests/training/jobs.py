@@ -1,0 +1,237 @@
+"""Trainings that run as jobs on hosts of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.training import beside
+
+
+def counts(
+    steps: int,
+    pause: float,
+    every: Any,
+    marks: str,
+    full: tuple[int, int] = (-1, 0),
+    uneven: float = 1.0,
+    large: bool = False,
+    cut_off: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Without any framework: each host at a speed of its own, with numbers of its own. `full`: the host whose files
+    cannot grow from that step on. `large`: an array that is changed in its place counts as one. `cut_off`: the first
+    attempt comes to no end by itself, and the one after it goes on for so many steps.
+    """
+    host = kinetic.current()
+    chance = random.Random(host.host_index)
+    state: dict[str, Any] = {"sum": 0.0, "own": [host.host_index], "chance": chance, "big": bytes(50_000)}
+    if large:
+        import numpy as np
+
+        beside.LARGE = 1
+        state["array"] = np.zeros(1000)
+    training = kinetic.Training(every=every, total=steps, **options)
+    state, begun = training.restore(state)
+    assert state["chance"] is chance
+    mark(marks, "keeps", host.checkpoint_dir)
+    mark(marks, "began", begun)
+    if cut_off:
+        steps = 100_000 if host.attempt == 1 else begun + steps
+    try:
+        for number in range(begun, steps):
+            time.sleep(pause * (1 + uneven * host.host_index))
+            state = {**state, "sum": state["sum"] + chance.random()}
+            if large:
+                assert (state["array"] == number).all()
+                state["array"] += 1
+            if full == (host.host_index, number):
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+            training.step(number + 1, state, value=state["sum"])
+            if number == begun + 3:
+                mark(marks, "runs", number)
+        training.finish(state)
+    except kinetic.TrainingEnded as ended:
+        mark(marks, "ended", ended.step)
+        mark(marks, ended.cause, int(ended.saved))
+        raise
+    return {"sum": state["sum"], "own": state["own"], "begun": begun, "attempt": host.attempt}
+
+
+def breaks() -> int:
+    """A loop without `with`, whose first checkpoint is on its way for a second when an exception ends it."""
+    import numpy as np
+
+    training = kinetic.Training(every=1)
+    state, done = training.restore({"array": np.zeros(1000)})
+    if done:
+        return done
+    beside.LARGE, fsync = 1, os.fsync
+
+    def slow(file: int) -> None:
+        os.fsync = fsync
+        time.sleep(1.0)
+        fsync(file)
+
+    os.fsync = slow
+    training.step(1, state)
+    raise KeyError("no data")
+
+
+def mark(folder: str, what: str, value: object) -> None:
+    host = kinetic.current()
+    there = Path(folder)
+    there.mkdir(exist_ok=True)
+    part = there / f".{what}-{host.attempt}-{host.host_index}"
+    part.write_text(str(value))
+    part.rename(there / f"{what}-{host.attempt}-{host.host_index}")
+
+
+def trains_on_a_slice(
+    steps: int, pause: float, every: Any, marks: str, fill: int = 0, devices: int = 0, paused: int = 100
+) -> dict[str, Any]:
+    """JAX over all hosts: one weight spread over all devices, one that all have, data that each host draws itself.
+    `devices`: of each host, fewer than its slice has: a step then takes a tenth of the CPU. With something to `fill`
+    them, checkpoints are written beside the steps. `paused`: the attempts whose steps take a `pause`.
+    """
+    if devices:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    host = kinetic.current()
+    if fill:
+        beside.LARGE = 1
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    spread, same = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
+
+    def placed(value: Any, sharding: Any) -> Any:
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    first = np.random.default_rng(5)
+    weights = {
+        "w": placed(first.normal(size=(64, 24)).astype("float32"), spread),
+        "v": placed(np.zeros(24, "float32"), same),
+    }
+    chance = np.random.default_rng(100 + host.host_index)
+    state = {
+        "weights": weights,
+        "momentum": jax.tree.map(jnp.zeros_like, weights),
+        "key": jax.random.key(3),
+        "chance": chance,
+        "fill": np.zeros(fill, np.uint8),
+    }
+    rows = 64 // host.host_count
+
+    @jax.jit
+    def update(weights: Any, momentum: Any, batch: Any, noise: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
+            out = jnp.tanh(batch @ weights["w"].T @ weights["w"] + weights["v"] + noise)
+            return ((out - jnp.roll(batch, 1, axis=1)) ** 2).mean()
+
+        loss, gradient = jax.value_and_grad(loss_of)(weights)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
+        return jax.tree.map(lambda w, m: w - 0.05 * m, weights, momentum), momentum, loss
+
+    training = kinetic.Training(every=every, total=steps, keep=2)
+    state, begun = training.restore(state)
+    mark(marks, "began", begun)
+    for number in range(begun, steps):
+        time.sleep(pause if host.attempt <= paused else 0.0)
+        mine = chance.normal(size=(rows, 24)).astype("float32")
+        batch = jax.make_array_from_process_local_data(spread, mine, (64, 24))
+        key, drawn = jax.random.split(state["key"])
+        noise = np.asarray(jax.random.normal(drawn, (24,))) * 0.01
+        weights, momentum, loss = update(state["weights"], state["momentum"], batch, noise)
+        state = {**state, "weights": weights, "momentum": momentum, "key": key}
+        training.step(number + 1, state, loss=loss)
+        if number == begun + 2:
+            mark(marks, "runs", number)
+    training.finish(state)
+    whole = [multihost_utils.process_allgather(leaf, tiled=True) for leaf in jax.tree.leaves(state["weights"])]
+    sha = hashlib.sha256()
+    for leaf in whole:
+        sha.update(np.ascontiguousarray(leaf).tobytes())
+    return {
+        "digest": sha.hexdigest(), "begun": begun, "attempt": host.attempt, "loss": float(loss),
+        "drawn": chance.random(), "processes": jax.process_count(), "pid": os.getpid(),
+    }  # fmt: skip
+
+
+def fits_on_a_slice(epochs: int, pause: float, marks: str) -> dict[str, Any]:
+    """Keras on JAX over all hosts, disturbed as a test wants; and, once that is through, the same again undisturbed.
+    The steps of the first two attempts take a `pause`.
+    """
+    import keras
+    import numpy as np
+
+    host = kinetic.current()
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    x = np.random.default_rng(3).normal(size=(80, 6)).astype("float32")[host.host_index :: host.host_count]
+
+    class Slow(keras.callbacks.Callback):  # type: ignore[misc]
+        steps = 0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            time.sleep(pause if host.attempt < 3 else 0.0)
+            self.steps += 1
+            if self.steps == 5:
+                mark(marks, "runs", self.steps)
+
+    def fit(name: str, *more: Any) -> tuple[str, list[int]]:
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.2), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+        callbacks = [kinetic.KineticCallback(every=3, name=name), *more]
+        done = model.fit(x, x.sum(1), batch_size=4, epochs=epochs, verbose=0, callbacks=callbacks)
+        sha = hashlib.sha256()
+        for variable in [*model.variables, *model.optimizer.variables]:
+            sha.update(np.asarray(variable.value).tobytes())
+        return sha.hexdigest(), done.epoch
+
+    disturbed, seen = fit("disturbed", Slow())
+    return {"digests": [disturbed, fit("whole")[0]], "epochs": seen, "attempt": host.attempt}
+
+
+def lies_on_a_slice(checkpoints: str) -> list[Any]:
+    """Writes a state over all devices, if there is none; what is restored, and what is said without `reshard`."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    os.environ["KINETIC_CHECKPOINT_DIR"] = checkpoints
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(-1, 2), ("x", "y"))
+    whole = np.arange(64 * 48, dtype="float32").reshape(64, 48)
+
+    def placed(value: Any, *axes: Any) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    def state_of(value: Any) -> dict[str, Any]:
+        return {"spread": placed(value, "y", "x"), "column": placed(value, None, "x"), "same": placed(value), "n": 0}
+
+    told, done = "", 0
+    for reshard in (False, True):
+        try:
+            with kinetic.Training(every=1, name="t", reshard=reshard) as training:
+                state, done = training.restore(state_of(whole * 0))
+                if not done:
+                    training.step(7, {**state_of(whole), "n": 7})
+                    return [training._done]
+        except CheckpointDiffers as error:
+            told = str(error)
+    found = [multihost_utils.process_allgather(state[name], tiled=True) for name in ("spread", "column", "same")]
+    return [done, state["n"], [bool((one == whole).all()) for one in found], told]

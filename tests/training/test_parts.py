@@ -1,0 +1,277 @@
+"""A state taken apart, written as one host's file, read, and put together again."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kinetic_orchestration.training import parts, trees
+from kinetic_orchestration.training.commits import Leaf
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+def again(state: Any, into: Any, path: Path) -> Any:
+    """The state by way of a file."""
+    opened = parts.Opened(str(path), parts.write(str(path), trees.apart(state)))
+
+    def fetch(name: str, dtype: str, start: trees.Start, shape: tuple[int, ...]) -> memoryview:
+        size = 4 if dtype.startswith("key<") else np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+        data = trees.room(prod(shape) * size)
+        assert opened.copy(name, Leaf(dtype, shape), start, data) == prod(shape) or not data
+        return data
+
+    try:
+        return trees.together(into, opened.plain, fetch)()
+    finally:
+        opened.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "dtype"):
+        return (one.dtype, one.shape, np.asarray(one).tobytes()) == (
+            other.dtype,
+            other.shape,
+            np.asarray(other).tobytes(),
+        )
+    return type(one) is type(other) and (one == other or (math.isnan(one) and math.isnan(other)))
+
+
+ARRAYS = {
+    dtype: (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
+    for dtype in ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128",
+                  ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=lambda array: str(array.dtype))
+def test_an_array_of_any_dtype_comes_back_bit_by_bit(array: Any, tmp_path: Path) -> None:
+    assert same(again({"a": array}, {"a": np.zeros_like(array)}, tmp_path / "part")["a"], array)
+
+
+def test_a_nested_state_comes_back_in_its_structure(tmp_path: Path) -> None:
+    state = {
+        "params": [{"w": np.float32([[1, 2], [3, np.nan]]), "b": np.zeros((0, 3), np.float32)}, ()],
+        "pair": Pair(np.array(3.5), {"deep": (np.arange(5)[::2],)}),
+        "step": 7, "rate": float("inf"), "name": "größe", "on": True, "none": None, "seed": 2**70, "raw": b"\0\xff",
+        "scalar": np.int16(9), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }  # fmt: skip
+    empty = {
+        "params": [{"w": np.zeros((2, 2), np.float32), "b": np.ones((0, 3), np.float32)}, ()],
+        "pair": Pair(np.array(0.0), {"deep": (np.zeros(3, int),)}),
+        "step": 0, "rate": 0.0, "name": "", "on": False, "none": None, "seed": 0, "raw": b"",
+        "scalar": np.int16(0), "fortran": np.zeros((2, 3)),
+    }  # fmt: skip
+    assert same(again(state, empty, tmp_path / "part"), state)
+
+
+class Attributes(dict[str, Any]):
+    """As programs have them that write `state.w`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__ = self
+
+
+def test_dictionaries_of_another_kind_stay_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program without JAX has them, which knows no other kinds."""
+    monkeypatch.delitem(sys.modules, "jax")
+    state = {"seen": collections.defaultdict(int, a=1), "count": collections.Counter(b=2), "empty": {}}
+    given = {"seen": collections.defaultdict(int, a=0), "count": collections.Counter(b=5), "empty": {}}
+    found = again(state, given, tmp_path / "part")
+    assert found == state
+    assert [type(one) for one in found.values()] == [collections.defaultdict, collections.Counter, dict]
+    assert (found["seen"]["new"], given["seen"]["a"]) == (0, 0)
+    own = again({"own": Attributes(w=2.0)}, {"own": Attributes(w=1.0)}, tmp_path / "own")["own"]
+    assert (type(own), own["w"], own.w) == (Attributes, 2.0, 2.0)
+
+
+def test_jax_arrays_and_keys_come_back_where_the_given_ones_are(tmp_path: Path) -> None:
+    state = {"w": jax.numpy.arange(6.0).reshape(2, 3), "key": jax.random.key(7), "old": jax.random.PRNGKey(3)}
+    found = again(
+        state, {"w": jax.numpy.zeros((2, 3)), "key": jax.random.key(0), "old": jax.random.PRNGKey(0)}, tmp_path / "part"
+    )
+    assert isinstance(found["w"], jax.Array)
+    assert same(found["w"], state["w"])
+    assert same(found["old"], state["old"])
+    assert same(jax.random.normal(found["key"], (3,)), jax.random.normal(state["key"], (3,)))
+
+
+def test_generators_and_iterators_go_on_where_they_were(tmp_path: Path) -> None:
+    class Data:
+        """As Grain's iterators are."""
+
+        place = 0
+
+        def get_state(self) -> dict[str, Any]:
+            return {"place": self.place, 3: ("x", b"y", [None])}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            assert state[3] == ("x", b"y", [None])
+            self.place = state["place"]
+
+    def made(seed: int) -> dict[str, Any]:
+        return {
+            "python": random.Random(seed),
+            "numpy": np.random.default_rng(seed),
+            "old": np.random.RandomState(seed),
+            "data": Data(),
+        }
+
+    def drawn(state: dict[str, Any]) -> list[float]:
+        return [state["python"].random(), state["numpy"].random(), state["old"].rand(), state["data"].place]
+
+    state, other = made(1), made(2)
+    state["data"].place = 41
+    drawn(state)
+    assert again(state, other, tmp_path / "part")["data"] is other["data"]
+    assert drawn(other) == drawn(state)
+
+
+@pytest.mark.parametrize("bad", [object(), {1, 2}, print])
+def test_what_nobody_can_keep_is_refused_by_its_name(bad: Any) -> None:
+    with pytest.raises(trees.Unstorable, match="params/odd is a builtins"):
+        trees.apart({"params": {"odd": bad}})
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["ab"]), np.zeros(2, ">f4"), np.array([print], object), np.zeros(1, "i4,f4")]
+)
+def test_an_array_whose_bytes_are_not_numbers_of_this_machine_is_refused(array: Any) -> None:
+    with pytest.raises(trees.Unstorable, match="params/odd is an array of "):
+        trees.described({"params": {"odd": array}})
+
+
+@pytest.mark.parametrize("more", [{"a": {"b": np.ones(2)}}, {"a": np.random.RandomState(1), "a/1": np.ones(2)}])
+def test_two_parts_of_one_name_are_refused(more: dict[str, Any]) -> None:
+    state = {"a/b": np.zeros(2), **more}
+    with pytest.raises(trees.Unstorable, match="two parts of the state have the name a/"):
+        trees.apart(state)
+
+
+def test_a_kind_that_is_told_counts_for_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of torch, of which this environment has none: the second of two hosts that are joined."""
+
+    class Tensor:
+        dtype, shape, device = "torch.uint8", (0,), SimpleNamespace(type="cpu")
+
+    class Generator:
+        def get_state(self) -> Any:
+            return Tensor()
+
+        def set_state(self, _: Any) -> None: ...
+
+    joined = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, distributed=joined))
+    found = trees.apart({"chance": Generator(), "weight": Tensor()})
+    assert found.kinds == {"chance": trees.OWN, "weight": trees.SAME}
+    assert [piece.path for piece in found.pieces] == ["chance"]
+
+
+def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
+    code = (
+        "import jax, numpy\nfrom jax._src import xla_bridge\nfrom kinetic_orchestration.training import trees\n"
+        "print(trees.devices({'w': numpy.zeros(2)}), xla_bridge.backends_are_initialized())\n"
+        "print(trees.devices({'w': jax.numpy.zeros(2)}))"
+    )
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "3"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, env=environ)
+    assert done.stdout == "0 False\n3\n", done.stderr
+
+
+def test_what_need_not_be_each_hosts_own_is_not() -> None:
+    from kinetic_orchestration.training.keras_callback import _Chance
+
+    assert trees.own(random.Random(1))
+    assert not trees.own(_Chance())
+
+
+def test_nothing_is_pickled_and_a_kept_state_that_would_have_to_be_is_refused() -> None:
+    class Odd:
+        def get_state(self) -> Any:
+            return {"where": object()}
+
+        def set_state(self, _: Any) -> None: ...
+
+    with pytest.raises(trees.Unstorable, match=r"the state of data/where holds a builtins\.object"):
+        trees.apart({"data": Odd()})
+
+
+def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
+    """By its format's page: a length, a header whose offsets follow each other to the end, and no gaps."""
+    state = {"a": np.arange(3, dtype=np.float32), "b": ARRAYS[ml_dtypes.bfloat16], "c": ARRAYS["complex128"], "n": 1}
+    parts.write(str(tmp_path / "part"), trees.apart(state))
+    data = (tmp_path / "part").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert all(isinstance(value, str) for value in header.pop("__metadata__").values())
+    at = 0
+    for told in header.values():
+        assert told["data_offsets"][0] == at
+        at = told["data_offsets"][1]
+    assert 8 + length + at == len(data)
+    assert [told["dtype"] for told in header.values()] == ["F32", "BF16", "U8"]
+    first, last = header["a"]["data_offsets"]
+    assert np.frombuffer(data[8 + length + first : 8 + length + last], np.float32).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("harm", ["cut", "grown", "flipped", "emptied"])
+def test_a_torn_part_is_not_believed(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "part"
+    told = parts.write(str(path), trees.apart({"a": np.arange(1000)}))
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(
+        {"cut": bytes(data[:-1]), "grown": bytes(data) + b"x", "flipped": bytes(data), "emptied": b""}[harm]
+    )
+    with pytest.raises(parts.Torn):
+        parts.Opened(str(path), told)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) -> None:
+    """Pieces as a sharding may cut them; what is asked for as another would."""
+    chance = random.Random(seed)
+    shape = tuple(chance.randint(1, 6) for _ in range(chance.randint(0, 4)))
+    whole = np.arange(prod(shape), dtype=np.int32).reshape(shape)
+    state = trees.Apart(leaves={"a": Leaf("int32", shape)}, dtypes={"a": "int32"})
+
+    def cut(start: tuple[int, ...], of: tuple[int, ...]) -> None:
+        wide = [axis for axis, size in enumerate(of) if size > 1]
+        if not wide or chance.random() < 0.2:
+            piece = np.ascontiguousarray(whole[tuple(slice(a, a + n) for a, n in zip(start, of, strict=True))])
+            state.pieces.append(trees.Piece("a", start, of, memoryview(piece.reshape(-1).view(np.uint8))))
+            return
+        axis = chance.choice(wide)
+        at = chance.randint(1, of[axis] - 1)
+        cut(start, (*of[:axis], at, *of[axis + 1 :]))
+        cut((*start[:axis], start[axis] + at, *start[axis + 1 :]), (*of[:axis], of[axis] - at, *of[axis + 1 :]))
+
+    cut((0,) * len(shape), shape)
+    opened = parts.Opened(str(tmp_path / "part"), parts.write(str(tmp_path / "part"), state))
+    for _ in range(10):
+        start = tuple(chance.randrange(size) for size in shape)
+        wanted = tuple(chance.randint(1, size - at) for size, at in zip(shape, start, strict=True))
+        into = trees.room(4 * prod(wanted))
+        assert opened.copy("a", Leaf("int32", wanted), start, into) == prod(wanted)
+        expected = whole[tuple(slice(a, a + n) for a, n in zip(start, wanted, strict=True))]
+        assert np.frombuffer(into, np.int32).reshape(wanted).tolist() == expected.tolist()
+    opened.close()
