@@ -674,11 +674,15 @@ def test_debug_waits_for_a_debugger_on_loopback(is_taken: bool) -> None:
         port = int(found[1]) if found else 0
         return bool(port)
 
-    with socket.socket() as other:
+    def taken() -> bool:  # by this test, however long another one has it
+        with contextlib.suppress(OSError):
+            held.enter_context(socket.create_server(("127.0.0.1", DEBUG_PORT)))
+            return True
+        return False
+
+    with contextlib.ExitStack() as held:
         if is_taken:
-            with contextlib.suppress(OSError):  # one has it anyway
-                other.bind(("127.0.0.1", DEBUG_PORT))
-                other.listen()
+            wait_until(taken)
         job = debugged.run_async(1)
         wait_until(listening)
         assert port != DEBUG_PORT or not is_taken
