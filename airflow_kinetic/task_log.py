@@ -29,6 +29,7 @@ from kinetic_orchestration.values import Change, Event, Metrics, Output, Progres
 
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
 BURST_SECONDS = 10.0
+LINES_READ = 100.0  # a second, by an Airflow that is busy, of what its triggers write
 PAUSE_SECONDS = 1.0  # of who was refused, else every line would come with one that tells what was left out before it
 PROGRESS_SECONDS = 1.0
 TURNS = 64  # hosts that are kept apart: a host has every 64th millisecond
@@ -46,6 +47,7 @@ class Budget:
         self._rate = per_second
         self._most = per_second * BURST_SECONDS
         self._left = self._most
+        self._unread = 0.0
         self._now = now
         self._since = now()
         self._lock = threading.Lock()
@@ -54,28 +56,33 @@ class Budget:
         """Whether there is room for one line more; `again`: for whom there was none last time."""
         enough = max(1.0, self._rate * PAUSE_SECONDS) if again else 1.0
         with self._lock:
-            now = self._now()
-            self._left = min(self._most, self._left + (now - self._since) * self._rate)
-            self._since = now
+            self._catch_up()
             if self._left < enough:
                 return False
             self._left -= 1.0
+            self._unread += 1.0
             return True
-
-    def spent(self) -> float:
-        """Lines that were written of late."""
-        with self._lock:
-            return max(0.0, self._most - self._left - (self._now() - self._since) * self._rate)
 
     def take_up_to(self, lines: int) -> int:
         """For how many lines there is room at once, so that there is some for the next second's, too."""
         with self._lock:
-            now = self._now()
-            self._left = min(self._most, self._left + (now - self._since) * self._rate)
-            self._since = now
+            self._catch_up()
             taken = max(0, min(lines, int(self._left - self._rate)))
             self._left -= taken
+            self._unread += taken
             return taken
+
+    def unread(self) -> float:
+        """Seconds until Airflow has read what was written, at the worst."""
+        with self._lock:
+            self._catch_up()
+            return self._unread / LINES_READ
+
+    def _catch_up(self) -> None:
+        now = self._now()
+        passed, self._since = now - self._since, now
+        self._left = min(self._most, self._left + passed * self._rate)
+        self._unread = min(self._most, max(0.0, self._unread - passed * LINES_READ))
 
 
 class TaskLog:

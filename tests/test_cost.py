@@ -241,14 +241,14 @@ def test_a_job_that_everybody_forgot_is_charged_for_until_its_deadline_at_most(r
 
 def test_a_running_attempt_is_told_until_now(records: Records) -> None:
     now = records.store.now() - NOW
-    records.intend(1, now - 100)
-    records.start(1, now - 60)
-    beat = wire.Beat(wire.RUNNING, began=NOW + now - 30)
+    records.intend(1, now - 10_000)
+    records.start(1, now - 6_000)
+    beat = wire.Beat(wire.RUNNING, began=NOW + now - 3_000)
     records.store.put(names.beat(records.job, 1, 0), beat.encode())
     (stay,) = records.stays()
-    assert stay.queued == pytest.approx(40, abs=0.01)
-    assert stay.ready == pytest.approx(60, abs=5)
-    assert stay.productive == pytest.approx(30, abs=5)
+    assert stay.queued == pytest.approx(4_000, abs=0.01)
+    assert stay.ready == pytest.approx(6_000, abs=60)
+    assert stay.productive == pytest.approx(3_000, abs=60)
 
 
 def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records: Records) -> None:

@@ -208,7 +208,7 @@ def test_the_picture_is_kept_now_and_then_and_no_trouble_of_it_is_the_jobs(
         assert time.monotonic() < give_up
         time.sleep(0.01)
     keeps.report(report(2), 7.0)
-    assert keeps.close()
+    assert keeps.close(60.0)
     kept = portrait.read(place.read_bytes(), "job-1")
     assert [x for x, _ in kept["curves"]["loss"]] == [1.0, 2.0]
     assert kept["devices"]["panels"]["CPU, cores"] == {"host 0": [[0, 1.0, 1.0, 1, 1.0]]}
@@ -218,7 +218,7 @@ def test_the_picture_is_kept_now_and_then_and_no_trouble_of_it_is_the_jobs(
         keeps.end()
         assert not keeps.close(0.3)
         assert time.monotonic() - before < 25  # of the 30 s for which the lock would be waited for
-    assert keeps.close(), "the one that hung is waited for, and does not write over the last"
+    assert keeps.close(60.0), "the one that hung is waited for, and does not write over the last"
 
     place.unlink()
     alone = Recorder(records, "job-1", "ranker", 1, 1, now=0.0)  # nobody measures the devices

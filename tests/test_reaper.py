@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -123,8 +124,9 @@ def test_a_live_job_and_its_blobs_are_never_touched(home: Path) -> None:
 def test_a_placement_whose_attempt_has_its_verdict_is_released(home: Path) -> None:
     """The guard and the agent were killed after the verdict, and the program lives on: F25, on this machine."""
     job = sleeper.run_async()
-    deadline = time.monotonic() + 30
-    while job.status() is not kinetic.JobStatus.RUNNING and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while job.status() is not kinetic.JobStatus.RUNNING:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     store, backend = open_place()
     (placement,) = list(backend.leftovers())  # type: ignore[attr-defined]
@@ -282,10 +284,9 @@ def test_what_is_past_its_deadline_goes_whether_the_store_knows_of_it_or_not(her
     here.submit(job, deadline=past, zone="us-east5-b")
     here.make("job-999999999999", deadline=past)
     found = here.reap()
-    assert sorted((reaped.zone, reaped.why) for reaped in found) == [
-        ("us-east5-a", "its deadline passed 60 min ago"),
-        ("us-east5-b", "its deadline passed 60 min ago"),
-    ]
+    assert sorted(reaped.zone for reaped in found) == ["us-east5-a", "us-east5-b"]
+    for reaped in found:
+        assert re.fullmatch(r"its deadline passed 6\d min ago", reaped.why)
     here.cloud.ledger.assert_nothing_left()
     record = here.store.read(names.verdict(job.job_id, 1))
     assert record is not None
@@ -559,8 +560,9 @@ def test_beats_of_an_attempt_go_an_hour_after_its_verdict_and_no_other(home: Pat
     job = quick.run_async(1)
     assert job.result(timeout=60) == 1
     live = sleeper.run_async()
-    deadline = time.monotonic() + 30
-    while live.status() is not kinetic.JobStatus.RUNNING and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while live.status() is not kinetic.JobStatus.RUNNING:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     store, _ = open_place()
     store.put(names.ring(job.job_id), b"{}")

@@ -32,8 +32,7 @@ SETTLED = 10.0
 # Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
-LAST_WORDS = 0.5  # so long they take,
-LINES_READ = 100.0  # and a second more for so many that any trigger wrote of late, when the triggerer is busy;
+LAST_WORDS = 0.5  # so long they take, and longer when any trigger wrote many of late;
 MOST_LAST_WORDS = 8.0  # the socket holds no more than a few hundred
 FIRST_LOOK = 60.0  # a trigger that begins so soon after the deferral is the first one
 OPEN_SECONDS = 15.0  # what one try to reach the job may take
@@ -213,7 +212,7 @@ class KineticJobTrigger(BaseTrigger):
 
 
 def _last_words() -> float:
-    return min(MOST_LAST_WORDS, LAST_WORDS + line_budget().spent() / LINES_READ)
+    return min(MOST_LAST_WORDS, LAST_WORDS + line_budget().unread())
 
 
 class _Follower(Follower):

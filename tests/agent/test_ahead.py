@@ -12,19 +12,23 @@ from kinetic_orchestration.agent.ahead import Several
 
 def test_many_things_are_done_by_few_threads_and_come_back_in_their_order() -> None:
     full = threading.Barrier(4)  # none goes on before four are at it
+    looked = threading.Event()
     at_it, most = [], []
 
     def work(thing: int) -> int:
         at_it.append(thing)
         most.append(len(at_it))
         if thing < 4:
-            full.wait(20)
+            full.wait(60)
+        if thing == 39:
+            looked.wait(60)
         time.sleep(0.002)
         at_it.remove(thing)
         return thing * thing
 
     several = Several(work, range(40), most=4)
     pending = [several.pending]
+    looked.set()
     assert several.result() == [thing * thing for thing in range(40)]
     assert [*pending, several.pending] == [True, False]
     assert max(most) == 4

@@ -230,7 +230,7 @@ def test_an_agent_that_is_here_already_is_not_fetched_again(site: Site, jobs: An
 
 
 def test_a_vm_that_cannot_delete_itself_says_so_on_its_console(site: Site, jobs: Any) -> None:
-    site.apis.refusals = [403] * 3
+    site.apis.refusals = [403] * 1000
     attempt = site.admit(jobs.attempt)
     site.storage.fail(f"get *{attempt.agent}", status=404, times=None)
     attempt.start()

@@ -104,7 +104,7 @@ def test_cpu_and_memory_are_those_of_all_descendants_of_an_agent() -> None:
             assert time.monotonic() < give_up, found
             time.sleep(0.4)  # what is measured takes its time
             found = reading.sample(time.monotonic())
-    assert found["cpu"] < 5.0  # a sample that is late counts more than its time
+    assert found["cpu"] < 20.0  # a sample that is late counts more than its time
     assert found["memory"] - before < 1.0
     reading.close()
 
@@ -120,7 +120,10 @@ def test_a_sample_costs_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tpu", "nvml", "nvml of some", "smi"])
-def test_accelerators_are_read_in_the_jobs_own_environment(kind: str, python: Path, tmp_path: Path) -> None:
+def test_accelerators_are_read_in_the_jobs_own_environment(
+    kind: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gauges, "LONGEST_END", 60.0)
     environ = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     if kind == "tpu":
         (site(python) / "libtpu").mkdir()

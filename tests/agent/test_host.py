@@ -253,7 +253,7 @@ def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_p
         "hangs_here() if sys.argv[1:] else waits_for_it()\n"
     )
     shell = ["sh", "-c", f"{shlex.quote(sys.executable)} work.py; true"]
-    limits = kinetic.Limits(stall=8.0)
+    limits = kinetic.Limits(stall=20.0)
     job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path, limits=limits, retry=NONE)._job
     notes = text(events(job), 0, kinds="n")
     assert "in hangs_here" in notes

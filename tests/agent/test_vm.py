@@ -149,7 +149,7 @@ def test_the_first_line_comes_at_once_and_the_others_at_a_pace_that_an_eye_quick
 
 def test_the_last_lines_arrive_when_the_vm_is_preempted(site: Site, jobs: Any) -> None:
     attempt = running(site.admit(jobs.has_last_words).start())
-    attempt.vms[0].preempt(notice=20.0)
+    attempt.vms[0].preempt(notice=60.0)
     verdict = attempt.verdict()
     assert verdict.cause == wire.PREEMPTION
     attempt.gone()

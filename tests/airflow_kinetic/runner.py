@@ -837,7 +837,11 @@ def told_of_an_unreachable_store(elsewhere: str, marker: str, *, fails_at_once: 
     kept = state.kept["kinetic"]
     import kinetic_orchestration as kinetic
 
-    trigger = trigger_of(kinetic.attach(kept["job_id"]))
+    job = kinetic.attach(kept["job_id"])
+    deadline = time.monotonic() + 60
+    while job.status() is not kinetic.JobStatus.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.05)
+    trigger = trigger_of(job)
     trigger.place = {**trigger.place, "store": elsewhere}
     began = time.monotonic()
 

@@ -149,8 +149,10 @@ def test_the_hosts_outlive_the_submitter_and_another_process_collects(home: Path
     assert processes.find(int(session)) is None, "the submitter is gone"
     job = kinetic.attach(job_id)
     until(lambda: job.status() is kinetic.JobStatus.RUNNING, "the hosts")
-    guards = [json.loads(lock.read_text()) for lock in sorted((home / "run").glob("*/host-*.json"))]
-    assert len(guards) == 2
+    locks = sorted((home / "run").glob("*/host-*.json"))
+    assert len(locks) == 2
+    until(lambda: all(lock.read_text() for lock in locks), "who guards them")
+    guards = [json.loads(lock.read_text()) for lock in locks]
     for guard in guards:
         assert processes.alive(guard["pid"], guard["started"])
         assert os.getsid(guard["pid"]) == guard["pid"], "each host leads a session"

@@ -11,7 +11,7 @@ from kinetic_orchestration.backends import tpu_vm, zones
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.values import JobStatus
-from tests.cloud.cases import changes, placements, run, told, wait_until
+from tests.cloud.cases import changes, placements, run, told, vm, wait_running, wait_until
 from tests.cloud.conftest import ZONES
 
 
@@ -43,10 +43,13 @@ def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, 
 def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse")
-    job = run(jobs.attempt, limits=kinetic.Limits(provision=8.0))
-    with pytest.raises(JobTimedOut, match="no host started within 8 s"):
-        job.result(timeout=60)
-    assert len(where(job)) > len(ZONES)
+    for seconds in (8.0, 40.0):  # a busy machine may need longer for them all
+        job = run(jobs.attempt, limits=kinetic.Limits(provision=seconds))
+        with pytest.raises(JobTimedOut, match=f"no host started within {seconds:g} s"):
+            job.result(timeout=120)
+        if len(where(job)) > len(ZONES):
+            return
+    raise AssertionError(where(job))
 
 
 def test_f05_capacity_that_comes_back_is_found(cloud: Emulator, jobs: Any) -> None:
@@ -137,8 +140,10 @@ def test_f10_suspended_by_the_service_is_a_preemption_and_the_next_attempt_follo
     cloud.slow("GetNode", 0.0)
     job = run(jobs.until, str(tmp_path / "go"), spot=True)
     _wait_for_a_node(cloud, job)
+    machine = vm(cloud, job)
     (queued,) = cloud.queued_resources()
     cloud.suspend(str(queued["name"]), by="SERVICE")
+    wait_until(lambda: not machine.alive, "its end")
     (tmp_path / "go").touch()
     assert job.result(timeout=60) == 2
     verdict = job.history()[0].verdict
@@ -162,7 +167,9 @@ def test_f11_a_node_that_goes_otherwise_than_preempted_is_followed_by_new_hosts(
 ) -> None:
     job = run(jobs.until, str(tmp_path / "go"), spot=True)
     _wait_for_a_node(cloud, job)
+    machine = vm(cloud, job)
     cloud.preempt(_node(cloud), notice=None, shows=shows)
+    wait_until(lambda: not machine.alive, "its end")
     (tmp_path / "go").touch()
     assert job.result(timeout=90) == 2
 
@@ -184,7 +191,5 @@ def _node(cloud: Emulator) -> str:
 
 
 def _wait_for_a_node(cloud: Emulator, job: Any) -> None:
-    from tests.cloud.cases import wait_running
-
     wait_running(job)
     assert cloud.nodes()

@@ -112,7 +112,10 @@ def test_f14_a_host_that_reboots_in_mid_run_ends_the_attempt_and_the_next_one_fi
     job = run(jobs.until, str(tmp_path / "go"), accelerator=FOUR_HOSTS)
     wait_running(job)
     (node,) = nodes(cloud, job)
+    machine = vm(cloud, job, 2)
+    boots = machine.boots
     cloud.reboot(node, 2)
+    wait_until(lambda: machine.boots > boots, "its new start")
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 2
     first = verdicts(job)[0]
@@ -214,8 +217,10 @@ def test_f17_a_program_is_told_of_a_preemption_and_goes_on_from_its_checkpoint(
 def test_f17_a_preemption_without_notice_spends_its_own_budget(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     job = run(jobs.until, str(tmp_path / "go"), spot=True, retry=kinetic.Retry(infra=0, preemption=1))
     wait_running(job)
+    machine = vm(cloud, job)
     (node,) = nodes(cloud, job)
     cloud.preempt(node)
+    wait_until(lambda: not machine.alive, "its end")
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 2
     assert verdicts(job)[0].cause == wire.PREEMPTION

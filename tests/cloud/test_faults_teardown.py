@@ -349,8 +349,10 @@ def test_f31_a_queued_resource_that_is_deleted_under_a_running_job_is_replaced(
     """The API does not tell who did it, as it does for a node: it may have been a host that was thought dead."""
     job = run(jobs.until, str(tmp_path / "go"))
     wait_running(job)
+    machine = vm(cloud, job)
     (queued,) = cloud.queued_resources()
     cloud.call("DeleteQueuedResource", {"name": queued["name"], "force": True})
+    wait_until(lambda: not machine.alive, "its end")
     (tmp_path / "go").touch()
     assert job.result(timeout=WITHIN) == 2
     first = verdict_of(job)

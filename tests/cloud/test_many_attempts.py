@@ -110,7 +110,7 @@ def test_an_attempt_that_had_hosts_long_ago_is_still_read_counted_and_charged_fo
 ) -> None:
     """Its lines, its place among the budgets, and its cost; and nothing is read of all that came in between."""
     job = run(jobs.until, str(tmp_path / "go"), retry=kinetic.Retry(preemption=1))
-    wait_running(job)
+    wait_until(lambda: "running" in (job.logs() or ""), "its first line")
     for zone in ZONES:
         cloud.stockout(zone, "refuse")
     cloud.preempt(nodes(cloud, job)[0])

@@ -255,7 +255,7 @@ def test_what_could_not_be_told_in_time_is_told_again_where_it_is_heard():
         if len(tries) == 2:
             raise OSError("the database is locked")
 
-    paced = Paced(tell, lambda: 0.01)
+    paced = Paced(tell, lambda: 1.0)
     paced(1)
     paced(2)
     deadline = time.monotonic() + 30

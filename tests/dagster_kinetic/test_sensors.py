@@ -533,6 +533,7 @@ def test_what_is_asked_of_dagster_plus_is_what_its_own_client_asks():
 
     with dagster_plus(Organization({"pr-7": "OPEN", "pr-8": "CLOSED", "by-hand": None})) as organization:
         client = DagsterPlusGraphQLClient(url=organization.url, api_token=TOKEN, organization="my-org", deployment=None)
+        client.http_client.timeout = 120
         theirs = DgApiDeploymentApi(client)
         assert [each.name for each in theirs.list_deployments().items] == ["prod"]
         listed = theirs.list_branch_deployments(pull_request_status=PullRequestStatus.OPEN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import signal
 import sys
@@ -55,7 +54,10 @@ def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
             state = job.store.read(names.beat(job.job_id, attempt, host))
             if state is None or json.loads(state.data)["state"] != "running":
                 return False
-            guard = json.loads((folder / f"host-{host}.json").read_text())["pid"]
+            guarded = (folder / f"host-{host}.json").read_text()
+            if not guarded:  # it has its name before its text
+                return False
+            guard = json.loads(guarded)["pid"]
             agents = processes.descendants(guard)
             found[host] = Tree(guard, agents[0].pid, agents[1].pid)
         return True
@@ -65,8 +67,9 @@ def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
 
 
 def kill(*pids: int, number: int = signal.SIGKILL) -> None:
+    """Those that have not ended meanwhile."""
     for pid in pids:
-        os.kill(pid, number)
+        processes.send(pid, number)
 
 
 def stopped(pid: int) -> bool:

@@ -443,7 +443,7 @@ def test_a_download_that_cannot_end_leaves_nothing(store: GcsStore, storage: Sto
 def test_a_download_that_does_not_fit_is_refused_before_it_is_begun(store: GcsStore, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], timeout=10).returncode:
+    if os.getuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], timeout=60).returncode:
         pytest.skip("no small file system can be mounted here")
     try:
         store.put("result", bytes(3_000_000))
@@ -451,7 +451,7 @@ def test_a_download_that_does_not_fit_is_refused_before_it_is_begun(store: GcsSt
             store.download("result", str(small / "file"))
         assert list(small.iterdir()) == []
     finally:
-        subprocess.run(["umount", small], check=True, timeout=10)
+        subprocess.run(["umount", small], check=True, timeout=60)
 
 
 # Time.

@@ -671,12 +671,12 @@ def test_a_worker_that_is_told_to_end_while_it_is_being_forked_ends(host: Become
         "import os, signal, time\nimport kinetic_orchestration as kinetic\n"
         "training = kinetic.Training(name='t')\ntraining.restore({'n': 0})\n"
         "for _ in range(20):\n"
-        "    if not (worker := os.fork()):\n        signal.alarm(5)\n        time.sleep(30)\n        os._exit(0)\n"
+        "    if not (worker := os.fork()):\n        signal.alarm(30)\n        time.sleep(60)\n        os._exit(0)\n"
         "    os.kill(worker, signal.SIGTERM)\n"
         "    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM\n"
         "assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, env={**os.environ})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**os.environ})
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -87,4 +87,4 @@ def test_a_fit_of_keras_tells_its_speed_without_its_validations(host: Callable[.
     fast = [values for values in told if "steps/s" in values]
     assert fast, told
     assert all(values["samples/s"] == pytest.approx(4 * values["steps/s"]) for values in fast), "of four each"
-    assert all(1 < values["steps/s"] <= 52 for values in fast), fast
+    assert all(0 < values["steps/s"] <= 52 for values in fast), fast

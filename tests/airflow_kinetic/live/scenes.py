@@ -17,7 +17,7 @@ from kinetic_orchestration.job import JobHandle, all_jobs
 from .airflow_servers import Airflow, Run
 from .conftest import SideBySide
 
-LATE = 15.0  # seconds between what is said and the time that the log has for it, less than a triggerer is missed
+LATE = 30.0  # seconds between what is said and the time that the log has for it, less than a triggerer is missed
 SOON = 150.0  # until a job whose task was killed has ended, on a machine that is busy
 
 Scene = Callable[..., None]  # of an Airflow, a folder and fixtures of its module
