@@ -72,8 +72,8 @@ class Budget:
             self._unread += taken
             return taken
 
-    def unread(self) -> float:
-        """Seconds until Airflow has read what was written, at the worst."""
+    def seconds_to_read(self) -> float:
+        """Until Airflow has read what was written, at the worst."""
         with self._lock:
             self._catch_up()
             return self._unread / LINES_READ

@@ -116,8 +116,8 @@ def gone(pid: int) -> bool:
     return (process := processes.find(pid)) is None or process.zombie
 
 
-def said(errors: IO[str]) -> str:
-    """The first line after that which comes when a command has waited for a second."""
+def first_line(errors: IO[str]) -> str:
+    """Of a command that waits; one that needed a second to find its job has said so before."""
     while (line := errors.readline()).startswith("kinetic: waiting for "):
         pass
     return line
@@ -426,10 +426,10 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
         [*KO, *argv, live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stderr is not None
-    first = said(command.stderr)  # it waits from here on
+    said = first_line(command.stderr)  # it waits from here on
     command.send_signal(signal.SIGINT)
     _, errors = command.communicate(timeout=PATIENCE)
-    assert "running" in first
+    assert "running" in said
     assert command.returncode == 130
     assert f"kinetic-orchestration cancel {live.job_id}" in errors
     assert "Traceback" not in errors
@@ -479,7 +479,7 @@ def test_waiting_is_told_in_plain_lines_without_a_terminal(home: Path, live: Job
         [*KO, "result", live.job_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert command.stderr is not None
-    assert said(command.stderr) == f"kinetic: {live.job_id} wait_for on cpu: running\n"
+    assert first_line(command.stderr) == f"kinetic: {live.job_id} wait_for on cpu: running\n"
     gate.touch()
     out, rest = command.communicate(timeout=PATIENCE)
     assert (command.returncode, out, rest) == (0, "'gone through'\n", "")

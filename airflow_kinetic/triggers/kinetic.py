@@ -212,7 +212,7 @@ class KineticJobTrigger(BaseTrigger):
 
 
 def _last_words() -> float:
-    return min(MOST_LAST_WORDS, LAST_WORDS + line_budget().unread())
+    return min(MOST_LAST_WORDS, LAST_WORDS + line_budget().seconds_to_read())
 
 
 class _Follower(Follower):

@@ -161,15 +161,15 @@ def test_all_tasks_of_a_triggerer_share_the_budget() -> None:
 def test_what_was_written_of_late_is_known_in_seconds_to_who_waits_until_it_is_read() -> None:
     clock = [0.0]
     budget = Budget(now=lambda: clock[0])
-    assert budget.unread() == 0
+    assert budget.seconds_to_read() == 0
     for _ in range(3):  # a burst, and what the budget allows after it
         written(output(b"a\n" * 200), budget=budget)
         clock[0] += 1.0
-    assert budget.unread() == pytest.approx(3.0)
+    assert budget.seconds_to_read() == pytest.approx(3.0)
     clock[0] += 2.0
-    assert budget.unread() == pytest.approx(1.0)
+    assert budget.seconds_to_read() == pytest.approx(1.0)
     clock[0] += 60.0
-    assert budget.unread() == 0
+    assert budget.seconds_to_read() == 0
 
 
 def test_who_gives_up_while_a_line_is_being_told_ends_after_it_and_nothing_follows() -> None:

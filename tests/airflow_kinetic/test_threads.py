@@ -50,13 +50,19 @@ def test_a_kill_waits_for_no_call_of_another_kind() -> None:
 
 
 def test_time_counts_from_the_start_of_a_call_and_not_from_its_turn() -> None:
-    pause = threading.Event()
+    before, within = threading.Event(), 5.0
 
-    async def scene() -> list[bool]:
-        calls = [threads.run(lambda: pause.wait(0.2), within=60.0) for _ in range(10 * threads.AT_ONCE)]
-        return await asyncio.gather(*calls)
+    async def scene() -> str:
+        ahead = [asyncio.create_task(threads.run(lambda: before.wait(60))) for _ in range(threads.AT_ONCE)]
+        await asyncio.sleep(0)
+        last = asyncio.create_task(threads.run(lambda: "well", within=within))
+        await asyncio.sleep(within + 1)
+        assert not last.done(), "its turn has not come"
+        before.set()
+        await asyncio.gather(*ahead)
+        return await last
 
-    assert not any(asyncio.run(scene()))
+    assert asyncio.run(scene()) == "well"
 
 
 def test_a_cancel_keeps_its_message_and_a_timeout_of_the_caller_is_its_own() -> None:
