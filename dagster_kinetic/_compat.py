@@ -151,6 +151,30 @@ def selected_assets(context: Context) -> Collection[dg.AssetKey]:
     return set(op_context(context).selected_asset_keys)
 
 
+def log_event(context: Context, message: str, entries: Mapping[str, str]) -> None:
+    """Write an event of this step, with entries of text, into the log of its run. Nobody can from outside the run."""
+    from dagster._core.events import EngineEventData
+
+    context.instance.report_engine_event(
+        message, context.run, EngineEventData(metadata=dict(entries)), step_key=step_key(context)
+    )
+
+
+def logged_events(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The step, and the entries, of each event that `log_event` has written into the log of a run, the oldest first."""
+    cursor: str | None = None
+    while True:
+        page = instance.get_records_for_run(run, cursor, of_type=dg.DagsterEventType.ENGINE_EVENT)
+        for record in page.records:
+            event = record.event_log_entry.dagster_event
+            metadata = getattr(event.event_specific_data, "metadata", None) if event is not None else None
+            if event is not None and metadata:
+                yield event.step_key or "", {name: entry.value for name, entry in metadata.items()}
+        if not page.has_more:
+            return
+        cursor = page.cursor
+
+
 @contextlib.contextmanager
 def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[bytes], object] | None]:
     """A captured log of its own, by this name in the menu of the run's page: what writes to it, whole lines at once.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 from dagster_kinetic import _compat
+from dagster_kinetic.detached import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.launch import settings_for
 from kinetic_orchestration.plan import make_plan
@@ -26,10 +27,11 @@ def refuse_if_it_would_end_with_its_run(spec: JobSpec, context: _compat.Context)
         )
 
 
-def refuse_unseen(store: str, deployment: str, run: str) -> None:
-    """A job's records that lie where another process was, and not here."""
-    if "://" not in store and not os.path.isdir(os.path.join(store, deployment)):
+def refuse_unseen(ticket: Ticket, store: str, deployment: str) -> None:
+    """Refuse a job whose records lie in another store than the sensor's, or in a folder of another machine."""
+    if "://" not in ticket.store and (ticket.store != store or not os.path.isdir(os.path.join(store, deployment))):
         raise UsageError(
-            f"its records are in {store}, a folder of the machine or container where run {run} was, and it cannot be "
-            f"seen from that of this sensor. {ELSEWHERE}, or give both the same volume"
+            f"its records are in {ticket.store}, a folder of the machine or container where run {ticket.run} was. It "
+            f"cannot be seen from that of this sensor (its store is {store}). {ELSEWHERE}, or give both the same volume"
         )
+    refuse_elsewhere(ticket, store, deployment)

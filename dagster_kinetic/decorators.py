@@ -19,7 +19,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.config import TAG, KineticRunConfig, from_tag
-from dagster_kinetic.detached import RESULTS, as_detached, two_runs
+from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_own, two_runs
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
 from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from kinetic_orchestration.context import HERE, HostContext
@@ -97,6 +97,8 @@ def _asset_decorator(
 
     def decorate(function: Function) -> dg.AssetsDefinition:
         step = as_step(function, options, rest)
+        if detached:
+            refuse_store_of_its_own(_checked(options, function))
         needed: set[str] = set()  # of a detached one: known when it is made
         made = dagsters(**rest)(as_detached(step, needed) if detached else step)
         assert isinstance(made, dg.AssetsDefinition)

@@ -1,7 +1,9 @@
 """The detached pattern: one run submits a job and is over, no worker waits, a sensor looks, a second run finishes.
 
-Both runs make the same assets, by the same step. What binds them is a ticket: a tag of the first run, which the sensor
-hands to the second one. It names the job, its place, and the digest that lets another process believe it.
+Both runs make the same assets, by the same step. What binds them is a ticket, which the step writes into the event log
+of the first run: the job, its place, and the digest by which another process believes its spec. Only the run itself
+writes there. Tags only say that a run waits, and which run's log has the ticket: whoever may launch a run chooses its
+tags, so nothing that a tag says is opened, started or unpickled.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from dagster_kinetic import _compat
 from dagster_kinetic.config import KineticRunConfig
 from dagster_kinetic.resource import KineticResource
 from kinetic_orchestration.errors import JobNotFound, UsageError
+from kinetic_orchestration.spec import Options
 from kinetic_orchestration.values import JobStatus
 
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
 WAITING, FINISHED = "waiting", "finished"
-TICKET = "kinetic/detached."  # + step: of the run that submitted
-FINISHES = "kinetic/finishes."  # + step: of the run that finishes
+TICKET = "kinetic/detached."  # + step: of the run that submitted: its job, for people, or "finished"
+FINISHES = "kinetic/finishes."  # + step: of the run that finishes: the run whose log has the ticket
+LOGGED = "kinetic/ticket"  # of an event in the log of the run that submitted
 LONGEST_NAME = 63  # of a tag's key, after the slash
 RESULTS = (dg.MaterializeResult, dg.AssetCheckResult, dg.Output)  # some are tuples by themselves
 
@@ -42,25 +46,20 @@ class Ticket:
     partition: str = ""
     call: str = ""
     spec: str = ""  # the digest of the job's spec, which did not come from the store
-    project: str = ""
     store: str = ""
     deployment: str = ""
 
-    def to_tag(self) -> str:
+    def to_text(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value})
 
     @classmethod
-    def from_tag(cls, tag: str) -> Ticket:
+    def from_text(cls, text: str) -> Ticket:
         try:
-            told = json.loads(tag)
+            told = json.loads(text)
             known = {name: str(value) for name, value in told.items() if name in cls.__dataclass_fields__}
             return cls(**{**known, "assets": tuple(map(str, told["assets"]))})  # type: ignore[arg-type]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UsageError(f"no ticket of a detached job is {tag[:200]!r} ({error!r})") from error
-
-    @property
-    def place(self) -> dict[str, str | None]:
-        return {name: getattr(self, name) or None for name in ("project", "store", "deployment")}
+            raise UsageError(f"no ticket of a detached job is {text[:200]!r} ({error!r})") from error
 
 
 class _Submitted(Exception):
@@ -90,6 +89,16 @@ def as_detached(step: Callable[..., Any], needed: Collection[str]) -> Callable[.
 
     detached.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
     return detached
+
+
+def refuse_store_of_its_own(options: Options) -> None:
+    """Refuse a detached asset whose options name a store: its sensor only opens the one that the resource names."""
+    named = [f"{name}=" for name in ("store", "deployment") if getattr(options, name)]
+    if named:
+        raise UsageError(
+            "an asset with detached=True is finished by a sensor, which looks only where the KineticResource of its "
+            f"code location says: give {' and '.join(named)} to the resource, and not to the asset"
+        )
 
 
 def two_runs(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,14 +188,16 @@ class _Detached:
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
         from dagster_kinetic.step import run_in_step
         from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.launch import settings_for
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
         ticket = _ticket_of(context)
         if ticket is not None:
-            _refuse_elsewhere(ticket, spec)
+            here = settings_for(spec)
+            refuse_elsewhere(ticket, here.store, here.deployment)
             again = context.retry_number or context.run.parent_run_id
             try:
-                job = opened(ticket)
+                job = opened(ticket, {"project": here.project, "store": here.store, "deployment": here.deployment})
             except JobNotFound:  # nobody came for it before its records went
                 if not again:
                     raise
@@ -213,12 +224,13 @@ class _Detached:
                 identity = place.identity(here.deployment)
             found = Ticket(
                 "", _compat.asset_names(context), identity.run, place.step, place.partition, place.call,
-                project=here.project, store=here.store, deployment=here.deployment,
+                store=here.store, deployment=here.deployment,
             )  # fmt: skip
 
             def note(job: str, digest: str = "") -> None:
-                tag = replace(found, job=job, spec=digest).to_tag()
-                tags = {WAITS: WAITING, tag_of(TICKET, place.step): tag}
+                ticket = replace(found, job=job, spec=digest)
+                _compat.log_event(context, f"job {job} is submitted by this step", {LOGGED: ticket.to_text()})
+                tags = {WAITS: WAITING, tag_of(TICKET, _compat.step_key(context)): job}
                 context.instance.add_run_tags(_compat.run_id(context), tags)
 
             job = launching.launch(lambda: identity, claimed=note)
@@ -239,36 +251,47 @@ def tag_of(kind: str, step: str) -> str:
     return f"{space}/{rest[:40]}-{hashlib.sha256(step.encode()).hexdigest()[:16]}"
 
 
-def opened(ticket: Ticket) -> Any:
-    """The job of a ticket, in a process that did not submit it."""
+def opened(ticket: Ticket, place: Mapping[str, str | None]) -> Any:
+    """The job of a ticket, in a process that did not submit it, in a store that this process's own settings name."""
     from kinetic_orchestration.job import open_job
 
-    return open_job(ticket.job, ticket.spec, **ticket.place)
+    return open_job(ticket.job, ticket.spec, **place)
 
 
-def tickets_of(tags: Mapping[str, str]) -> Iterator[Ticket]:
-    yield from map(Ticket.from_tag, open_tags(tags))
+def tickets_of(instance: dg.DagsterInstance, run: str) -> dict[str, Ticket]:
+    """The tickets that the steps of a run have written into its log, the newest of each step, by the step's tag."""
+    return {
+        tag_of(TICKET, step): Ticket.from_text(str(entries[LOGGED]))
+        for step, entries in _compat.logged_events(instance, run)
+        if step and LOGGED in entries
+    }
 
 
 def open_tags(tags: Mapping[str, str]) -> list[str]:
-    """Those of jobs that have no run yet that finishes them."""
-    return [tags[name] for name in sorted(tags) if name.startswith(TICKET) and tags[name] != FINISHED]
+    """The names of the tags of jobs that have no run yet that finishes them."""
+    return [name for name in sorted(tags) if name.startswith(TICKET) and tags[name] != FINISHED]
 
 
-def _refuse_elsewhere(ticket: Ticket, spec: Any) -> None:
-    """Whoever may start runs may write tags: what one names is looked for where this step's own jobs are."""
-    from kinetic_orchestration.launch import settings_for
-
-    here = settings_for(spec)
-    if (ticket.store, ticket.deployment) != (here.store, here.deployment):
+def refuse_elsewhere(ticket: Ticket, store: str, deployment: str) -> None:
+    """Refuse a job in another store than the one that is set here: the setting has changed since, or lies elsewhere."""
+    if (ticket.store, ticket.deployment) != (store, deployment):
         raise UsageError(
-            f"this run's ticket names job {ticket.job} in {ticket.store} (deployment {ticket.deployment!r}), and the "
-            f"jobs of this step are in {here.store} (deployment {here.deployment!r}). If that was changed since the "
-            "job was submitted, change it back until it has ended; else materialize the asset anew"
+            f"job {ticket.job} was submitted to {ticket.store} (deployment {ticket.deployment!r}), and the store that "
+            f"is set here is {store} (deployment {deployment!r}). If that was changed since, change it back until the "
+            "job has ended; else materialize the asset anew"
         )
 
 
 def _ticket_of(context: _compat.Context) -> Ticket | None:
-    """Of the job that this run is to finish."""
-    tag = context.run.tags.get(tag_of(FINISHES, _compat.step_key(context)))
-    return None if tag is None else Ticket.from_tag(tag)
+    """The ticket of the job that this run is to finish: from the log of the run that a tag names."""
+    step = _compat.step_key(context)
+    run = context.run.tags.get(tag_of(FINISHES, step))
+    if run is None:
+        return None
+    found = tickets_of(context.instance, run).get(tag_of(TICKET, step))
+    if found is None:
+        raise UsageError(
+            f"this run is to finish a job of run {run[:100]!r}, and the step {step} of that run has submitted none, as "
+            "far as its event log says. Materialize the asset anew; `kinetic-orchestration jobs` lists what goes on"
+        )
+    return found

@@ -8,13 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.detached import FINISHED, FINISHES, TICKET, WAITING, WAITS, Ticket, open_tags, opened, tag_of
+from dagster_kinetic.detached import (
+    FINISHED,
+    FINISHES,
+    TICKET,
+    WAITING,
+    WAITS,
+    Ticket,
+    open_tags,
+    opened,
+    tag_of,
+    tickets_of,
+)
 from dagster_kinetic.resource import KineticResource
+from kinetic_orchestration import settings
 from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
 
 if TYPE_CHECKING:
@@ -41,36 +53,63 @@ def build_kinetic_completion_sensor(
     name: str = "kinetic_completion",
     *,
     target: dg.AssetSelection | None = None,
+    resource_key: str = "kinetic",
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
     """Looks after the jobs of assets with `detached=True`, and starts a run for each that has ended.
 
-    `target` has to hold those assets, and what was to be made after them; by default it is every asset.
+    `target` has to hold those assets, and what was to be made after them; by default it is every asset. The sensor
+    opens only the store that the resource names. Which jobs are there it reads from the event logs of the runs that
+    submitted them; whoever launches a run chooses its tags, and these are believed in nothing.
     """
-    followers: dict[str, Follower] = {}  # of this process; another one starts by reading anew
+    memory = _Memory({}, {})  # of this process; another one starts by reading anew
 
-    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return _Completion(context, followers, target).tick()
+    def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
+        kinetic = _resource(context, resources, resource_key)
+        return _Completion(context, memory, target, kinetic.place()).tick()
 
     return dg.SensorDefinition(
         name=name,
         asset_selection=target if target is not None else dg.AssetSelection.all(),
         evaluation_fn=look,
+        required_resource_keys={resource_key},
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description="Finishes assets that were submitted with detached=True.",
     )
 
 
+def _resource(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key: str) -> KineticResource:
+    """The resource of the sensor: handed in by a test's direct call, else from the context."""
+    kinetic = given.get(key) or getattr(context.resources, key)
+    if not isinstance(kinetic, KineticResource):
+        raise UsageError(f"the resource {key!r} is a {type(kinetic).__name__}, and no KineticResource")
+    return kinetic
+
+
+class _Memory(NamedTuple):
+    """What one tick leaves to the next one in the same process."""
+
+    followers: dict[str, Follower]  # by job
+    tickets: dict[str, dict[str, Ticket]]  # by run that is over: its log does not change
+
+
 class _Completion:
     """One tick. Its cursor: the jobs whose runs were asked for, what was told of the others, and where to go on."""
 
     def __init__(
-        self, context: dg.SensorEvaluationContext, followers: dict[str, Follower], target: dg.AssetSelection | None
+        self,
+        context: dg.SensorEvaluationContext,
+        memory: _Memory,
+        target: dg.AssetSelection | None,
+        place: Mapping[str, str | None],
     ) -> None:
+        here = settings.load(None, **place)
+        self._store, self._deployment = here.store, here.deployment
+        self._place = place
         self._context = context
-        self._followers = followers
+        self._followers, self._tickets = memory
         self._location = _compat.location_of_sensor(context)
         self._held = self._assets_of(target)
         state = json.loads(context.cursor) if context.cursor else {}
@@ -126,28 +165,45 @@ class _Completion:
         """The jobs that have no run yet that finishes them. Of a run whose jobs all have one, that is noted."""
         instance = self._context.instance
         found: dict[str, tuple[dg.DagsterRun, Ticket]] = {}
+        runs: set[str] = set()
         for run in self._runs():
+            runs.add(run.run_id)
             where = _compat.location_of_run(run)
             if self._location and where and where != self._location:
                 continue  # that location has a sensor of its own
             tags = open_tags(run.tags)
-            tickets = list(self._read(run, tags))
-            left = [ticket for ticket in tickets if ticket.job not in self._asked]
-            done = {tag_of(TICKET, ticket.step): FINISHED for ticket in tickets if ticket not in left}
-            if len(done) == len(tags):
+            logged = self._logged(run, tags)
+            done = {}
+            for tag in tags:
+                ticket = logged.get(tag)
+                if ticket is None:
+                    if run.is_finished and where == self._location:  # nothing is there, and nothing will come
+                        self._troubles.append(_NO_TICKET.format(run=run.run_id, tag=tag))
+                        done[tag] = FINISHED
+                elif ticket.job in self._asked:
+                    done[tag] = FINISHED
+                elif (self._location and where) or not self._unknown(ticket):  # else it may be of another location
+                    found[ticket.job] = run, ticket
+            if len(done) == len(tags) and run.is_finished:
                 done[WAITS] = FINISHED
             if done:
                 instance.add_run_tags(run.run_id, done)
-            is_ours = bool(self._location and where)  # else it may well be of another location
-            found.update((ticket.job, (run, ticket)) for ticket in left if is_ours or not self._unknown(ticket))
+        for run_id in set(self._tickets) - runs:
+            del self._tickets[run_id]
         return found
 
-    def _read(self, run: dg.DagsterRun, tags: Iterable[str]) -> Iterator[Ticket]:
-        for tag in tags:
-            try:
-                yield Ticket.from_tag(tag)
-            except UsageError as error:
-                self._troubles.append(f"a tag of run {run.run_id} is wrong: {error}")
+    def _logged(self, run: dg.DagsterRun, tags: Collection[str]) -> Mapping[str, Ticket]:
+        """The tickets in the log of a run; of one that is over, as this process has read them before."""
+        if run.run_id in self._tickets:
+            return self._tickets[run.run_id]
+        try:
+            found = tickets_of(self._context.instance, run.run_id) if tags else {}
+        except UsageError as error:
+            self._troubles.append(f"the log of run {run.run_id} is wrong: {error}")
+            return {}
+        if run.is_finished:
+            self._tickets[run.run_id] = found
+        return found
 
     def _assets_of(self, target: dg.AssetSelection | None) -> Collection[dg.AssetKey] | None:
         """Those that this sensor may start a run of; None if that is not known here."""
@@ -182,28 +238,25 @@ class _Completion:
 
         order = sorted(waiting)
         order = [job for job in order if job >= self._next] + [job for job in order if job < self._next]
-        stores: dict[tuple[str | None, ...], list[Follower]] = {}
+        followers: list[Follower] = []
         for job in order:
             ticket = waiting[job][1]
             try:
-                follower = self._follower(ticket)
+                followers.append(self._follower(ticket))
             except JobNotFound:
                 yield job, "NOT_FOUND"
             except KineticError as error:
                 self._troubles.append(f"job {job} of run {ticket.run} cannot be looked at: {error}")
-            else:
-                stores.setdefault(tuple(ticket.place.values()), []).append(follower)
         seen: set[str] = set()
-        for followers in stores.values():
-            for follower, trouble in step_all(followers, patience=TICK_SECONDS / len(stores)):
-                seen.add(follower.job.job_id)
-                if isinstance(trouble, JobNotFound):
-                    yield follower.job.job_id, "NOT_FOUND"
-                elif trouble is not None:
-                    self._troubles.append(f"job {follower.job.job_id} cannot be looked at: {trouble}")
-                else:
-                    yield follower.job.job_id, follower.status.value
-        left = [follower.job.job_id for each in stores.values() for follower in each if follower.job.job_id not in seen]
+        for follower, trouble in step_all(followers, patience=TICK_SECONDS) if followers else ():
+            seen.add(follower.job.job_id)
+            if isinstance(trouble, JobNotFound):
+                yield follower.job.job_id, "NOT_FOUND"
+            elif trouble is not None:
+                self._troubles.append(f"job {follower.job.job_id} cannot be looked at: {trouble}")
+            else:
+                yield follower.job.job_id, follower.status.value
+        left = [follower.job.job_id for follower in followers if follower.job.job_id not in seen]
         self._next = left[0] if left else ""
 
     def _follower(self, ticket: Ticket) -> Follower:
@@ -211,12 +264,12 @@ class _Completion:
         from kinetic_orchestration.follow import Follower
 
         if ticket.job not in self._followers:
-            refuse_unseen(ticket.store, ticket.deployment, ticket.run)
-            self._followers[ticket.job] = Follower(opened(ticket))
+            refuse_unseen(ticket, self._store, self._deployment)
+            self._followers[ticket.job] = Follower(opened(ticket, self._place))
         return self._followers[ticket.job]
 
     def _request(self, run: dg.DagsterRun, ticket: Ticket) -> dg.RunRequest:
-        tags = {tag_of(FINISHES, ticket.step): ticket.to_tag(), "kinetic/job_id": ticket.job, "kinetic/run": run.run_id}
+        tags = {tag_of(FINISHES, ticket.step): run.run_id, "kinetic/job_id": ticket.job, "kinetic/run": run.run_id}
         own = {name: value for name, value in run.tags.items() if not name.startswith(_NOT_THE_USERS)}
         tags |= own | {name: run.tags[name] for name in run.tags if name in _PLACE or name.startswith(_DIMENSION)}
         selection = [*_keys_of(ticket), *self._after(run, ticket)]
@@ -277,6 +330,11 @@ _UNFIT = (
     "the config of that run does not suit its assets as they are defined now: take the change back until the job is "
     "finished; if nobody wants it any more, delete run {run}. {why}"
 )
+_NO_TICKET = (
+    "run {run} says by its tag {tag} that it waits for a job, and its event log has none that a step of it submitted. "
+    "Whoever launched the run has written that tag, and nothing is opened for it; `kinetic-orchestration jobs` lists "
+    "what goes on"
+)
 _UNKNOWN = (
     "job {job} of run {run} is {status}, and {asset} is none of the assets that this sensor starts runs of: put it "
     "back, or into the target= of build_kinetic_completion_sensor; if nobody wants it any more, delete that run"
@@ -322,10 +380,7 @@ def build_kinetic_reaper_sensor(
     """
 
     def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-        kinetic = resources.get(resource_key) or getattr(context.resources, resource_key)
-        if not isinstance(kinetic, KineticResource):
-            raise UsageError(f"the resource {resource_key!r} is a {type(kinetic).__name__}, and no KineticResource")
-        own = kinetic.place()
+        own = _resource(context, resources, resource_key).place()
         known = _Branches.of(context.cursor)
         told = [_tale(_reaped(own))]
         context.log.info(told[0])

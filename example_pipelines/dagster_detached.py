@@ -65,7 +65,10 @@ def main() -> None:
         cursor, requests = None, []
         while not requests and time.monotonic() - began < 120:
             time.sleep(1)
-            tick = sensor(dg.build_sensor_context(instance, cursor=cursor, repository_def=defs.get_repository_def()))
+            context = dg.build_sensor_context(
+                instance, cursor=cursor, repository_def=defs.get_repository_def(), resources=defs.resources
+            )
+            tick = sensor(context)
             cursor, requests = tick.cursor, tick.run_requests or []
             print(
                 f"{time.monotonic() - began:4.0f} s  the sensor looks: {tick.skip_reason or f'{len(requests)} ended'}"

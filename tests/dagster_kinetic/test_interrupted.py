@@ -153,7 +153,7 @@ def test_the_run_of_a_detached_asset_that_is_terminated_is_not_tried_again(insta
     result = dg.materialize([interrupting, detached], instance=instance, resources=resources, raise_on_error=False)
     assert len(tries) == 1
     assert "cancelled with its run" in result.get_step_failure_events()[0].step_failure_data.error.to_string()
-    assert len(list(tickets_of(instance.get_run_by_id(result.run_id).tags))) == 1
+    assert len(tickets_of(instance, result.run_id)) == 1
 
 
 def test_what_a_launch_asks_for_and_a_job_that_is_found_again_is_not_is_told(instance) -> None:

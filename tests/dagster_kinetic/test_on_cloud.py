@@ -85,7 +85,10 @@ def test_detached_jobs_of_a_cloud_are_seen_by_one_look(
             assert time.monotonic() < deadline
             time.sleep(1)
             taken.clear()
-            context = dg.build_sensor_context(instance, cursor=cursor, repository_def=defs.get_repository_def())
+            context = dg.build_sensor_context(
+                instance, cursor=cursor, repository_def=defs.get_repository_def(),
+                resources={"kinetic": KineticResource()},
+            )  # fmt: skip
             tick = sensor(context)
             looks.append(len(taken))
             cursor = tick.cursor
@@ -116,7 +119,7 @@ def test_what_the_cloud_is_asked_for_says_by_whom(tpu_cloud: Emulator, new_insta
         result = defs.resolve_job_def("nightly_training").execute_in_process(
             instance=instance, partition_key="d2", tags={"dagster/user": "Ann@example.com"}
         )
-        [ticket] = tickets_of(instance.get_run_by_id(result.run_id).tags)
+        [ticket] = tickets_of(instance, result.run_id).values()
     [queued] = tpu_cloud.queued_resources()
     labels = queued["tpu"]["nodeSpec"][0]["node"]["labels"]
     wanted = {

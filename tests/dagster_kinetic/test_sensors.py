@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
+from dagster._core.test_utils import create_run_for_test
 
 from dagster_kinetic import (
     HostContext,
@@ -24,11 +26,12 @@ from dagster_kinetic import (
     sensors,
 )
 from dagster_kinetic.config import TAG
-from dagster_kinetic.detached import FINISHED, WAITING, WAITS, Ticket, tickets_of
+from dagster_kinetic.detached import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import UsageError
 
+from . import tickets
 from .dagster_plus import TOKEN, Organization, dagster_plus
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -107,8 +110,9 @@ class Daemon:
         if fresh:  # another process
             self.sensor = build_kinetic_completion_sensor()
         context = dg.build_sensor_context(
-            self.instance, cursor=self.cursor, repository_def=self.definitions.get_repository_def()
-        )
+            self.instance, cursor=self.cursor, repository_def=self.definitions.get_repository_def(),
+            resources=self.definitions.resources,
+        )  # fmt: skip
         result = self.sensor(context)
         assert isinstance(result, dg.SensorResult)
         for request in result.run_requests or ():
@@ -147,8 +151,8 @@ class Daemon:
             time.sleep(0.2)
 
 
-def ticket_of(run: dg.DagsterRun) -> Ticket:
-    [ticket] = tickets_of(run.tags)
+def ticket_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Ticket:
+    [ticket] = tickets_of(instance, run.run_id).values()
     return ticket
 
 
@@ -157,7 +161,7 @@ def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks
     run = daemon.submit(partition_key="w2", run_config={"ops": {"ranker": {"config": {"factor": 3.0}}}})
     assert instance.get_latest_materialization_event(ranker.key) is None
     assert run.tags[WAITS] == WAITING
-    assert not attach(ticket_of(run).job).status().final
+    assert not attach(ticket_of(instance, run).job).status().final
 
     told: list[Any] = []
     deadline = time.monotonic() + 60
@@ -174,7 +178,7 @@ def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks
     assert result.success and result.output_for_node("report") == "ranked 6.0"
     [made] = result.asset_materializations_for_node("ranker")
     assert (made.partition, made.metadata["week"].value) == ("w2", "w2")
-    assert made.metadata["kinetic/job_id"].value == ticket_of(run).job
+    assert made.metadata["kinetic/job_id"].value == ticket_of(instance, run).job
     [check] = result.get_asset_check_evaluations()
     assert check.passed
     daemon.tick()
@@ -200,7 +204,7 @@ def test_a_tick_that_was_cut_off_is_done_again_and_nothing_runs_twice(instance, 
 
 def test_a_failed_job_is_a_failed_run_and_re_execution_submits_again_with_its_checkpoints(instance):
     daemon = Daemon(instance, broken)
-    first = ticket_of(daemon.submit())
+    first = ticket_of(instance, daemon.submit())
     daemon.tick_until_finished()
     [result] = daemon.finished
     assert not result.success
@@ -209,7 +213,7 @@ def test_a_failed_job_is_a_failed_run_and_re_execution_submits_again_with_its_ch
 
     again = daemon.reexecuted(result)
     assert again.success
-    second = ticket_of(instance.get_run_by_id(again.run_id))
+    second = ticket_of(instance, instance.get_run_by_id(again.run_id))
     assert second.job != first.job and (second.run, second.step) == (first.run, first.step)
     daemon.tick_until_finished(2)
     assert daemon.finished[1].output_for_node("broken") == 1
@@ -220,7 +224,7 @@ def test_a_job_whose_records_went_before_somebody_came_for_it_is_submitted_again
         return host.host_count
 
     daemon = Daemon(instance, kinetic_asset(accelerator="cpu", detached=True)(quick))
-    first = attach(ticket_of(daemon.submit()).job)
+    first = attach(ticket_of(instance, daemon.submit()).job)
     first.result(timeout=60)
     store = first._job.store
     reaper._forget(store, first.job_id, [entry.name for entry in store.list(names.job(first.job_id))])
@@ -255,14 +259,14 @@ def broken_once(host: HostContext):
 def test_a_cancelled_job_is_a_failed_run_that_says_so(instance, gate):
     daemon = Daemon(instance, ranker)
     run = daemon.submit(partition_key="w1")
-    attach(ticket_of(run).job).cancel("too expensive")
+    attach(ticket_of(instance, run).job).cancel("too expensive")
     daemon.tick_until_finished()
     [result] = daemon.finished
     assert "too expensive" in result.get_step_failure_events()[0].step_failure_data.error.to_string()
     again = daemon.reexecuted(result)  # it was ended for good
     assert "too expensive" in again.get_step_failure_events()[0].step_failure_data.error.to_string()
-    anew = ticket_of(daemon.submit(partition_key="w1"))
-    assert anew.job != ticket_of(run).job and not attach(anew.job).status().final
+    anew = ticket_of(instance, daemon.submit(partition_key="w1"))
+    assert anew.job != ticket_of(instance, run).job and not attach(anew.job).status().final
     attach(anew.job).cancel()
 
 
@@ -286,13 +290,38 @@ def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(i
 def test_a_store_of_another_container_is_refused_with_the_reason(instance, gate):
     daemon = Daemon(instance, ranker)
     run = daemon.submit(partition_key="w1")
-    ticket = ticket_of(run)
-    [name] = [name for name, value in run.tags.items() if value == ticket.to_tag()]
-    elsewhere = json.dumps({**json.loads(ticket.to_tag()), "store": "/folder/of/another/container"})
-    instance.add_run_tags(run.run_id, {name: elsewhere})
+    ticket = ticket_of(instance, run)
+    tickets.logged(instance, run, replace(ticket, store="/folder/of/another/container"))
     with pytest.raises(UsageError, match=r"cannot be seen from that of this sensor.*gs://"):
         daemon.tick()
     attach(ticket.job).cancel()
+
+
+def test_tags_that_a_run_was_launched_with_open_no_store_and_start_nothing(instance, tmp_path):
+    """Whoever may launch a run chooses its tags: a job of their own, in their store, with a digest that is right."""
+    theirs = KineticResource(store=str(tmp_path / "theirs"), deployment="theirs").submit(int, accelerator="cpu")
+    assert theirs.result() == 0
+    store = theirs._job.store
+    for prefix in (names.intents(theirs.job_id), names.verdicts(theirs.job_id)):
+        for entry in list(store.list(prefix)):
+            store.delete(entry.name)  # whoever looks at it now, and believes it, runs it
+    told = {
+        "job": theirs.job_id, "assets": ["ranker"], "run": "r", "step": "ranker", "spec": theirs._job.spec_digest,
+        "store": store.url.removesuffix("/theirs"), "deployment": "theirs",
+    }  # fmt: skip
+    tags = {WAITS: WAITING, f"{TICKET}ranker": json.dumps(told)}
+    forged = create_run_for_test(instance, status=dg.DagsterRunStatus.SUCCESS, tags=tags)
+    daemon = Daemon(instance, ranker)
+    with pytest.raises(UsageError, match=f"run {forged.run_id} says by its tag .* its event log has none"):
+        daemon.tick()
+    assert not list(store.list(names.intents(theirs.job_id))) and daemon.finished == []
+    assert "no job of a detached asset" in str(daemon.tick().skip_reason)  # and it is told once
+
+
+@pytest.mark.parametrize("option", ["store", "deployment"])
+def test_a_detached_asset_has_no_store_of_its_own(option):
+    with pytest.raises(UsageError, match=rf"give {option}= to the resource"):
+        kinetic_asset(accelerator="cpu", detached=True, **{option: "elsewhere"})(broken_once)
 
 
 def test_called_as_a_function_it_waits(gate):
@@ -325,7 +354,7 @@ def after(weights: list[int], score: float) -> float:
 def test_many_assets_of_one_job_are_finished_by_one_run_with_what_comes_after_them(instance):
     daemon = Daemon(instance, pair, after)
     run = daemon.submit()
-    assert ticket_of(run).assets == ("score", "weights")
+    assert ticket_of(instance, run).assets == ("score", "weights")
     daemon.tick_until_finished()
     [result] = daemon.finished
     assert result.success and result.output_for_node("after") == 1.5
@@ -343,7 +372,7 @@ def test_a_part_of_them_alone(instance):
 
     daemon = Daemon(instance, parts)
     run = daemon.submit(asset_selection=[dg.AssetKey("east")])
-    assert ticket_of(run).assets == ("east",)
+    assert ticket_of(instance, run).assets == ("east",)
     daemon.tick_until_finished()
     assert made_in(daemon.finished[0]) == {"east"}
 
@@ -383,7 +412,7 @@ def test_a_body_that_gives_less_than_its_assets_is_a_run_that_fails(instance):
 def test_what_a_launch_says_holds_for_the_run_that_finishes_too(instance):
     daemon = Daemon(instance, broken)
     run = daemon.submit(tags=KineticRunConfig(accelerator="v5e-1").to_tags())
-    assert attach(ticket_of(run).job).accelerator == "v5e-1"
+    assert attach(ticket_of(instance, run).job).accelerator == "v5e-1"
     daemon.tick_until_finished()
     finishing = instance.get_run_by_id(daemon.finished[0].run_id)
     assert finishing.tags[TAG] == run.tags[TAG]

@@ -14,9 +14,11 @@ from dagster._core.test_utils import create_run_for_test
 
 from dagster_kinetic import KineticResource, build_kinetic_completion_sensor, kinetic_asset
 from dagster_kinetic.config import TAG
-from dagster_kinetic.detached import FINISHES, TICKET, WAITING, WAITS, Ticket, open_tags, tag_of
+from dagster_kinetic.detached import FINISHED, FINISHES, TICKET, WAITING, WAITS, Ticket, tag_of
 from kinetic_orchestration import settings
 from kinetic_orchestration.errors import UsageError
+
+from . import tickets
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -49,20 +51,21 @@ def location(name: str) -> GrpcServerCodeLocationOrigin:
     return GrpcServerCodeLocationOrigin(host="127.0.0.1", port=1, location_name=name)
 
 
-def ticket(asset: str = "known", **given: Any) -> str:
+def ticket(asset: str = "known", **given: Any) -> Ticket:
     """Of a job that is not there any more: whatever was to be done with it can be done at once."""
     here = settings.load()
     place = {"store": here.store, "deployment": here.deployment}
-    return Ticket(
-        **{"job": "job-000000000000", "assets": (asset,), "run": "r", "step": asset, **place, **given}
-    ).to_tag()
+    return Ticket(**{"job": "job-000000000000", "assets": (asset,), "run": "r", "step": "known", **place, **given})
 
 
-def submitted(instance: dg.DagsterInstance, tag: str, at: str = "", **given: Any) -> dg.DagsterRun:
+def submitted(instance: dg.DagsterInstance, ticket: Ticket | None, at: str = "", **given: Any) -> dg.DagsterRun:
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location(at), "repository"), "job") if at else None
-    tags = {WAITS: WAITING, f"{TICKET}known": tag, **given.pop("tags", {})}
-    status = dg.DagsterRunStatus.SUCCESS
-    return create_run_for_test(instance, status=status, tags=tags, remote_job_origin=origin, **given)
+    tags = {WAITS: WAITING, f"{TICKET}known": "job-000000000000", **given.pop("tags", {})}
+    given = {"status": dg.DagsterRunStatus.SUCCESS, "remote_job_origin": origin, **given}
+    run = create_run_for_test(instance, tags=tags, **given)
+    if ticket is not None:
+        tickets.logged(instance, run, ticket)
+    return run
 
 
 def tick(instance: dg.DagsterInstance, at: str = "", target: dg.AssetSelection | None = None) -> dg.SensorResult:
@@ -71,7 +74,7 @@ def tick(instance: dg.DagsterInstance, at: str = "", target: dg.AssetSelection |
     with dg.SensorEvaluationContext(
         instance_ref=None, last_tick_completion_time=None, last_run_key=None, cursor=None, repository_name=None,
         instance=instance, repository_def=definitions.get_repository_def(), sensor_name=sensor.name,
-        code_location_origin=location(at) if at else None,
+        code_location_origin=location(at) if at else None, resources=RESOURCES,
     ) as context:  # fmt: skip
         result = sensor(context)
     assert isinstance(result, dg.SensorResult)
@@ -119,14 +122,34 @@ def test_an_asset_that_is_not_there_any_more_is_told_and_keeps_no_other_waiting(
             tick(instance, at="a", target=target)
 
 
-@pytest.mark.parametrize("tag", ["no json", "[]", '{"job": "job-000000000001"}', '{"assets": ["known"]}'])
-def test_a_tag_that_is_no_ticket_is_told_and_keeps_no_other_waiting(instance, tag) -> None:
-    run = submitted(instance, tag)
-    with pytest.raises(UsageError, match=f"a tag of run {run.run_id} is wrong: no ticket of a detached job"):
+def test_a_tag_without_a_ticket_in_the_log_is_told_once_and_keeps_no_other_waiting(instance) -> None:
+    forged = ticket(store="/of/somebody/else").to_text()
+    run = submitted(instance, None, tags={f"{TICKET}known": forged})
+    with pytest.raises(UsageError, match=f"run {run.run_id} says by its tag .*known that it waits for a job"):
         tick(instance)
+    tags = instance.get_run_by_id(run.run_id).tags
+    assert (tags[WAITS], tags[f"{TICKET}known"]) == (FINISHED, FINISHED)
     submitted(instance, ticket())
     assert asked(tick(instance)) == ["job-000000000000"]
-    assert open_tags(instance.get_run_by_id(run.run_id).tags) == [tag]
+
+
+def test_a_step_that_has_not_written_its_ticket_yet_is_waited_for(instance) -> None:
+    run = submitted(instance, None, status=dg.DagsterRunStatus.STARTED)
+    assert "no job of a detached asset" in str(tick(instance).skip_reason)
+    assert instance.get_run_by_id(run.run_id).tags[WAITS] == WAITING
+
+
+def test_the_ticket_of_another_step_of_the_run_is_none_of_this_steps(instance) -> None:
+    run = submitted(instance, ticket(step="other"))
+    with pytest.raises(UsageError, match=f"run {run.run_id} says by its tag"):
+        tick(instance)
+
+
+@pytest.mark.parametrize("given", [{"store": "gs://of-somebody-else/x"}, {"deployment": "another"}])
+def test_a_ticket_of_another_store_than_the_resources_is_told_and_not_opened(instance, given) -> None:
+    submitted(instance, ticket(**given))
+    with pytest.raises(UsageError, match=r"job job-000000000000 was submitted to .*the store that is set here is"):
+        tick(instance)
 
 
 def test_the_second_run_has_what_the_first_one_said_of_its_steps_and_the_users_tags(instance) -> None:
@@ -159,7 +182,9 @@ def test_a_partition_that_is_gone_or_none_of_the_assets_keeps_no_other_waiting(i
     submitted(instance, ticket(job="job-000000000001"))
     sensor = build_kinetic_completion_sensor()
     repository = dg.Definitions(ASSETS, sensors=[sensor], resources=RESOURCES).get_repository_def()
-    with dg.build_sensor_context(instance, repository_def=repository, sensor_name=sensor.name) as context:
+    with dg.build_sensor_context(
+        instance, repository_def=repository, sensor_name=sensor.name, resources=RESOURCES
+    ) as context:
         requests = sensor.evaluate_tick(context).run_requests  # as the daemon does, which looks at their partitions
     found = {request.run_key: request.tags.get("dagster/partition") for request in requests}
     assert found == {"job-000000000000": "w0", "job-000000000001": None}
@@ -188,19 +213,34 @@ def test_the_second_run_has_what_the_first_one_said_of_the_checks_of_its_assets(
     sensor = build_kinetic_completion_sensor()
     definitions = dg.Definitions(ASSETS, asset_checks=[good], sensors=[sensor], resources=RESOURCES)
     repository = definitions.get_repository_def()
-    with dg.build_sensor_context(instance, repository_def=repository, sensor_name=sensor.name) as context:
+    with dg.build_sensor_context(
+        instance, repository_def=repository, sensor_name=sensor.name, resources=RESOURCES
+    ) as context:
         [request] = sensor.evaluate_tick(context).run_requests
     assert request.run_config == config
 
 
 @pytest.mark.parametrize("given", [{"store": "/of/somebody/else"}, {"deployment": "another"}])
 def test_a_ticket_that_leads_elsewhere_is_refused_by_the_run_that_finishes(instance, given) -> None:
-    tags = {tag_of(FINISHES, "known"): ticket(**given)}
+    tags = {tag_of(FINISHES, "known"): submitted(instance, ticket(**given)).run_id}
     result = dg.materialize([known], instance=instance, resources=RESOURCES, tags=tags, raise_on_error=False)
     [failure] = result.get_step_failure_events()
-    assert "this run's ticket names job job-000000000000 in" in failure.step_failure_data.error.to_string()
+    assert "job job-000000000000 was submitted to" in failure.step_failure_data.error.to_string()
+
+
+def test_a_tag_that_is_a_ticket_by_itself_finishes_nothing(instance) -> None:
+    tags = {tag_of(FINISHES, "known"): ticket().to_text()}
+    result = dg.materialize([known], instance=instance, resources=RESOURCES, tags=tags, raise_on_error=False)
+    [failure] = result.get_step_failure_events()
+    assert "the step known of that run has submitted none" in failure.step_failure_data.error.to_string()
 
 
 def test_json_of_a_ticket_comes_back_as_it_was() -> None:
-    assert Ticket.from_tag(ticket()).to_tag() == ticket()
-    assert json.loads(ticket())["assets"] == ["known"]
+    assert Ticket.from_text(ticket().to_text()) == ticket()
+    assert json.loads(ticket().to_text())["assets"] == ["known"]
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", '{"job": "job-000000000001"}', '{"assets": ["known"]}'])
+def test_a_text_that_is_no_ticket_is_an_error(text) -> None:
+    with pytest.raises(UsageError, match="no ticket of a detached job"):
+        Ticket.from_text(text)
