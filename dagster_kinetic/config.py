@@ -99,7 +99,6 @@ class TpuVmConfig(_Group):
     )
     service_account: str = Field(default="", description="Whose rights the hosts have.")
     tags: list[str] = Field(default=[], description="Network tags of the hosts.")
-    data_disks: list[str] = Field(default=[], description="Disks to attach to the hosts, read only.")
     labels: dict[str, str] = Field(default={}, description="Labels of the cloud's resources.")
     quota_project: str = Field(default="", description="The project that API requests are counted against.")
 

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any
 
 from kinetic_orchestration import accelerators, profile, settings
@@ -38,9 +38,17 @@ class TpuVm:
     runtime_version: str = ""  # "": the one that suits the generation
     service_account: str = ""
     tags: Sequence[str] = ()
-    data_disks: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     quota_project: str = ""
+    data_disks: InitVar[object] = None  # no field: it is refused by name
+
+    def __post_init__(self, data_disks: object) -> None:
+        if data_disks:
+            raise UsageError(
+                f"TpuVm(data_disks={data_disks!r}): no disk is mounted on the hosts, so a program would find nothing "
+                "of it. Put what it reads into a bucket, and give Data('gs://my-bucket/folder/') as an argument or in "
+                "volumes=; what does not fit on a host's own disk is read from gs:// by the program itself"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -97,6 +98,14 @@ def test_wrongly_ordered_method_decorators_show_the_fix(kind: Any) -> None:
             @kinetic.run(accelerator="cpu")
             @kind
             def train(cls: Any) -> None: ...
+
+
+def test_a_data_disk_is_refused_with_what_to_use() -> None:
+    """It was attached and never mounted, so the program found nothing of it."""
+    with pytest.raises(UsageError, match=r"data_disks.*no disk is mounted.*Data\('gs://"):
+        kinetic.TpuVm(data_disks=["corpus"])
+    assert kinetic.TpuVm(zones=["us-east5-a"]) == dataclasses.replace(kinetic.TpuVm(), zones=["us-east5-a"])
+    assert "data_disks" not in dataclasses.asdict(kinetic.TpuVm())
 
 
 @pytest.mark.parametrize("field", ["provision", "run", "total", "stall"])

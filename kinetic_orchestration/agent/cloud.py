@@ -562,5 +562,5 @@ def check_room(folder: str, size: int, name: str) -> None:
         raise _Full(
             errno.ENOSPC,
             f"Cannot download {name}: it has {size / 1e9:.1f} GB, and the disk of {folder} has {free / 1e9:.1f} GB "
-            "free. Attach a data disk (cloud=TpuVm(data_disks=[…])), or read it in parts.",
+            "free. Give each host only the part that it reads, or read it from the bucket in parts.",
         )

@@ -69,8 +69,6 @@ def check(plan: Plan) -> None:
         raise UsageError(
             f"spot capacity and the reservation {plan.cloud['reservation']!r} exclude each other: keep one of them"
         )
-    for disk in plan.cloud.get("data_disks", ()):
-        _disk(disk, plan, "zone")
 
 
 def name_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
@@ -195,8 +193,6 @@ def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
         node["serviceAccount"]["email"] = cloud["service_account"]
     if cloud.get("tags"):
         node["tags"] = list(cloud["tags"])
-    if cloud.get("data_disks"):
-        node["dataDisks"] = [_disk(disk, plan, intent.placement["zone"]) for disk in cloud["data_disks"]]
     if cloud.get("secure_boot"):
         node["shieldedInstanceConfig"] = {"enableSecureBoot": True}
     return node
@@ -246,18 +242,6 @@ def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str
 
 def _reservation(name: str, placement: Mapping[str, Any]) -> str:
     return name if "/" in name else f"{parent_of(placement)}/reservations/{name}"
-
-
-def _disk(text: str, plan: Plan, zone: str) -> dict[str, str]:
-    """A disk by its name or its whole path, with :ro or :rw behind it. Several hosts can only read one."""
-    name, _, mode = text.partition(":")
-    if not name or mode not in ("", "ro", "rw"):
-        raise UsageError(f"the data disk {text!r} is none: write its name, or NAME:ro to only read it")
-    if mode == "rw" and plan.hosts > 1:
-        raise Unsupported(f"the data disk {text!r} cannot be written by {plan.hosts} hosts at once: write {name}:ro")
-    read_only = mode == "ro" or plan.hosts > 1
-    path = name if "/" in name else f"projects/{plan.project}/zones/{zone}/disks/{name}"
-    return {"sourceDisk": path, "mode": "READ_ONLY" if read_only else "READ_WRITE"}
 
 
 def region_of(zone: str) -> str:

@@ -221,7 +221,7 @@ def check_room(folder: str, size: int) -> None:
         raise RecordsError(
             errno.ENOSPC,
             f"this host's part has {size / 1e9:.1f} GB, and the disk of {folder}, by which it goes to the bucket, has "
-            f"{free / 1e9:.1f} GB free: set TMPDIR to a larger disk (cloud=TpuVm(data_disks=[…]))",
+            f"{free / 1e9:.1f} GB free: set TMPDIR to a folder with more room, such as one in memory (/dev/shm)",
         )
 
 

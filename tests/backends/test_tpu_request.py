@@ -72,7 +72,6 @@ EVERYTHING = {
     "external_ips": False,
     "service_account": "trainer@ours.iam.gserviceaccount.com",
     "tags": ["tpu", "no-ingress"],
-    "data_disks": ["projects/ours/zones/us-east5-a/disks/corpus", "index:ro"],
     "secure_boot": True,
     "owner": "Ada@Example.com",
     "pipeline": "retrain",
@@ -238,15 +237,6 @@ def test_a_request_waits_no_longer_than_the_job_may_still_wait_for_hardware() ->
     too_late = intent_of(plan, since=intent.created - 3 * HOUR)
     assert tpu_request.valid_for(plan, too_late) == tpu_request.SHORTEST_QUEUE
     assert "queueingPolicy" not in render(replace(plan, limits=Limits()))["queuedResource"]
-
-
-def test_several_hosts_only_read_a_disk() -> None:
-    disks = node(render(plan_of("v5e-16", cloud={"data_disks": ["corpus"]})))["dataDisks"]
-    assert disks == [{"sourceDisk": "projects/ours/zones/us-central1-a/disks/corpus", "mode": "READ_ONLY"}]
-    with pytest.raises(Unsupported, match="corpus:ro"):
-        tpu_request.check(plan_of("v5e-16", cloud={"data_disks": ["corpus:rw"]}))
-    with pytest.raises(UsageError, match="NAME:ro"):
-        tpu_request.check(plan_of("v5e-4", cloud={"data_disks": ["corpus:x"]}))
 
 
 @pytest.mark.parametrize(
