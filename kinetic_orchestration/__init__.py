@@ -47,6 +47,8 @@ _HOMES = {
     "run": "decorator",
 }
 
+_MODULES = ("collections", "data", "job_status")  # of Keras Kinetic, whose names programs may take from there
+
 __all__ = [
     "BatchError",
     "BatchHandle",
@@ -73,13 +75,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        import importlib
+    import importlib
 
+    if name in _HOMES:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    from kinetic_orchestration.keras_kinetic import without
+
+    raise AttributeError(without("kinetic", name, f"module {__name__!r} has no attribute {name!r}"))
 
 
 def __dir__() -> list[str]:

@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.errors import JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
-from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say
+from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, settings_for
 from kinetic_orchestration.notices import warn, warn_once
 from kinetic_orchestration.plan import backend_of
@@ -87,6 +87,14 @@ class BatchHandle(Generic[R]):
         self._submitted = threading.Event()
         self._submits = False  # whether it is this process that does
         self._unseen = ""  # why this process does not know whether all are submitted
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            from kinetic_orchestration.keras_kinetic import without
+
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(without("BatchHandle", name, said), name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<BatchHandle {self.group_id} {self.name or ''} {self.status_counts()}>"
@@ -344,13 +352,16 @@ class _Driver:
                 if self._stopped():
                     return
                 try:
-                    job: JobHandle[Any] = JobHandle(launch(spec, child(self._deployment, self.batch.group_id, index)))
+                    launched = launch(spec, child(self._deployment, self.batch.group_id, index))
+                    job: JobHandle[Any] = JobHandle(launched)
                 except Unreachable:  # nor would the others come through
                     raise
                 except Exception as error:
                     self.batch.submission_failures[index] = error
                     self._one_failed()
                     continue
+                if not self._running:
+                    tell_of_requirements(spec, launched)
                 _place(self.batch, index, job)
                 self.batch._follow(rung, job)
                 self._running.append(job)

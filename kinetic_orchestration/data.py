@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import DataNotFound, UsageError
 
@@ -38,6 +39,14 @@ class Data:
             raise UsageError(f"Data({raw!r}): hf_trust_remote_code is for hf:// paths")
         if self.is_gcs and not self.is_dir and "." not in raw.rpartition("/")[2]:
             _hint_at_slash(raw)
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            from kinetic_orchestration.keras_kinetic import without
+
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(without("Data", name, said), name=name, obj=self)
 
     @property
     def path(self) -> str:

@@ -12,10 +12,10 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
 from kinetic_orchestration import act, attempts, bill, lifecycle, links, settings, trust
 from kinetic_orchestration.act import Job
@@ -33,10 +33,12 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
 from kinetic_orchestration.notices import warn
+from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.profile import EVERY_HOST
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.watch import Memory, look, verdict_of
@@ -66,6 +68,14 @@ class JobHandle(Generic[R]):
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id} {self.func_name} on {self.accelerator} ({self.backend})>"
 
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            from kinetic_orchestration.keras_kinetic import without
+
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(without("JobHandle", name, said), name=name, obj=self)
+
     def __reduce__(self) -> Any:
         spec_digest = "" if self._job.doubt else self._job.spec_digest
         place = {"group_id": self.group_id, "group_index": self.group_index}
@@ -73,6 +83,67 @@ class JobHandle(Generic[R]):
 
     def _deployment(self) -> str:
         return str(self._job.spec()["plan"]["deployment"])
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> JobHandle[Any]:
+        """The handle that `to_dict` told of, as `attach` opens it: nothing else of what is given is believed."""
+        told = [d.get(key) for key in ("store", "deployment", "job_id")]
+        if not all(isinstance(value, str) and value for value in told):
+            raise UsageError(
+                "this is no handle of a job here: to_dict() gives one with a store, a deployment and a job_id. A job "
+                "that Keras Kinetic runs is looked after by Keras Kinetic"
+            )
+        store, deployment, job_id = told
+        handle = attach(f"{store}/{deployment}/jobs/{job_id}")
+        group, index = d.get("group_id"), d.get("group_index")
+        if isinstance(group, str) and isinstance(index, int):
+            handle.group_id, handle.group_index = group, index
+        return handle
+
+    def to_dict(self) -> dict[str, Any]:
+        """What finds the job again, and what it was when it was submitted; plain JSON, without what is None."""
+        told = {
+            "job_id": self.job_id, "store": os.path.dirname(self._job.store.url), "deployment": self._deployment(),
+            "backend": self.backend, "project": self.project, "bucket_name": self.bucket_name,
+            "image_uri": self.image_uri, "accelerator": self.accelerator, "func_name": self.func_name,
+            "display_name": self.display_name, "created_at": self.created_at, "group_id": self.group_id,
+            "group_kind": self.group_kind, "group_index": self.group_index, "debug": self.debug,
+        }  # fmt: skip
+        return {name: value for name, value in told.items() if value is not None}
+
+    @property
+    def project(self) -> str:
+        """The Google Cloud project that it runs in; "" on this machine."""
+        return self._job.plan().project
+
+    @property
+    def zone(self) -> str:
+        """Where its newest attempt has or awaits hosts; "" before there is one, and on this machine."""
+        return self.peek().zone
+
+    @property
+    def bucket_name(self) -> str:
+        """The bucket of its store; "" where that is a folder."""
+        scheme, _, rest = self._job.store.url.partition("://")
+        return rest.partition("/")[0] if scheme == "gs" else ""
+
+    @property
+    def image_uri(self) -> str:
+        """The container image that was named for it; "" for none."""
+        return self._job.plan().image
+
+    @property
+    def display_name(self) -> str:
+        return f"kinetic-{self.func_name}-{self.job_id}"
+
+    @property
+    def group_kind(self) -> str | None:
+        return None if self.group_id is None else "map"
+
+    @property
+    def debug(self) -> bool:
+        """Whether its function waits for a debugger."""
+        return self._job.plan().debug_port != 0
 
     def status(self) -> JobStatus:
         """What the job does now. Asking also moves it on: a lost attempt is followed by the next one."""
@@ -329,6 +400,28 @@ def tell_of_another(job: Job, other: str) -> None:
             f"this key names job {job.job_id}, which was submitted before with {other}, and goes on as it is. To have "
             f"what is asked for now, end it (kinetic-orchestration cancel {job.job_id}) and give another key"
         )
+
+
+_told: set[Path] = set()
+
+
+def tell_of_requirements(spec: JobSpec, job: Job) -> None:
+    """Once, to whoever launches from a program: the file with requirements beside it that hosts elsewhere do not get.
+
+    An orchestrator's project has such a file for other reasons, so its steps and tasks say nothing.
+    """
+    if spec.options.requirements is not None or not job.written:
+        return
+    plan = job.plan()
+    if not plan.remote or plan.image or (found := unread(spec)) is None or found in _told:
+        return
+    _told.add(found)
+    here = os.path.relpath(found)
+    named = str(found) if here.startswith("..") else here
+    say(
+        f"{named} is not read: hosts get what the program imports, at the versions installed here. "
+        f'To have them install what it lists instead: requirements="{named}"'
+    )
 
 
 def check_terminal() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from kinetic_orchestration import profile
+from kinetic_orchestration import keras_kinetic, profile
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable
@@ -62,6 +62,8 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     for name in IGNORED[backend]:
         if getattr(options, name):
             warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
+    for name, why in keras_kinetic.without_effect(environ or {}):
+        warn_once(f"{name} is set, and has no effect here: {why}")
     env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
     limits = Limits(
         **{

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import settings, trust
+from kinetic_orchestration import keras_kinetic, settings, trust
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.settings import Settings
 
@@ -91,6 +91,8 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
     """Variables that nobody reads, with names like those of settings."""
+    for name, why in keras_kinetic.without_effect(environ):
+        yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
     known = [name for variables, _, _ in settings.SETTINGS.values() for name in variables if name.startswith(OURS)]
     for name in sorted(environ):
         if name.startswith(OURS) and name not in known:

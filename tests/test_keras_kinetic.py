@@ -330,7 +330,9 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
     warned = re.findall(r"UserWarning: (.*)", done.stderr)
     for option in ("container_image", "base_image_repo", "zone", "project", "cluster", "namespace", "spot"):
         assert [text for text in warned if text.startswith(f"{option}= has no meaning")] != []
-    assert len(warned) == len(set(warned)) == 9
+    for variable in ("KINETIC_CLUSTER", "KINETIC_NAMESPACE", "KINETIC_BASE_IMAGE_REPO", "KINETIC_LOG_LEVEL"):
+        assert [text for text in warned if text.startswith(f"{variable} is set, and has no effect here: ")] != []
+    assert len(warned) == len(set(warned)) == 13
     assert {"backend='pathways' is Keras Kinetic's", "backend='gke' is Keras Kinetic's"} <= {
         text.partition(";")[0] for text in warned
     }

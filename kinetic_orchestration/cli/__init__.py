@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _never_fail_to_print()
     try:
         try:
-            arguments = make_parser().parse_args(argv)
+            arguments = make_parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
             code = _run(_command(arguments.command), arguments)
         finally:
             sys.stdout.flush()

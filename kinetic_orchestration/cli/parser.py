@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from kinetic_orchestration.cli import codes
@@ -18,8 +19,13 @@ _EPILOG = f"""{_EXIT_CODES}
 
 
 class _Parser(argparse.ArgumentParser):
+    given: Sequence[str] = ()  # the words of the command line
+
     def error(self, message: str) -> NoReturn:
-        self.exit(codes.USAGE, f"kinetic: error: {message}\nSee: {self.prog} --help\n")
+        from kinetic_orchestration.keras_kinetic import command_here
+
+        hint = f"{there}.\n" if (there := command_here(self.given)) else ""
+        self.exit(codes.USAGE, f"kinetic: error: {message}\n{hint}See: {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -30,7 +36,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
         description="Run Python training steps on TPUs: look after the jobs, and see what a job would be.",
@@ -38,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=_LAYOUT,
         allow_abbrev=False,
     )
+    parser.given = [word for word in given if not word.startswith("-")]
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(json=False, store=None, deployment=None)
@@ -46,6 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
     _jobs(commands)
     _tools(commands)
     _upkeep(commands)
+    for command in commands.choices.values():
+        command.given = parser.given
     return parser
 
 

@@ -187,6 +187,12 @@ def source_of(spec: JobSpec) -> tree.Source | None:
     return tree.source_of(file, imports_only=is_dag)
 
 
+def program_of(spec: JobSpec) -> Path:
+    """The folder of the file that the function stands in, or that a command or a notebook runs in."""
+    file = _file_of(spec.function) if spec.function is not None else None
+    return Path(os.path.realpath(file.parent if file is not None else spec.cwd or os.getcwd()))
+
+
 def _source_of_command(folder: Path, argv: Sequence[str]) -> tree.Source | None:
     """The project around it, else its folder; of a home folder or the like only the files that it names."""
     root = tree.find_root(folder)

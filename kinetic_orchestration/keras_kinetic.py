@@ -1,0 +1,320 @@
+"""Keras Kinetic's public names, and what becomes of each here: the one table behind docs/keras-kinetic.md.
+
+`SAME` has a name's meaning, `OTHER` has another one or another name, `ABSENT` is not here and says what to use instead.
+Parameters and methods of what is absent need no entry of their own. Names and facts only; what the names are was read
+off the package (tests/golden/keras-kinetic.json). Loaded when somebody asks for a name that is not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+SAME, OTHER, ABSENT = "same", "other", "absent"
+
+# Settings that are read, for the sake of programs that hand them on, and mean nothing.
+WITHOUT_EFFECT = ("KINETIC_CLUSTER", "KINETIC_NAMESPACE")
+
+
+class Row(NamedTuple):
+    name: str
+    verdict: str
+    why: str = ""
+    here: str = ""  # "": the same name
+
+
+class Group(NamedTuple):
+    title: str
+    same: tuple[str, ...]
+    other: Mapping[str, tuple[str, str]]  # name → its name here, what differs
+    absent: Mapping[str, str]  # name → the reason, and what to use
+
+    def rows(self) -> Iterator[Row]:
+        for name in self.same:
+            yield Row(name, SAME, here=name)
+        for name, (here, why) in self.other.items():
+            yield Row(name, OTHER, why, here or name)
+        for name, why in self.absent.items():
+            yield Row(name, ABSENT, why)
+
+
+_NO_CLUSTER = "there is no cluster: a job runs on VMs of its own, or on this machine"
+_IGNORED = "accepted and warned about once, without effect: there is no cluster"
+_UNUSED = "accepted, without effect"
+_STORE = "accepted, without effect: `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
+_PLACE = "as the setting; `KINETIC_STORE` and `KINETIC_DEPLOYMENT` say which jobs there are"
+_BOUNDED = "accepted, without effect: freeing hosts is bounded by itself"
+_PUSHED = "accepted, without effect: the end of a job is an event"
+_POD = "Keras Kinetic sets it on its pods"
+_PROFILES = "a profile is a table of `profiles.toml`, which an editor writes; `KINETIC_PROFILE` names it"
+_POOLS = "there are no node pools: each job asks for its own slice"
+_NAMED = "read where `requirements=` names it; a launch for other machines says when one is there and is not"
+_DEBUGGER = "`debug=True` waits for a debugger on loopback, and the log says where"
+
+GROUPS = (
+    Group(
+        "Names",
+        same=(
+            *("kinetic.BatchError", "kinetic.BatchHandle", "kinetic.Data", "kinetic.JobHandle"),
+            *("kinetic.RemoteCallable", "kinetic.__version__", "kinetic.attach", "kinetic.attach_batch"),
+            *("kinetic.list_jobs", "kinetic.run", "kinetic.collections", "kinetic.collections.BatchError"),
+            *("kinetic.collections.BatchHandle", "kinetic.collections.attach_batch", "kinetic.collections.map"),
+            *("kinetic.data", "kinetic.data.Data", "kinetic.job_status", "kinetic.job_status.JobStatus"),
+        ),
+        other={
+            "kinetic.jobs": ("kinetic", "its names are those of the package"),
+            "kinetic.jobs.JobHandle": ("kinetic.JobHandle", ""),
+            "kinetic.jobs.attach": ("kinetic.attach", ""),
+            "kinetic.jobs.list_jobs": ("kinetic.list_jobs", ""),
+        },
+        absent={
+            "kinetic.jobs.attach_remote_traceback": "what a job raised has its remote traceback as a note",
+            "kinetic.debug": _DEBUGGER,
+            "kinetic.debug.cleanup_port_forward": "no port is forwarded",
+            "kinetic.debug.print_attach_instructions": "the log says where the debugger listens",
+            "kinetic.debug.start_port_forward": "no port is forwarded",
+            "kinetic.debug.wait_for_debug_server": "the log says when the debugger listens",
+            "kinetic.data.is_data_ref": "how data travel is no part of the surface",
+            "kinetic.data.make_data_ref": "how data travel is no part of the surface",
+            "kinetic.data.parse_gcs_uri": "`Data(…).path` is the address",
+        },
+    ),
+    Group(
+        "`run`",
+        same=("run(accelerator)", "run(output_dir)", "RemoteCallable.run_async()", "RemoteCallable.run_async_map()",
+              "RemoteCallable.run_async_map(inputs)"),
+        other={
+            "run(container_image)": ("", "only an image that you name: none is built; on this machine without effect"),
+            "run(base_image_repo)": ("", "accepted and warned about once, without effect: no image is built"),
+            "run(zone)": ("", "on this machine without effect, with a warning"),
+            "run(project)": ("", "on this machine without effect, with a warning"),
+            "run(capture_env_vars)": ("", "what looks like a secret never goes into the store"),
+            "run(cluster)": ("", _IGNORED),
+            "run(namespace)": ("", _IGNORED),
+            "run(backend)": ("", "`local` or `tpu-vm`; `gke` and `pathways` leave it to the settings, with a warning"),
+            "run(volumes)": ("", "on Cloud TPU each host fetches them, and nothing is mounted"),
+            "run(spot)": ("", "on this machine without effect, with a warning"),
+            "run(debug)": ("", "on this machine only; `debugpy` listens on loopback"),
+        },
+        absent={
+            "RemoteCallable(func)": "`run` makes it",
+            "RemoteCallable(sync_wrapper)": "`run` makes it",
+            "RemoteCallable(async_wrapper)": "`run` makes it",
+        },
+    ),
+    Group(
+        "`map`, `attach`, `attach_batch`, `list_jobs`",
+        same=(
+            *("map(submit_fn)", "map(inputs)", "map(input_mode)", "map(max_concurrent)", "map(fail_fast)"),
+            *("map(cancel_running_on_fail)", "map(name)", "map(tags)", "attach(job_id)", "attach_batch(group_id)"),
+            "attach_batch(poll_timeout)",
+        ),
+        other={
+            "map(retries)": ("", "they are attempts of the same job, with the same checkpoints"),
+            "map(project)": ("", "accepted and warned about once, without effect: jobs go where `run` says"),
+            "map(cluster)": ("", "accepted and warned about once, without effect: jobs go where `run` says"),
+            "attach(project)": ("", _PLACE),
+            "attach(cluster)": ("", _STORE),
+            "attach_batch(project)": ("", _PLACE),
+            "attach_batch(cluster)": ("", _STORE),
+            "attach_batch(poll_interval)": ("", _PUSHED),
+            "list_jobs(project)": ("", _PLACE),
+            "list_jobs(zone)": ("", _PLACE),
+            "list_jobs(cluster)": ("", _STORE),
+            "list_jobs(namespace)": ("", _STORE),
+        },
+        absent={},
+    ),
+    Group(
+        "`Data`",
+        same=("Data(path)", "Data(hf_trust_remote_code)", "Data.fuse", "Data.hf_trust_remote_code", "Data.is_dir",
+              "Data.is_gcs", "Data.is_hf", "Data.path"),
+        other={"Data(fuse)": ("", "on this machine a local folder is read in place; on Cloud TPU it is refused")},
+        absent={"Data.content_hash()": "digests are made when a job is submitted"},
+    ),
+    Group(
+        "`JobHandle`",
+        same=(
+            *("JobHandle.job_id", "JobHandle.project", "JobHandle.accelerator", "JobHandle.func_name"),
+            *("JobHandle.display_name", "JobHandle.created_at", "JobHandle.group_id", "JobHandle.group_kind"),
+            *("JobHandle.group_index", "JobHandle.debug", "JobHandle.logs()", "JobHandle.logs(follow)"),
+            *("JobHandle.tail()", "JobHandle.tail(n)", "JobHandle.result()", "JobHandle.result(timeout)"),
+            *("JobHandle.result(stream_logs)", "JobHandle.result(on_status_change)", "JobHandle.from_dict(d)"),
+        ),
+        other={
+            "JobHandle.backend": ("", "`local` or `tpu-vm`"),
+            "JobHandle.zone": ("", "that of its newest attempt; empty before there is one, and on this machine"),
+            "JobHandle.bucket_name": ("", "of the store; empty where that is a folder"),
+            "JobHandle.image_uri": ("", "`container_image`, or empty: no image is built"),
+            "JobHandle.status()": ("", "a cancelled job is `CANCELLED`"),
+            "JobHandle.to_dict()": ("", "with `store` and `deployment`, and without what is of a cluster"),
+            "JobHandle.from_dict()": ("", "as `attach`, for what `to_dict()` here gave"),
+            "JobHandle.result(cleanup)": ("", "frees hosts; records go by retention"),
+            "JobHandle.result(cleanup_timeout)": ("", _BOUNDED),
+            "JobHandle.result(cleanup_poll_interval)": ("", _BOUNDED),
+            "JobHandle.cancel()": ("", "waits until the hosts are gone; `result()` then raises `JobCancelled`"),
+            "JobHandle.cancel(cleanup_timeout)": ("", "how long it waits for the end"),
+            "JobHandle.cancel(cleanup_poll_interval)": ("", _BOUNDED),
+            "JobHandle.cleanup()": ("", "frees hosts of a job that has ended; of a running job it does nothing"),
+            "JobHandle.cleanup(k8s)": ("", "frees its hosts"),
+            "JobHandle.cleanup(gcs)": ("", "accepted, without effect: records go by retention"),
+            "JobHandle.cleanup(cleanup_timeout)": ("", _BOUNDED),
+            "JobHandle.cleanup(cleanup_poll_interval)": ("", _BOUNDED),
+        },
+        absent={
+            "JobHandle.cluster_name": _NO_CLUSTER,
+            "JobHandle.namespace": _NO_CLUSTER,
+            "JobHandle.k8s_name": "there is no Kubernetes: `peek().resource` is the name of its queued resource",
+            "JobHandle.from_job_context()": "`run_async` and `attach` make handles",
+            "JobHandle.debug_attach()": _DEBUGGER,
+        },
+    ),
+    Group(
+        "`BatchHandle`, `BatchError`, `JobStatus`",
+        same=(
+            *("BatchHandle.group_id", "BatchHandle.name", "BatchHandle.tags", "BatchHandle.jobs"),
+            *("BatchHandle.statuses()", "BatchHandle.status_counts()", "BatchHandle.wait()"),
+            *("BatchHandle.wait(timeout)", "BatchHandle.as_completed()", "BatchHandle.as_completed(timeout)"),
+            "BatchHandle.results()",
+            *("BatchHandle.results(timeout)", "BatchHandle.results(ordered)", "BatchHandle.results(return_exceptions)"),
+            *("BatchHandle.failures()", "BatchHandle.submission_failures", "BatchHandle.cancel()"),
+            *("BatchError(group_id)", "BatchError(failures)", "BatchError(partial_results)"),
+            *("BatchError(submission_failures)", "BatchError.group_id", "BatchError.failures"),
+            *("BatchError.partial_results", "BatchError.submission_failures"),
+            *("JobStatus.PENDING", "JobStatus.RUNNING", "JobStatus.SUCCEEDED", "JobStatus.FAILED"),
+        ),
+        other={
+            "BatchHandle.as_completed(poll_interval)": ("", _PUSHED),
+            "BatchHandle.results(cleanup)": ("", "frees hosts; records go by retention"),
+            "BatchHandle.cleanup()": ("", "as that of `JobHandle`"),
+            "BatchHandle.cleanup(k8s)": ("", "frees their hosts"),
+            "BatchHandle.cleanup(gcs)": ("", "accepted, without effect: records go by retention"),
+            "JobStatus.NOT_FOUND": ("", "only of a job whose records are gone: a cancelled one is `CANCELLED`"),
+        },
+        absent={"BatchHandle.unavailable_children": "`submission_failures` has jobs that cannot be read, too"},
+    ),
+    Group(
+        "Settings",
+        same=("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT", "KINETIC_ZONE", "KINETIC_OUTPUT_DIR", "KINETIC_NO_TTY_DEBUG",
+              "profile project", "profile zone"),
+        other={
+            "KINETIC_PROFILE": ("", "names a table of `profiles.toml`"),
+            "KINETIC_CLUSTER": ("", f"warned about once, without effect: {_NO_CLUSTER}"),
+            "KINETIC_NAMESPACE": ("", f"warned about once, without effect: {_NO_CLUSTER}"),
+            "JOB_ID": ("KINETIC_JOB_ID", "of a program on a host; or `kinetic.current().job_id`"),
+            "profile name": ("KINETIC_PROFILE", "the name of the table"),
+            "profile cluster": ("", _UNUSED),
+            "profile namespace": ("", _UNUSED),
+        },
+        absent={
+            "GCS_BUCKET": "a program on a host has `KINETIC_OUTPUT_DIR`, or `kinetic.current()`",
+            "KINETIC_BASE_IMAGE_REPO": "no image is built; `container_image=` names one",
+            "KINETIC_CONTEXT_SIZE_WARN_MB": "a large project is told with its largest files, at a size of our own",
+            "KINETIC_DEBUG": f"{_POD}; here `debug=True`",
+            "KINETIC_DEBUG_PORT": f"{_POD}; here the log says where the debugger listens",
+            "KINETIC_DEBUG_WAIT_LEADER": f"{_POD}; here host 0 is the one that waits",
+            "KINETIC_DEBUG_WAIT_TIMEOUT": f"{_POD}; here the log says how long the debugger is waited for",
+            "KINETIC_FORCE_DESTROY": "no bucket is made, and none is removed",
+            "KINETIC_LOG_LEVEL": "lines of our own go to stderr and begin with `kinetic:`; Python's warnings have `-W`",
+            "KINETIC_NO_DEFAULT_EXCLUDES": "`!NAME` in a `.kineticignore` brings back what is left out",
+            "KINETIC_PACKAGE_ROOT": "the folder with a `.kineticignore`, which may be empty, is the project",
+            "KINETIC_PAYLOAD_SIZE_WARN_MB": "give what is large as `Data`",
+            "KINETIC_PROFILES_FILE": "`KINETIC_PROFILE_FILE` names a TOML file of profiles",
+            "KINETIC_RESERVATION": "`cloud=TpuVm(reservation=…)` names one",
+        },
+    ),
+    Group(
+        "Files",
+        same=(),
+        other={
+            ".kineticignore": ("", "in any folder, with the patterns of `.gitignore`; `!NAME` brings back"),
+            "requirements.txt": ("run(requirements)", _NAMED),
+            "pyproject.toml": ("run(requirements)", _NAMED),
+        },
+        absent={
+            "~/.kinetic/profiles.json": _PROFILES,
+            "~/.kinetic/pulumi-cli": "nothing is set up in advance",
+        },
+    ),
+    Group(
+        "Commands",
+        same=(),
+        other={
+            "kinetic accelerators": ("ko accelerators", "with prices"),
+            "kinetic config show": ("ko doctor", "each value with where it came from"),
+            "kinetic jobs cancel": ("ko cancel", ""),
+            "kinetic jobs cleanup": ("ko reap", "for all jobs; records go by retention"),
+            "kinetic jobs list": ("ko jobs", ""),
+            "kinetic jobs logs": ("ko logs", ""),
+            "kinetic jobs result": ("ko result", ""),
+            "kinetic jobs status": ("ko status", ""),
+            "kinetic status": ("ko doctor", "`ko status ID` is of a job"),
+        },
+        absent={
+            "kinetic build-image": "no image is built; `container_image=` names one",
+            "kinetic down": "nothing stands between jobs; `ko reap` frees what was left",
+            "kinetic init": "a project and a bucket are named by settings, and `ko doctor` checks them",
+            "kinetic jobs debug": _DEBUGGER,
+            "kinetic pool add": _POOLS,
+            "kinetic pool list": _POOLS,
+            "kinetic pool remove": _POOLS,
+            "kinetic profile create": _PROFILES,
+            "kinetic profile ls": _PROFILES,
+            "kinetic profile rm": _PROFILES,
+            "kinetic profile show": _PROFILES,
+            "kinetic profile unset": _PROFILES,
+            "kinetic profile use": _PROFILES,
+            "kinetic up": "nothing is set up in advance: each job asks for its own slice",
+        },
+    ),
+)  # fmt: skip
+
+
+def table() -> dict[str, Row]:
+    """Every name with what becomes of it."""
+    return {row.name: row for group in GROUPS for row in group.rows()}
+
+
+def row_of(name: str) -> Row | None:
+    """Its own entry, or that of the absent function or method whose parameter it is."""
+    rows = table()
+    if name in rows:
+        return rows[name]
+    whose = rows.get(f"{name.partition('(')[0]}()")
+    return whose if whose is not None and whose.verdict == ABSENT else None
+
+
+def without(owner: str, name: str, said: str) -> str:
+    """`said`, the text of an AttributeError, with what Keras Kinetic's name has become if it is one."""
+    row = next((found for text in (name, f"{name}()") if (found := row_of(f"{owner}.{text}"))), None)
+    return f"{said}: {_plain(row.why)}" if row is not None and row.verdict != SAME and row.why else said
+
+
+def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables of Keras Kinetic that are set and mean nothing here, each with what does."""
+    if not any(name.startswith("KINETIC_") for name in environ):
+        return
+    for row in table().values():
+        if row.name.startswith("KINETIC_") and environ.get(row.name):
+            if row.verdict == ABSENT:
+                yield row.name, _plain(row.why)
+            elif row.name in WITHOUT_EFFECT:
+                yield row.name, _NO_CLUSTER
+
+
+def command_here(words: Sequence[str]) -> str:
+    """What Keras Kinetic's command has become; "" for what is none of its own, or has the same name here."""
+    rows = table()
+    for count in (2, 1):
+        command = " ".join(words[:count])
+        row = rows.get(f"kinetic {command}")
+        if row is not None and row.verdict == ABSENT:
+            return f"Keras Kinetic's {command!r} is not here: {_plain(row.why)}"
+        if row is not None and (count == 2 or len(words) == 1) and row.here != f"ko {command}":
+            return f"Keras Kinetic's {command!r} is {row.here!r} here"
+    return ""
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"\1", text)
