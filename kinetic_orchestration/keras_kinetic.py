@@ -7,6 +7,7 @@ off the package (tests/golden/keras-kinetic.json). Loaded when somebody asks for
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -271,6 +272,7 @@ GROUPS = (
 )  # fmt: skip
 
 
+@functools.cache
 def table() -> dict[str, Row]:
     """Every name with what becomes of it."""
     return {row.name: row for group in GROUPS for row in group.rows()}
@@ -293,8 +295,6 @@ def without(owner: str, name: str, said: str) -> str:
 
 def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The variables of Keras Kinetic that are set and mean nothing here, each with what does."""
-    if not any(name.startswith("KINETIC_") for name in environ):
-        return
     for row in table().values():
         if row.name.startswith("KINETIC_") and environ.get(row.name):
             if row.verdict == ABSENT:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from kinetic_orchestration import keras_kinetic, profile
+from kinetic_orchestration import profile
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.settings import Settings, duration, seconds
+from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.spec import (
     LOCAL,
     TPU_VM,
@@ -62,8 +62,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     for name in IGNORED[backend]:
         if getattr(options, name):
             warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
-    for name, why in keras_kinetic.without_effect(environ or {}):
-        warn_once(f"{name} is set, and has no effect here: {why}")
+    _tell_of_kinetics_settings(environ or {})
     env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
     limits = Limits(
         **{
@@ -108,6 +107,15 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
         **cloud,
     )
+
+
+def _tell_of_kinetics_settings(environ: Mapping[str, str]) -> None:
+    if all(name in VARIABLES for name in environ if name.startswith("KINETIC_")):
+        return
+    from kinetic_orchestration.keras_kinetic import without_effect  # a table that most launches do without
+
+    for name, why in without_effect(environ):
+        warn_once(f"{name} is set, and has no effect here: {why}")
 
 
 def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[str, str]) -> dict[str, str]:

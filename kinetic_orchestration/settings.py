@@ -71,6 +71,14 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no_tty_debug": (("KINETIC_NO_TTY_DEBUG",), "false", "let a blocking call wait for a debugger without a terminal"),
 }
 
+# Those that have an effect.
+VARIABLES = frozenset(
+    variable
+    for name, (variables, _, _) in SETTINGS.items()
+    for variable in variables
+    if name not in ("cluster", "namespace")
+)
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
