@@ -149,7 +149,7 @@ GROUPS = (
             "JobHandle.bucket_name": ("", "of the store; empty where that is a folder"),
             "JobHandle.image_uri": ("", "`container_image`, or empty: no image is built"),
             "JobHandle.status()": ("", "a cancelled job is `CANCELLED`"),
-            "JobHandle.to_dict()": ("", "with `store` and `deployment`, and without what is of a cluster"),
+            "JobHandle.to_dict()": ("", "with `store` and `deployment`; without `zone` and what is of a cluster"),
             "JobHandle.from_dict()": ("", "as `attach`, for what `to_dict()` here gave"),
             "JobHandle.result(cleanup)": ("", "frees hosts; records go by retention"),
             "JobHandle.result(cleanup_timeout)": ("", _BOUNDED),
