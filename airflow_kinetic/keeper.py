@@ -14,8 +14,8 @@ from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.records import KEEPER, fields_of
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.watch import decoded
 
 BY = "airflow"
 LAST_WORDS = 300.0  # longer than cancelled hosts have for their program, their log and their own deletion
@@ -36,7 +36,7 @@ def is_kept_by(job: Job, token: str, since: float | None = None) -> bool:
     record = job.store.read(names.keeper(job.job_id))
     if record is None or (since is not None and record.updated < since):
         return True
-    return decoded(record.data, names.keeper(job.job_id)).get("keeper") == token
+    return fields_of(record.data, KEEPER, names.keeper(job.job_id)).get("keeper") == token
 
 
 def cancel(job: Job, reason: str) -> None:

@@ -14,19 +14,19 @@ from kinetic_orchestration import bill, lifecycle
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend
+from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
 from kinetic_orchestration.packaging import package_sources
+from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.trust import ALONE, Trust
 from kinetic_orchestration.values import Before, Freed, Glimpse, Intent, Outcome, Past, Plan, Staged
-from kinetic_orchestration.watch import decoded, intent_of, reading, verdict_of
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
 DEADLINE_ALLOWANCE = 15 * 60.0
 SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
 TRUST_PATIENCE = 1800.0  # so does one that may not start it
-MOST_HOSTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,25 @@ class Job:
     doubt: str = ""  # why nothing of it is started or unpickled here
     kept: tuple[str, ...] = ()  # what Secret Manager keeps for it until it has ended
     runs_on: str = ""  # the name of the backend that its plan names
+    within: Within | None = None  # which places its attempts may be in, by its plan
     written: bytes = field(default=b"", repr=False)  # its spec, while the process that wrote it submits it
 
     def spec(self) -> dict[str, Any]:
         if self.written:
-            return decoded(self.written, names.spec(self.job_id))
+            return spec_of(self.written, self.job_id)
         record = self.store.read(names.spec(self.job_id))
         if record is None:
             raise JobNotFound(missing(self.job_id, self.store))
         if self.store.remote and digest.of_bytes(record.data) != self.spec_digest:
             raise Corrupt(f"{names.spec(self.job_id)} in {self.store.url} was changed while the job was followed")
-        return decoded(record.data, names.spec(self.job_id))
+        return spec_of(record.data, self.job_id)
 
     def plan(self) -> Plan:
-        return Plan.from_json(self.spec()["plan"])
+        return plan_of(self.spec(), self.job_id)
+
+    def on(self, backend: Backend) -> Job:
+        """The same job with the backend that it runs on; for one in doubt, with an onlooker's."""
+        return replace(self, backend=Onlooker(backend) if self.doubt else backend)
 
 
 def open_job(
@@ -72,26 +77,13 @@ def open_job(
         raise JobNotFound(missing(job_id, store))
     found = digest.of_bytes(record.data)
     doubt = "" if written is not None else trust.doubt_of_spec(store, job_id, found, spec_digest)
-    fields = decoded(record.data, names.spec(job_id))
-    with reading(names.spec(job_id)):
-        plan = Plan.from_json(fields["plan"])
-        policy = policy_of(plan, record.updated)
-        if not 0 < policy.hosts <= MOST_HOSTS:
-            raise TypeError(f"it has {policy.hosts} hosts")
+    plan = plan_of(spec_of(record.data, job_id), job_id)
+    policy = policy_of(plan, record.updated)
     kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
     runs_on = sys.intern(plan.backend)
-    return Job(
-        sys.intern(job_id),
-        store,
-        backend,
-        policy,
-        found,
-        trust,
-        doubt,
-        kept,
-        runs_on,
-        b"" if written is None else written.data,
-    )
+    data = b"" if written is None else written.data
+    job = Job(sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data)
+    return job.on(backend)
 
 
 def at_rest(job: Job) -> Job:
@@ -103,7 +95,9 @@ def vouched(job: Job, spec_digest: str) -> Job:
     """The same job, by what came with a handle or a cursor. Raises Corrupt if its spec is another one."""
     if not spec_digest or not job.doubt:
         return job
-    return replace(job, doubt=job.trust.doubt_of_spec(job.store, job.job_id, job.spec_digest, spec_digest))
+    backend = job.backend.backend if isinstance(job.backend, Onlooker) else job.backend
+    known = replace(job, doubt=job.trust.doubt_of_spec(job.store, job.job_id, job.spec_digest, spec_digest))
+    return known.on(backend)
 
 
 def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str) -> str:
@@ -210,7 +204,8 @@ def intend(job: Job, attempt: int) -> Intent | None:
     generation = job.store.create(names.intent(job.job_id, attempt), data)
     if generation is None:
         return None
-    return intent_of(Record(data, generation, job.store.written_at(generation)), job.store, job.job_id, attempt)
+    record = Record(data, generation, job.store.written_at(generation))
+    return intent_of(record, job.job_id, attempt, job.within)
 
 
 def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
@@ -219,8 +214,8 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     ended = job.store.read(names.verdict(job.job_id, attempt))
     if promised is None or ended is None:
         return None, None
-    verdict = verdict_of(ended.data)
-    intent, cause = intent_of(promised, job.store, job.job_id, attempt), lifecycle.classify(verdict)
+    verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
+    intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
     past = Past(intent.placement, cause, verdict.reason, promised.updated)
     if intent.before is None:
         return past, None
@@ -236,10 +231,10 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
 def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     assert seen.intent is not None
     spec = job.spec()
-    plan = Plan.from_json(spec["plan"])
-    if plan.remote and not (may_be_there(job, plan, attempt, seen.intent.placement) and _may_last(plan, seen.intent)):
-        place = f"{names.intent(job.job_id, attempt)} names a place, or a deadline, that the job's plan does not have"
-        close(job, attempt, wire.CONFIGURATION, f"{place}: somebody has changed it, and nothing was made there")
+    plan = plan_of(spec, job.job_id)
+    if plan.remote and not _may_last(plan, seen.intent):
+        named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
+        close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
         return ""
     if plan.remote and plan.secrets:
         environ = {**environ, **package_sources.for_hosts(environ)[1]}
@@ -265,16 +260,8 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         raise
 
 
-def may_be_there(job: Job, plan: Plan, attempt: int, placement: Mapping[str, Any]) -> bool:
-    """Whether the plan leads to such a place: an intent lies where others may write, and our rights are not theirs."""
-    own = job.backend.place(plan, job.job_id, attempt)
-    return placement.get("zone") in (own.get("zone"), *plan.zones) and all(
-        placement.get(part) == own.get(part) for part in ("backend", "project", "name", "run", "hosts", "slices")
-    )
-
-
 def _may_last(plan: Plan, intent: Intent) -> bool:
-    """Whether the deadline is one that the plan leads to, for the same reason."""
+    """Whether the deadline is one that the plan leads to: an intent lies where others may write."""
     return 0 < intent.deadline <= intent.created + _longest(plan) + 1.0
 
 
@@ -305,7 +292,7 @@ def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
 def may_begin_anew(job: Job) -> bool:
     """Whether the job was called back by somebody who may want it again."""
     record = job.store.read(names.cancel(job.job_id))
-    return record is not None and decoded(record.data, names.cancel(job.job_id)).get("anew") is True
+    return record is not None and fields_of(record.data, wire.CANCEL, names.cancel(job.job_id)).get("anew") is True
 
 
 def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
@@ -315,7 +302,7 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
     record = job.store.read(names.intent(job.job_id, attempt))
     if record is None:
         return Freed.DONE
-    return job.backend.release(intent_of(record, job.store, job.job_id, attempt).placement)
+    return job.backend.release(intent_of(record, job.job_id, attempt, job.within).placement)
 
 
 def release_all(job: Job, last: int) -> None:
@@ -336,7 +323,7 @@ def forget_secrets(job: Job) -> None:
     with suppress(KineticError, OSError):
         project = job.plan().project
         for name in job.kept:
-            job.backend.forget(f"projects/{project}/secrets/{name}")
+            job.backend.forget(f"projects/{project}/secrets/{name}", job.job_id)
 
 
 def ring(job: Job) -> None:

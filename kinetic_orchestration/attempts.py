@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.schema import MOST_ATTEMPTS
+from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Before
-from kinetic_orchestration.watch import intent_of
+
+FEW = 16  # attempts that are looked at without asking whether they are there
 
 
 class Times(NamedTuple):
@@ -36,7 +39,11 @@ def times(store: Store, job_id: str) -> dict[int, Times]:
 def with_hosts(store: Store, job_id: str, last: int) -> list[int]:
     """Those up to `last` that may have had hosts; `last` is always one of them."""
     before = _before(store, job_id, last)
-    return list(range(1, last + 1)) if before is None else [*before.ran, last]
+    if before is not None and len(before.ran) <= FEW:
+        return [*before.ran, last]
+    ran = _listed(store, names.intents(job_id))  # an intent may name many: no more than were written are looked at
+    wanted = ran.keys() if before is None else ran.keys() & before.ran
+    return sorted({*(number for number in wanted if number < last), last})
 
 
 def ahead(store: Store, job_id: str, attempt: int, *, all_with_hosts: bool) -> tuple[int, ...]:
@@ -49,12 +56,13 @@ def ahead(store: Store, job_id: str, attempt: int, *, all_with_hosts: bool) -> t
     before = _before(store, job_id, last) if last > attempt else None
     if before is None:
         return ()
-    return tuple(number for number in (*before.ran, last) if number == last or (all_with_hosts and number > attempt))
+    ran = with_hosts(store, job_id, last) if len(before.ran) > FEW else (*before.ran, last)
+    return tuple(number for number in ran if number == last or (all_with_hosts and number > attempt))
 
 
 def _before(store: Store, job_id: str, attempt: int) -> Before | None:
     record = store.read(names.intent(job_id, attempt))
-    return None if record is None else intent_of(record, store, job_id, attempt).before
+    return None if record is None else intent_of(record, job_id, attempt).before
 
 
 def _listed(store: Store, prefix: str) -> dict[int, float]:
@@ -62,6 +70,7 @@ def _listed(store: Store, prefix: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for entry in store.list(prefix):
         number, _, record = entry.name.removeprefix(prefix).partition("/")
-        if number.isdecimal() and record in ("intent.json", "verdict.json"):
+        known = record in ("intent.json", "verdict.json")
+        if known and number.isascii() and number.isdecimal() and len(number) < 8 and 0 < int(number) <= MOST_ATTEMPTS:
             found[int(number)] = entry.updated
     return found

@@ -25,15 +25,15 @@ from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened,
 from kinetic_orchestration.launch import launch, settings_for
 from kinetic_orchestration.notices import warn, warn_once
 from kinetic_orchestration.plan import backend_of
+from kinetic_orchestration.records import GROUP, GROUP_END, fields_of
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, slice_of
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus
-from kinetic_orchestration.watch import Rung, decoded, reading, watcher_of
+from kinetic_orchestration.watch import Rung, watcher_of
 
 R = TypeVar("R")
 
-MOST_JOBS = 1 << 20
 INPUT_MODES = ("auto", "single", "args", "kwargs")
 
 
@@ -421,7 +421,7 @@ def _end(store: Store, group_id: str, why: str) -> None:
 
 def _why_over(store: Store, group_id: str) -> str:
     record = store.read(names.group_end(group_id))
-    return "" if record is None else str(decoded(record.data, names.group_end(group_id))["why"])
+    return "" if record is None else str(fields_of(record.data, GROUP_END, names.group_end(group_id))["why"])
 
 
 def _place(batch: BatchHandle[Any], index: int, job: JobHandle[Any]) -> None:
@@ -478,13 +478,10 @@ def attach_batch(
             f"there is no batch {group_id!r} in {opened.url}: check that KINETIC_STORE and KINETIC_DEPLOYMENT are "
             "those of the submitter"
         )
-    fields = decoded(record.data, names.group(group_id))
-    with reading(names.group(group_id)):
-        name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
-        submitter = dict(fields.get("submitter", {}))
-        runs_on = str(fields.get("backend") or here.backend)
-        if not 0 < size <= MOST_JOBS:
-            raise TypeError(f"it has {size} jobs")
+    fields = fields_of(record.data, GROUP, names.group(group_id))
+    name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
+    submitter = fields.get("submitter") or {}
+    runs_on = str(fields.get("backend") or here.backend)
     backends = {here.backend: backend}  # whichever new jobs would run on here
     if runs_on not in backends:
         backends[runs_on] = open_backend(runs_on, here)

@@ -20,13 +20,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kinetic_orchestration import attempts
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.cost import Estimate, estimate, together
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.stores import HOST_RECORD_LIMIT, Store
+from kinetic_orchestration.records import fields_of, intent_of
+from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Intent, Plan
-from kinetic_orchestration.watch import decoded, intent_of, reading
 
 
 class Stay(NamedTuple):
@@ -87,23 +88,22 @@ def estimate_of(plan: Plan, found: Sequence[Stay], prices: Mapping[str, float]) 
 
 
 def _stay(store: Store, job_id: str, number: int) -> Stay:
-    with reading(f"a record of {job_id}"):
-        record = store.read(names.intent(job_id, number))
-        if record is None:  # forgotten since it was listed
-            return Stay(number, "", 0.0, 0.0, 0.0)
-        return _stay_of(store, job_id, number, intent_of(record, store, job_id, number))
+    record = store.read(names.intent(job_id, number))
+    if record is None:  # forgotten since it was listed
+        return Stay(number, "", 0.0, 0.0, 0.0)
+    return _stay_of(store, job_id, number, intent_of(record, job_id, number))
 
 
 def _stay_of(store: Store, job_id: str, number: int, intent: Intent) -> Stay:
     zone = str(intent.placement.get("zone", ""))
     verdict = store.read(names.verdict(job_id, number))
     end = verdict.updated if verdict is not None else store.now()
-    started = _told(store, names.host(job_id, number, 0, "started.json"))
+    started = _told(store, names.host(job_id, number, 0, "started.json"), wire.STARTED)
     if started is None:
         return Stay(number, zone, max(0.0, end - intent.created), 0.0, 0.0)
     life, there = started
     there = max(intent.created, there - float(life.get("up", 0.0)))
-    done = _told(store, names.host(job_id, number, 0, "done.json"))
+    done = _told(store, names.host(job_id, number, 0, "done.json"), wire.DONE_RECORD)
     if done is not None:
         end = max(end, done[1]) if verdict is not None else done[1]
     if intent.deadline:
@@ -117,11 +117,11 @@ def _stay_of(store: Store, job_id: str, number: int, intent: Intent) -> Stay:
 
 
 def _running(store: Store, job_id: str, number: int, now: float) -> float:
-    record = store.read(names.beat(job_id, number, 0), limit=HOST_RECORD_LIMIT)
+    record = store.read(names.beat(job_id, number, 0))
     beat = Beat.read(record.data) if record is not None else None
     return now - beat.began if beat is not None and beat.began else 0.0
 
 
-def _told(store: Store, name: str) -> tuple[dict[str, Any], float] | None:
-    record = store.read(name, limit=HOST_RECORD_LIMIT)
-    return None if record is None else (decoded(record.data, name), record.updated)
+def _told(store: Store, name: str, kind: Fields) -> tuple[dict[str, Any], float] | None:
+    record = store.read(name)
+    return None if record is None else (fields_of(record.data, kind, name), record.updated)

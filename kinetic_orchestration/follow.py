@@ -18,7 +18,7 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import KineticError, StoreError, Unreachable
-from kinetic_orchestration.stores import HOST_RECORD_LIMIT
+from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.values import (
     Change,
     Cursor,
@@ -32,12 +32,13 @@ from kinetic_orchestration.values import (
     Output,
     Progress,
 )
-from kinetic_orchestration.watch import Memory, decoded, look, watcher_of
+from kinetic_orchestration.watch import Memory, Watcher, look, watcher_of
 
 Emit = Callable[[Event], object]
 
 READ_BYTES = 1 << 20
-LONGEST_FRAME = 64 << 20  # more than any host writes
+LONGEST_FRAME = frames.LONGEST_LINE + (2 << 20)  # a line, what came with its end, and a header
+FEW_HOSTS = 16  # whose records are asked for without looking which are there
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
 RELEASE_PATIENCE = 60.0  # after the verdict that ends a job, with a release that is refused: a rate is so much a minute
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
@@ -65,7 +66,7 @@ class Follower:
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
         self.job = job if cursor is None else act.vouched(job, cursor.spec)
-        self.memory = Memory()
+        self.memory = Memory(self.job.within)
         self.cursor = (cursor or Cursor())._replace(spec="" if self.job.doubt else self.job.spec_digest)
         self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
         # No cursor tells which releases were refused. That of the attempt before its own may have been, and is asked
@@ -196,7 +197,10 @@ class Follower:
     def read_logs(self, emit: Emit, seen: Glimpse | None = None) -> None:
         """To the end; on a store where each try is a request, only as far as the hosts say that there is more."""
         moved = list(self._positions())
+        there = self.hosts_there() if seen is None else None
         for host, position in enumerate(self._positions()):
+            if there is not None and host not in there:
+                continue
             for found, reached, _ in self._read_log(host, position, seen):
                 for event in found:
                     emit(event)
@@ -226,8 +230,14 @@ class Follower:
             if record is None or not record.data:
                 return
             found, used = frames.decode(record.data, segment, offset)
-            if not used:  # a frame longer than one read
-                whole = self.job.store.read(name, offset, offset + LONGEST_FRAME)
+            if not used and (length := frames.length_of(record.data)) > READ_BYTES:  # a frame longer than one read
+                if length > LONGEST_FRAME:  # than any host writes: nothing of it is taken, nor of what follows
+                    text = f"host {host}: its log ends here: {name} has a frame of {length} bytes, which no host has\n"
+                    note = Output(host, frames.NOTE, record.updated, text.encode(), attempt, segment, offset)
+                    yield [note], (segment + 1, 0), False
+                    position = segment + 1, 0
+                    continue
+                whole = self.job.store.read(name, offset, offset + length)
                 found, used = frames.decode(whole.data if whole else b"", segment, offset)
             if not used:
                 return
@@ -248,20 +258,38 @@ class Follower:
         attempt = self.cursor.attempt
         if self.job.store.read(names.intent(self.job.job_id, attempt)) is None:
             return
+        there = self.hosts_there()
         for host, (segment, offset) in enumerate(self._positions()):
+            if there is not None and host not in there:
+                continue
             done = self._said(host, "done.json")
             if done is None and self._said(host, "started.json") is None:
                 continue  # it was never there
-            if done is None or decoded(done.data, "a host's last word").get("cut"):
+            if done is None or _was_cut(done, names.host(self.job.job_id, attempt, host, "done.json")):
                 text = f"host {host}: its agent was killed, so its log may be cut here\n".encode()
                 emit(Output(host, frames.NOTE, self.job.store.now(), text, attempt, segment, offset))
 
+    def hosts_there(self) -> set[int] | None:
+        """Of many hosts, those that have left anything, by one listing; None of few. How many a spec says that there
+        are must not decide how often the store is asked.
+        """
+        hosts = self.job.policy.hosts
+        if hosts <= FEW_HOSTS:
+            return None
+        prefix = names.hosts(self.job.job_id, self.cursor.attempt)
+        found = (entry.name.removeprefix(prefix).partition("/")[0] for entry in self.job.store.list(prefix))
+        return {int(host) for host in found if host.isdecimal() and len(host) < 8}
+
     def _said(self, host: int, what: str) -> Record | None:
         name = names.host(self.job.job_id, self.cursor.attempt, host, what)
-        return self.job.store.read(name, limit=HOST_RECORD_LIMIT)
+        return self.job.store.read(name)
 
     def _positions(self) -> tuple[tuple[int, int], ...]:
         return self.cursor.logs or ((0, 0),) * self.job.policy.hosts
+
+
+def _was_cut(done: Record, name: str) -> bool:
+    return bool(fields_of(done.data, wire.DONE_RECORD, name).get("cut"))
 
 
 def _has_written(seen: Glimpse, host: int, segment: int) -> bool:
@@ -328,20 +356,23 @@ def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tupl
 
     None is begun once the patience is over: then the others are for the next time.
     """
-    if not followers:
-        return
     deadline = time.monotonic() + patience
-    watcher = watcher_of(followers[0].job.store, followers[0].job.backend)
-    with watcher.seen_at_once({each.job.job_id: (each.cursor.attempt, each.memory) for each in followers}):
-        for follower in followers:
-            if time.monotonic() > deadline:
-                return
-            try:
-                follower.step()
-            except KineticError as error:
-                yield follower, error
-            else:
-                yield follower, None
+    watched: dict[Watcher, list[Follower]] = {}
+    for follower in followers:
+        watched.setdefault(watcher_of(follower.job.store, follower.job.backend), []).append(follower)
+    for watcher, some in watched.items():  # one, unless there are jobs for which nobody vouches
+        if time.monotonic() > deadline:
+            return
+        with watcher.seen_at_once({each.job.job_id: (each.cursor.attempt, each.memory) for each in some}):
+            for follower in some:
+                if time.monotonic() > deadline:
+                    return
+                try:
+                    follower.step()
+                except KineticError as error:
+                    yield follower, error
+                else:
+                    yield follower, None
 
 
 async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float = 0.0) -> Outcome:

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
@@ -36,12 +35,13 @@ from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.profile import EVERY_HOST
+from kinetic_orchestration.records import verdict_of
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
-from kinetic_orchestration.watch import Memory, look, verdict_of
+from kinetic_orchestration.watch import Memory, look
 
 R = TypeVar("R")
 
@@ -163,7 +163,7 @@ class JobHandle(Generic[R]):
 
     def peek(self) -> Peek:
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
-        job, cursor, memory = self._job, Cursor(), Memory()
+        job, cursor, memory = self._job, Cursor(), Memory(self._job.within)
         while True:
             seen = look(job.store, job.backend, job.job_id, cursor.attempt, job.policy.hosts, memory=memory)
             step = lifecycle.advance(cursor, seen, job.policy)
@@ -204,7 +204,12 @@ class JobHandle(Generic[R]):
         read = [names.verdict(self.job_id, number) for number in ended]
         records = dict(zip(ended, side_by_side(store.read, read, REQUESTS if store.remote else 1), strict=True))
         return [
-            Attempt(number, times[number].began, times[number].ended, verdict_of(record.data) if record else None)
+            Attempt(
+                number,
+                times[number].began,
+                times[number].ended,
+                verdict_of(record.data, names.verdict(self.job_id, number)) if record else None,
+            )
             for number, record in ((number, records.get(number)) for number in sorted(wanted))
         ]
 
@@ -225,7 +230,7 @@ class JobHandle(Generic[R]):
         for attempt in attempts.with_hosts(self._job.store, self.job_id, self.attempts()):
             reader = Follower(self._job)
             reader.cursor = reader.cursor._replace(attempt=attempt)
-            logs = map(reader.log_of, range(self.hosts))
+            logs = map(reader.log_of, self._hosts_there(attempt))
             yield from heapq.merge(*logs, key=lambda event: getattr(event, "time", 0.0))
 
     def result(
@@ -342,8 +347,8 @@ class JobHandle(Generic[R]):
     def profile_dir(self) -> str:
         """Where XProf finds what `profile=` captured (`xprof --logdir`); "" as long as nothing is there."""
         plan, store = self._job.plan(), self._job.store
-        hosts = range(self.hosts if plan.profile.get("hosts") == EVERY_HOST else 1) if plan.profile else ()
         for attempt in attempts.with_hosts(store, self.job_id, self.attempts()) if plan.profile else ():
+            hosts = self._hosts_there(attempt) if plan.profile.get("hosts") == EVERY_HOST else [0]
             if any(store.read_all([names.host(self.job_id, attempt, host, "profile.json") for host in hosts])):
                 return names.profile(self.output_dir)
         return ""
@@ -351,6 +356,13 @@ class JobHandle(Generic[R]):
     def age(self) -> float:
         """Seconds since the job was made, by the store's clock."""
         return self._job.store.now() - self._job.policy.created
+
+    def _hosts_there(self, attempt: int) -> list[int]:
+        """Those that may have left something of an attempt."""
+        reader = Follower(self._job)
+        reader.cursor = reader.cursor._replace(attempt=attempt)
+        there = reader.hosts_there()
+        return list(range(self.hosts)) if there is None else sorted(there)
 
     def _lines(self) -> Iterator[str]:
         return (prefixed(event, self.hosts) for event in self.events() if isinstance(event, Output))
@@ -491,7 +503,7 @@ def reopened(job_id: str, store: Store, backends: dict[str, Backend], here: Sett
     job = act.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
-    return replace(job, backend=backends[job.runs_on])
+    return job.on(backends[job.runs_on])
 
 
 def list_jobs(

@@ -22,12 +22,13 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend
-from kinetic_orchestration.errors import JobNotFound, KineticError, StoreError, UsageError
+from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.identity import Identity, job_id, of
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.plan import make_plan
 from kinetic_orchestration.reaper import reap_now_and_then
+from kinetic_orchestration.records import IDENTITY, fields_of, spec_of
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, check_options
@@ -35,7 +36,6 @@ from kinetic_orchestration.staging import stage, staging_folder
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.trust import Trust
 from kinetic_orchestration.values import Glimpse, JobStatus, Outcome, Plan, Staged
-from kinetic_orchestration.watch import decoded, reading
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -159,7 +159,7 @@ def find(spec: JobSpec, identity: Identity) -> Job | None:
     record = store.read(name)
     if record is None:
         return None
-    job = job_id(identity, _generation(decoded(record.data, name), name))
+    job = job_id(identity, fields_of(record.data, IDENTITY, name)["generation"])
     if store.read(names.spec(job)) is None:
         return None
     return act.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
@@ -178,8 +178,8 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
         if record is None:  # somebody removes records of this store, and may have left the job's own
             store.create(name, first)
             continue
-        fields = decoded(record.data, name)
-        generation = _generation(fields, name)
+        fields = fields_of(record.data, IDENTITY, name)
+        generation = fields["generation"]
         job = job_id(identity, generation)
         spec, verdict = store.read_all([names.spec(job), names.verdict(job, 1)])
         if spec is None and verdict is None:
@@ -195,13 +195,6 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
         f"{name} in {store.url} was removed or changed {CLAIMS} times while a job was submitted by it. Find out who "
         "does that, and submit it again"
     )
-
-
-def _generation(fields: dict[str, Any], name: str) -> int:
-    with reading(name):
-        if not isinstance(fields["generation"], int):
-            raise TypeError(f"its generation is {fields['generation']!r:.80}")
-        return fields["generation"]
 
 
 def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALONE) -> bool:
@@ -244,6 +237,10 @@ def admit(
         "task": render_task(plan, staged, store, job, identity),
     }
     spec = wire.encode(fields)
+    try:
+        spec_of(spec, job)
+    except Corrupt as error:  # nobody could read it, nor this process
+        raise UsageError(f"{plan.name} cannot be submitted: {error}") from None
     spec_digest = digest.of_bytes(spec)
     believed.sign(store, job, spec_digest)
     believed.remember(store, job, trust.OFFERED, spec_digest)

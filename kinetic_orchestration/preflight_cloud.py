@@ -38,7 +38,12 @@ PROBE = "probes/"
 PERMISSIONS = ("tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list")
 ACT_AS = "iam.serviceAccounts.actAs"
 ACCOUNT_USER = "roles/iam.serviceAccountUser"
-SECRETS = ("secretmanager.secrets.create", "secretmanager.secrets.delete", "secretmanager.versions.add")
+SECRETS = (
+    "secretmanager.secrets.create",
+    "secretmanager.secrets.get",
+    "secretmanager.secrets.delete",
+    "secretmanager.versions.add",
+)
 
 
 class Finding(NamedTuple):

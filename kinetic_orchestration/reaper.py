@@ -15,7 +15,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +26,12 @@ from kinetic_orchestration.cost import price
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
 from kinetic_orchestration.identity import job_of
 from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.packaging.tree import MANIFEST_LIMIT
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.records import IDENTITY, SPEC, plan_of, spec_of
+from kinetic_orchestration.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.settings import Settings, duration
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
-from kinetic_orchestration.watch import decoded
 
 EVERY = 600.0
 CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process
@@ -133,7 +132,7 @@ def _claim(store: Store) -> bool | None:
         return True if store.create(names.REAPED, mine) is not None else None
     ended = False  # as of one that is damaged, or of a newer version
     with contextlib.suppress(wire.Newer, ValueError, KeyError, TypeError):
-        ended = bool(wire.decode(record.data)["ended"])
+        ended = bool(wire.fields_of(record.data, REAPED_RECORD, names.REAPED)["ended"])
     if store.now() - record.updated < (EVERY if ended else CLAIMED):
         return False if ended else None
     return True if store.swap(names.REAPED, mine, record.generation) is not None else None
@@ -253,7 +252,7 @@ def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation,
     plan: Plan | None = None
     with contextlib.suppress(KineticError, KeyError, TypeError, ValueError):  # one that is damaged has no price
         record = store.read(names.spec(placement["job"]))
-        plan = Plan.from_json(decoded(record.data, "a spec")["plan"]) if record is not None else None
+        plan = plan_of(spec_of(record.data, placement["job"]), placement["job"]) if record is not None else None
     if plan is None:
         return None
     if not plan.remote:
@@ -275,7 +274,7 @@ def _secrets(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
         if job not in over:
             over[job] = _is_over(store, job)
         if over[job]:
-            gone = dry_run or backend.forget(secret)
+            gone = dry_run or backend.forget(secret, job)
             name = secret.rsplit("/", 1)[-1]
             yield Reaped("secret", name, "its job is over", result=REMOVED if gone else LEFT)
 
@@ -382,11 +381,11 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
 def _pass_on_identity(store: Store, job: str, spec: bytes) -> None:
     """Whoever asks for the same again gets another job: of this one others remember the spec, and its outputs stay."""
     with _if_sound(), contextlib.suppress(StoreError):  # on a full disk room is made all the same
-        key = str(wire.decode(spec)["identity"])
+        key = str(wire.fields_of(spec, SPEC)["identity"])
         record = store.read(names.identity(key))
         if record is None:
             return
-        fields = wire.decode(record.data)
+        fields = wire.fields_of(record.data, IDENTITY)
         if job_of(key, fields["generation"]) == job:
             following = {**fields, "generation": fields["generation"] + 1}
             store.swap(names.identity(key), wire.encode(following), record.generation)
@@ -455,7 +454,7 @@ def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) 
         if record is not None:
             named.update(re.findall(r"sha256:([0-9a-f]{64})", record.data.decode("utf-8", "replace")))
     used = sorted(trees.intersection(map(names.tree, named)))
-    for record in side_by_side(partial(store.read, limit=MANIFEST_LIMIT), used, threads):
+    for record in side_by_side(store.read, used, threads):
         if record is not None:
             with _if_sound():
                 named |= {pack.id for pack in tree.packs_of(json.loads(record.data))}

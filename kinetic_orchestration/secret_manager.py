@@ -7,12 +7,15 @@ collected; whatever is forgotten expires. It knows names and values, not what th
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
+from urllib.parse import quote
 
 from kinetic_orchestration import troubles
-from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.agent import schema
+from kinetic_orchestration.errors import BackendError, UsageError
 from kinetic_orchestration.google_rest import Answer, google
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Asked
@@ -26,30 +29,60 @@ class Kept(NamedTuple):
     expires: float
 
 
+_NAME = re.compile(r"projects/(?P<project>[^/?#]+)/secrets/(?P<secret>[^/?#]+)")
+
+
 def resource(project: str, name: str) -> str:
     return f"projects/{project}/secrets/{name}"
+
+
+def path_of(whole: str) -> str:
+    """The path of a secret in the API, each part of it checked and quoted. Raises UsageError for what is none."""
+    found = _NAME.fullmatch(whole)
+    try:
+        if found is None:
+            raise schema.Wrong(whole)
+        schema.project(found["project"])
+        schema.secret(found["secret"])
+    except schema.Wrong:
+        raise UsageError(
+            f"{schema.short(whole)} is not the name of a secret: projects/PROJECT/secrets/NAME, with letters, digits, "
+            "- and _ in its name"
+        ) from None
+    return f"v1/projects/{quote(found['project'], safe=':')}/secrets/{quote(found['secret'], safe='')}"
 
 
 def put(settings: Settings, name: str, value: str, expires: float, labels: Mapping[str, str]) -> str:
     """Keep a value under a name until then; what is there under that name is renewed. Its resource name."""
     whole = resource(settings.project, name)
+    path = path_of(whole)
     body = {"replication": {"automatic": {}}, "expireTime": _stamp(expires), "labels": dict(labels)}
     with google(settings) as api:
-        made = api.call("POST", SERVICE, f"v1/projects/{settings.project}/secrets", body, {"secretId": name})
+        made = api.call("POST", SERVICE, path.rpartition("/")[0], body, {"secretId": name})
         if made.status == 409:
             later = {"expireTime": body["expireTime"]}
-            made = api.call("PATCH", SERVICE, f"v1/{whole}", later, {"updateMask": "expireTime"})
+            made = api.call("PATCH", SERVICE, path, later, {"updateMask": "expireTime"})
         _check(made, settings, "secretmanager.secrets.create")
         payload = {"payload": {"data": base64.b64encode(value.encode()).decode()}}
-        added = api.call("POST", SERVICE, f"v1/{whole}:addVersion", payload)
+        added = api.call("POST", SERVICE, f"{path}:addVersion", payload)
         _check(added, settings, "secretmanager.versions.add")
     return whole
 
 
-def delete(settings: Settings, whole: str) -> bool:
-    """Remove a secret with all its versions; True once it is gone."""
+def delete(settings: Settings, whole: str, labels: Mapping[str, str]) -> bool:
+    """Remove a secret with all its versions, if it has these labels; True once it is gone.
+
+    Whatever its name: nothing is removed that was not kept by `put`, for this very job.
+    """
+    path = path_of(whole)
     with google(settings) as api:
-        return api.call("DELETE", SERVICE, f"v1/{whole}").status in (200, 404)
+        found = api.call("GET", SERVICE, path)
+        if not found.ok:
+            return found.status == 404
+        told = found.body.get("labels")
+        if not isinstance(told, dict) or any(told.get(name) != value for name, value in labels.items()):
+            return False
+        return api.call("DELETE", SERVICE, path).status in (200, 404)
 
 
 def kept(settings: Settings, label: str, value: str) -> Iterator[Kept]:
@@ -58,7 +91,7 @@ def kept(settings: Settings, label: str, value: str) -> Iterator[Kept]:
     with google(settings) as api:
         while True:
             params = {"filter": f"labels.{label}={value}", "pageSize": "1000"}
-            path = f"v1/projects/{settings.project}/secrets"
+            path = f"v1/projects/{quote(settings.project, safe=':')}/secrets"
             page = api.call("GET", SERVICE, path, params=params | ({"pageToken": token} if token else {}))
             _check(page, settings, "secretmanager.secrets.list")
             for entry in page.body.get("secrets", ()):

@@ -26,6 +26,7 @@ from typing import Any
 
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Corrupt, UsageError
+from kinetic_orchestration.records import SIGNATURE
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import Store
 
@@ -121,7 +122,7 @@ class Trust:
         if not self.signing_key or (record := store.read(names.signature(job_id, digest), 0, 4096)) is None:
             return False
         try:
-            found = wire.decode(record.data, names.signature(job_id, digest)).get("hmac")
+            found = wire.fields_of(record.data, SIGNATURE, names.signature(job_id, digest)).get("hmac")
         except (wire.Unreadable, wire.Newer):
             return None
         good = isinstance(found, str) and hmac.compare_digest(found.encode(), self._mac(job_id, digest).encode())

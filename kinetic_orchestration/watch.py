@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import re
 import sys
 import threading
 import time
@@ -24,13 +23,14 @@ from typing import Any, NamedTuple, Protocol
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.files import Bell
 from kinetic_orchestration.agent.records import Record, Signal
-from kinetic_orchestration.agent.wire import Beat, Verdict
+from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError, NewerWire
+from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.stores.local import LocalStore
-from kinetic_orchestration.values import ABSENT, PRESENT, Before, Cancel, Glimpse, Intent, Observation, Spent
+from kinetic_orchestration.values import ABSENT, PRESENT, Glimpse, Intent, Observation
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
 SLOWEST_TICK = 0.04
@@ -45,7 +45,6 @@ EYES_PER_SECOND = 4
 EYES_AT_ONCE = 20
 BLINK = 45.0  # the longest that is believed to have been watched between two looks
 ASK_ANYWAY = 300.0  # for what the scene tells of, in case it did not
-_PLACE = re.compile(r"[a-zA-Z0-9.:-]*")
 FOLLOWERS_PER_SECOND = 25  # looks that one process takes a second, however many jobs it follows
 
 
@@ -68,7 +67,8 @@ def look(
         return _look_from_afar(store, backend, job_id, attempt, hosts, memory or Memory(), scene)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
-    intent = None if promised is None else intent_of(promised, store, job_id, attempt)
+    within = None if memory is None else memory.within
+    intent = None if promised is None else intent_of(promised, job_id, attempt, within)
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
@@ -80,22 +80,22 @@ def look(
     done = 0
     if verdict is not None:
         if verdict.updated > now and once_more:
-            return look(store, backend, job_id, attempt, hosts, once_more=False)
+            return look(store, backend, job_id, attempt, hosts, memory=memory, once_more=False)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
-    return _glimpse(now, intent, verdict, cancel, observation, beats, ages, done)
+    return _glimpse(job_id, attempt, now, intent, verdict, cancel, observation, beats, ages, done)
 
 
 def _glimpse(
-    now: float, intent: Intent | None, verdict: Record | None, cancel: Record | None, observation: Observation,
-    beats: Sequence[Beat | None], ages: Sequence[float], done: int,
+    job_id: str, attempt: int, now: float, intent: Intent | None, verdict: Record | None, cancel: Record | None,
+    observation: Observation, beats: Sequence[Beat | None], ages: Sequence[float], done: int,
 ) -> Glimpse:  # fmt: skip
     """What the records say, by the time at which the look began."""
     return Glimpse(
         now=now,
         intent=intent,
-        verdict=None if verdict is None else verdict_of(verdict.data),
+        verdict=None if verdict is None else verdict_of(verdict.data, names.verdict(job_id, attempt)),
         verdict_age=0.0 if verdict is None else now - verdict.updated,
-        cancel=None if cancel is None else _cancel(cancel.data, now - cancel.updated),
+        cancel=None if cancel is None else cancel_of(cancel, now, names.cancel(job_id)),
         observation=observation,
         beats=tuple(beats),
         beat_ages=tuple(ages),
@@ -108,10 +108,11 @@ class Memory:
 
     __slots__ = (
         "asked", "attempt", "cancel", "hint", "intent", "looked", "newest", "not_before", "present", "silence",
-        "verdict",
+        "verdict", "within",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, within: Within | None = None) -> None:
+        self.within = within
         self.attempt = 0
         self.cancel: Record | None = None
         self.forget()
@@ -132,7 +133,7 @@ class Memory:
             self.forget()
             self.attempt = attempt
         if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
-            self.intent = intent_of(promised, store, job_id, attempt)
+            self.intent = intent_of(promised, job_id, attempt, self.within)
         return self.intent
 
     def silence_at(self, newest: float, now: float) -> float:
@@ -272,80 +273,7 @@ def _look_from_afar(
         if memory.verdict is not None and memory.verdict.updated > now:  # the scene is older than what ended it
             return _look_from_afar(store, backend, job_id, attempt, hosts, memory, None)
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
-    return _glimpse(now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
-
-
-def intent_of(record: Record, store: Store, job_id: str, attempt: int) -> Intent:
-    """An attempt is as old as its record: its writer may have slept since it decided to write it."""
-    name = names.intent(job_id, attempt)
-    fields = decoded(record.data, name)
-    with reading(name):
-        if store.remote and not _is_own(fields, job_id, attempt):
-            raise TypeError("it names a place that is not this attempt's")
-        deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
-        placement = {  # most of it is the same for all jobs: a thousand followers share it
-            sys.intern(name): sys.intern(value) if isinstance(value, str) else value
-            for name, value in fields["placement"].items()
-            if value or name not in _HISTORY
-        }
-        before = _before(fields.get("before"), attempt)
-        return Intent(fields["attempt"], fields["boot"], placement, deadline, record.updated, before)
-
-
-_NOTHING = Before()
-
-
-def _before(fields: Any, attempt: int) -> Before | None:
-    """Each attempt before this one has spent one of one budget."""
-    if attempt == 1 or fields is None:
-        return _NOTHING if attempt == 1 else None
-    before = Before(Spent(*fields["spent"]), tuple(fields["ran"]))
-    counts = all(isinstance(count, int) and count >= 0 for count in before.spent)
-    if not counts or sum(before.spent) != attempt - 1:
-        raise TypeError(f"what it says was spent before it, {fields['spent']!r:.80}, is not of {attempt - 1} attempts")
-    if not all(isinstance(number, int) and 0 < number < attempt for number in before.ran):
-        raise TypeError(f"it names {fields['ran']!r:.80} as attempts before it")
-    return before
-
-
-# Of a placement: how it came to it, if it is not the first one.
-_HISTORY = ("wait", "since", "moved", "tried", "dropped", "tries", "rounds")
-
-
-def _is_own(fields: Mapping[str, Any], job_id: str, attempt: int) -> bool:
-    """Whoever may write to a bucket must not choose by it what else is deleted, or made and where."""
-    placement = fields["placement"]
-    name = str(placement.get("name") or os.path.basename(placement["run"]))
-    parts = (name, *(str(placement.get(part, "")) for part in ("project", "zone")))
-    own = f"-{name}".endswith(f"-{job_id.removeprefix('job-')}-{attempt}") and fields["attempt"] == attempt
-    return own and all(_PLACE.fullmatch(part) for part in parts)
-
-
-def _cancel(data: bytes, age: float) -> Cancel:
-    fields = decoded(data, "a cancel")
-    return Cancel(str(fields.get("reason", "")), str(fields.get("by", "")), age)
-
-
-def verdict_of(data: bytes) -> Verdict:
-    with reading("a verdict"):
-        return Verdict.decode(data)
-
-
-def decoded(data: bytes, name: str) -> dict[str, Any]:
-    """A record's fields."""
-    with reading(name):
-        return wire.decode(data, name)
-
-
-@contextmanager
-def reading(name: str) -> Iterator[None]:
-    """What is wrong with a record, as one of the project's own errors."""
-    try:
-        yield
-    except wire.Newer as error:
-        raise NewerWire(str(error)) from None
-    except (wire.Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"{name} cannot be read ({error}): it is damaged, or not of this package's making") from None
+    return _glimpse(job_id, attempt, now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
 
 
 class Watcher:
@@ -642,7 +570,7 @@ class Doze:
 
 
 WATCHERS = 16  # of one process, and more only while all of them have somebody to wake
-_watchers: dict[tuple[int, str, int, type[Backend]], Watcher] = {}
+_watchers: dict[tuple[int, str, int, object], Watcher] = {}
 _watchers_lock = threading.Lock()
 
 
@@ -663,7 +591,7 @@ def watcher_of(store: Store, backend: Backend) -> Watcher:
     may see is nothing to show to another.
     """
     # A thread does not survive a fork. The caller's id is its own, because the watcher keeps the store that has it.
-    key = os.getpid(), store.address, id(store.caller), type(backend)
+    key = os.getpid(), store.address, id(store.caller), getattr(backend, "kind", type(backend))
     with _watchers_lock:
         if key not in _watchers:
             if len(_watchers) >= WATCHERS:

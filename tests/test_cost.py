@@ -32,6 +32,7 @@ from kinetic_orchestration.plan import make_plan
 from kinetic_orchestration.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.trust import Trust
 from kinetic_orchestration.values import Limits, Plan, Retry
 
 
@@ -162,6 +163,7 @@ def test_totals_count_what_was_paid_for_by_period() -> None:
 
 NOW = 1_700_000_000.0
 ZONE = "us-east5-a"
+STAGED: dict[str, Any] = {"path": [], "extra_path": [], "data": [], "packages": []}
 
 
 def plan_of(name: str = "v5p-8", **changes: Any) -> Plan:
@@ -177,12 +179,12 @@ class Records:
     def __init__(self, root: Path) -> None:
         self.store: LocalStore = open_local(root, "prod")
 
-    def write(self, name: str, at: float, **fields: Any) -> None:
-        self.store.put(name, wire.encode(fields))
-        os.utime(Path(self.store.root) / name, (NOW + at, NOW + at))
+    def write(self, record: str, at: float, **fields: Any) -> None:
+        self.store.put(record, wire.encode(fields))
+        os.utime(Path(self.store.root) / record, (NOW + at, NOW + at))
 
     def intend(self, attempt: int, at: float, zone: str = ZONE, allowed: float = 0.0) -> None:
-        placement = {"backend": "tpu-vm", "zone": zone, "name": f"kinetic-0-{self.job.removeprefix('job-')}-{attempt}"}
+        placement = {"backend": "tpu-vm", "zone": zone, "name": names.slice_of("gs://b/p", "prod", self.job, attempt)}
         fields = {"attempt": attempt, "boot": "b", "placement": placement, "allowed": allowed}
         self.write(names.intent(self.job, attempt), at, **fields)
 
@@ -328,14 +330,14 @@ class _Nowhere(LocalBackend):
     """The one verb that the next intent needs, of a backend whose hosts are other machines."""
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
-        name = f"kinetic-0-{job_id.removeprefix('job-')}-{attempt}"
-        return {"backend": "tpu-vm", "project": "proj", "zone": ZONE, "name": name, "hosts": 2}
+        name = names.slice_of(plan.store, plan.deployment, job_id, attempt)
+        return {"backend": "tpu-vm", "project": plan.project, "zone": ZONE, "name": name, "hosts": plan.hosts}
 
 
 def _job(records: Records, tmp_path: Path, plan: Plan) -> act.Job:
-    records.write(names.spec(records.job), 0, plan=plan.to_json(), staged={}, task={})
+    records.write(names.spec(records.job), 0, name="train", plan=plan.to_json(), staged=STAGED, task={})
     backend = _Nowhere(tmp_path, 0, str(tmp_path), "prod")
-    return act.open_job(records.job, records.store, backend)
+    return act.open_job(records.job, records.store, backend, Trust(everything=True))
 
 
 def test_the_next_attempt_gets_what_money_is_left(records: Records, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_a_secret_is_kept_renewed_listed_and_removed(cloud: Emulator, here: Sett
     (kept,) = secret_manager.kept(here, "kinetic-mark", "0123abcd")
     assert (kept.resource, kept.labels["kinetic-job"]) == (first, "job-1")
     assert abs(kept.expires - later) < 2, "an attempt that comes later keeps it longer"
-    assert secret_manager.delete(here, first)
-    assert secret_manager.delete(here, first)
+    assert secret_manager.delete(here, first, LABELS)
+    assert secret_manager.delete(here, first, LABELS)
     cloud.ledger.assert_nothing_left()
 
 

@@ -14,12 +14,13 @@ import pytest
 from kinetic_orchestration import act, launch
 from kinetic_orchestration.agent import boot, frames, names, payload, toolbox, wire
 from kinetic_orchestration.agent.environment import BuildFailed
+from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobFailed, KineticError, ResultNotTrusted, StoreError
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, all_jobs, attach
-from kinetic_orchestration.lifecycle import Policy
 from kinetic_orchestration.packaging import tree as trees
+from kinetic_orchestration.records import Within, intent_of
 from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.values import Change, Event, Metrics, Output
@@ -165,19 +166,27 @@ def test_an_intent_that_names_what_is_not_the_jobs(tmp_path: Path) -> None:
 @client
 def test_an_intent_that_leads_out_of_the_plan() -> None:
     """Our own rights would make a machine in somebody else's project, and show them the job's code."""
-    job = ended(seven)
+    within = Within("tpu-vm", "mine", ("us-a1-a",), 4, 1, "gs://ours/x", "prod")
+    place = {"backend": "tpu-vm", "project": "mine", "zone": "us-a1-a", "hosts": 4, "slices": 1}
+    own = {**place, "name": names.slice_of("gs://ours/x", "prod", "job-0123456789ab", 1)}
 
-    class Elsewhere:
-        def place(self, plan: Any, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
-            return {"backend": "tpu-vm", "project": "mine", "zone": "a", "name": f"kinetic-x-{job_id[4:]}-{attempt}"}
+    def read(**changes: Any) -> dict[str, Any]:
+        data = wire.encode({"attempt": 1, "boot": "b", "placement": {**own, **changes}, "allowed": 60.0})
+        return intent_of(Record(data, 1, 1.0), "job-0123456789ab", 1, within).placement
 
-    own = Elsewhere().place(None, job.job_id, 1)
-    asked = act.Job(job.job_id, job.store, Elsewhere(), Policy(), "")  # type: ignore[arg-type]
-    plan = job.plan()
-    assert act.may_be_there(asked, plan, 1, own)
-    evil = ({"project": "evil"}, {"zone": "b"}, {"name": "kinetic-y-1"}, {"backend": "local"}, {"slices": 64})
+    assert read() == own
+    name = names.slice_of("gs://theirs", "prod", "job-0123456789ab", 1)
+    evil = (
+        {"project": "evil"},
+        {"zone": "us-b1-b"},
+        {"name": name},
+        {"backend": "local"},
+        {"slices": 64},
+        {"hosts": 1},
+    )
     for change in evil:
-        assert not act.may_be_there(asked, plan, 1, {**own, **change})
+        with pytest.raises(Corrupt, match=rf"in/attempts/1/intent\.json .*placement\.{next(iter(change))}"):
+            read(**change)
 
 
 @client

@@ -10,10 +10,11 @@ from google.auth.credentials import AnonymousCredentials
 
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.watch import WATCHERS, Distant, Scene, _same, intent_of, watcher_of
+from kinetic_orchestration.watch import WATCHERS, Distant, Scene, _same, watcher_of
 
 ONE, TWO = "job-000000000001", "job-000000000002"
 
@@ -91,7 +92,7 @@ def test_a_placement_keeps_no_history_that_it_does_not_have(store: LocalStore) -
     store.create(names.intent(ONE, 1), wire.encode(fields))
     record = store.read(names.intent(ONE, 1))
     assert record is not None
-    intent = intent_of(record, store, ONE, 1)
+    intent = intent_of(record, ONE, 1)
     assert intent.placement == {"name": "kinetic-1-000000000001-1", "zone": "z", "slices": 1}
     assert (intent.wait, intent.since) == (0.0, intent.created)
 

@@ -22,8 +22,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from kinetic_orchestration.agent import boot
-from kinetic_orchestration.agent.records import Entry, Record, RecordsError, Signal, check_name
+from kinetic_orchestration.agent import boot, names
+from kinetic_orchestration.agent.records import Entry, Record, RecordsError, Signal, TooLarge, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +37,9 @@ PARTS = 8
 SPARE = 256 << 20  # of a disk, which is never filled to the brim
 SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
 SIGNAL_LIMIT = 4096
+PLAIN_SIGNALS = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 PAGE = 1000
+PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
 
 _HELP = {
     401: "the service account of this VM is not known there",
@@ -131,8 +133,12 @@ class Bucket:
         tail: bytes = b"",
         headers: Mapping[str, str] | None = None,
         into: Any = None,
+        most: int | None = None,
     ) -> boot.Reply:
-        """One request. Its body is `head`, then a file, then `tail`; a good answer's goes to `into` if there is one."""
+        """One request. Its body is `head`, then a file, then `tail`; a good answer's goes to `into` if there is one.
+
+        Of an answer that has more than `most` bytes no more are taken: _Over.
+        """
         connection, used = self._connection()
         kept = False
         try:
@@ -154,10 +160,10 @@ class Bucket:
                     into(data)
                 body = b""
             else:
-                body = answer.read()
+                body = _bounded(answer, most)
             kept = not answer.will_close
             return boot.Reply(answer.status, answer.headers, body)
-        except _Full:
+        except (_Full, _Over):
             raise
         except (OSError, http.client.HTTPException) as error:
             idle = used and into is None and isinstance(error, (http.client.RemoteDisconnected, ConnectionError))
@@ -203,7 +209,10 @@ class Bucket:
                 query["startOffset"] = start
             if token:
                 query["pageToken"] = token
-            reply, _ = self.ask("GET", f"/storage/v1/b/{self.name}/o?{urlencode(query)}")
+            try:
+                reply, _ = self.ask("GET", f"/storage/v1/b/{self.name}/o?{urlencode(query)}", most=PAGE_LIMIT)
+            except _Over:
+                raise TooLarge(f"the listing of {prefix}", str(self), PAGE_LIMIT) from None
             self.check(reply, "list", prefix)
             page = reply.json()
             yield from page.get("items", ())
@@ -247,7 +256,7 @@ class Bucket:
         """Of a conditional write whose answer was lost: what is there, if its bytes are the ones that were sent."""
         if not isinstance(data, bytes):
             return self._file_after_all(name, data)
-        found = self.read(name)
+        found = self.read(name, 0, len(data) + 1)
         return found.generation if found is not None and found.data == data and found.generation != condition else None
 
     def _file_after_all(self, name: str, file: BinaryIO) -> int | None:
@@ -262,13 +271,18 @@ class Bucket:
             told.update(data)
         return int(found["generation"]) if base64.b64decode(found.get("md5Hash", "")) == told.digest() else None
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
+    def read(self, name: str, start: int = 0, end: int | None = None, limit: int = names.RECORD_LIMIT) -> Record | None:
         whole = start == 0 and end is None
         if end is not None and end <= start:
             facts = self.facts(name)
             return None if facts is None else Record(b"", int(facts["generation"]), _moment(facts))
         part = {} if whole else {"Range": f"bytes={start}-" + ("" if end is None else str(end - 1))}
-        reply, _ = self.ask("GET", self.object(name, alt="media"), headers=part)
+        # A server that honours no range would send all of it.
+        most = limit if end is None else max(limit, end)
+        try:
+            reply, _ = self.ask("GET", self.object(name, alt="media"), headers=part, most=most)
+        except _Over:
+            raise TooLarge(name, str(self), most) from None
         if reply.status == 404 and self._has_bucket(reply):
             return None
         if reply.status == 416:
@@ -430,17 +444,27 @@ class CloudRecords:
         return generation
 
     def signals(self, prefix: str) -> Iterator[Signal]:
-        """All signals below `prefix` with what is in them: one request for a thousand."""
+        """All signals below `prefix` with what is in them, and nothing of one that is too large: one request for a
+        thousand.
+        """
+        unshown = 0
         for item in self._listed(prefix):
-            shown = (item.get("metadata") or {}).get(SIGNAL)
-            if shown is not None:
-                yield Signal(item["name"], base64.b64decode(shown), int(item["generation"]), _moment(item))
-            elif (record := self.read(item["name"])) is not None:  # written as a plain object
-                yield Signal(item["name"], *record)
+            shown = shown_signal(item.get("metadata"))
+            if shown is None and unshown < PLAIN_SIGNALS:  # written as a plain object
+                unshown += 1
+                if (record := self.read(item["name"], 0, SIGNAL_LIMIT + 1)) is None:
+                    continue
+                shown = record.data
+            data = shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b""
+            yield Signal(item["name"], data, int(item["generation"]), _moment(item))
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        """The bytes from start to end (neither negative), or None if there is no such object."""
-        return self.bucket.read(self._full(name), start, end)
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
+        """The bytes from start to end (neither negative), or None if there is no such object.
+
+        To the end of an object that has more than `limit` bytes from there (by default, than a record of its name has)
+        nothing is read: TooLarge.
+        """
+        return self.bucket.read(self._full(name), start, end, names.limit_of(name) if limit is None else limit)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All objects whose name begins with `prefix`, in the order of their names."""
@@ -471,8 +495,6 @@ class CloudRecords:
 
     def ring(self, text: str) -> bool:
         """Tell hosts and followers of a job that something changed. A hint: False when it could not be given."""
-        from kinetic_orchestration.agent import names
-
         try:
             self.signal(names.ring(text), os.urandom(8).hex().encode())
         except OSError:
@@ -498,8 +520,25 @@ class CloudRecords:
                 yield {**item, "name": name}
 
 
+def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
+    """A signal's bytes as a listing shows them; None of an object that was not written as one."""
+    shown = (metadata or {}).get(SIGNAL)
+    if shown is None:
+        return None
+    if not isinstance(shown, str) or len(shown) > 2 * SIGNAL_LIMIT:
+        return b""
+    try:
+        return base64.b64decode(shown)
+    except ValueError:
+        return b""
+
+
 class NoObject(RecordsError, FileNotFoundError):
     """There is no object of that name."""
+
+
+class _Over(Exception):
+    """More came than a record has."""
 
 
 class _Full(RecordsError):
@@ -509,6 +548,13 @@ class _Full(RecordsError):
 @functools.cache
 def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def _bounded(answer: http.client.HTTPResponse, most: int | None) -> bytes:
+    body = answer.read() if most is None else answer.read(most + 1)
+    if most is not None and len(body) > most:
+        raise _Over
+    return body
 
 
 def _write_file(path: str, data: bytes, name: str) -> None:

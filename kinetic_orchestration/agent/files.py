@@ -18,7 +18,16 @@ import stat
 import time
 from zlib import crc32
 
-from kinetic_orchestration.agent.records import Entry, Record, RecordsError, Signal, check_name, reason_of
+from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.records import (
+    Entry,
+    Record,
+    RecordsError,
+    Signal,
+    TooLarge,
+    check_name,
+    reason_of,
+)
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
@@ -106,13 +115,18 @@ class FileRecords:
         return self.put(name, data)
 
     def signals(self, prefix: str) -> Iterator[Signal]:
-        """All objects below `prefix` with what is in them."""
+        """All objects below `prefix` with what is in them; nothing of one that is too large for a signal."""
         for entry in self.list(prefix):
-            if (record := self.read(entry.name)) is not None:
-                yield Signal(entry.name, *record)
+            most = names.limit_of(entry.name)
+            if (record := self.read(entry.name, 0, most + 1)) is not None:
+                yield Signal(entry.name, record.data if len(record.data) <= most else b"", *record[1:])
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        """The bytes from start to end (neither negative), or None if there is no such object."""
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
+        """The bytes from start to end (neither negative), or None if there is no such object.
+
+        To the end of an object that has more than `limit` bytes from there (by default, than a record of its name has)
+        nothing is read: TooLarge.
+        """
         path = self._path(name)
         with _Verb(self, "read", name):
             try:
@@ -125,6 +139,8 @@ class FileRecords:
                 if not stat.S_ISREG(found.st_mode):
                     return None
                 stop = found.st_size if end is None else min(end, found.st_size)
+                if end is None and stop - start > (most := names.limit_of(name) if limit is None else limit):
+                    raise self.too_large(name, most)
                 data = os.pread(fd, max(0, stop - start), start)
                 while 0 < len(data) < stop - start:  # one call gives 2 GiB at most
                     more = os.pread(fd, stop - start - len(data), start + len(data))
@@ -300,6 +316,9 @@ class FileRecords:
     def bell_path(self) -> str:
         return f"{self.root}/.bell"
 
+    def too_large(self, name: str, limit: int) -> Exception:
+        return TooLarge(name, self.root, limit)
+
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:
         """The exception by which a failure of the file system is told."""
         reason = reason or reason_of(error)
@@ -468,7 +487,7 @@ class _Verb:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, RecordsError):
+        if isinstance(error, OSError) and not isinstance(error, (RecordsError, TooLarge)):
             raise self.records.refusal(error, self.verb, self.name) from error
 
 

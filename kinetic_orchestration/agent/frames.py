@@ -55,6 +55,15 @@ def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame],
         at = stop
 
 
+def length_of(data: bytes) -> int:
+    """How many bytes the frame has that `data` begins with, its header with it; 0 if that is none."""
+    end = data.find(b"\n", 0, 100)
+    header = data[: max(0, end)].split(b" ")
+    if header[0][:1] != _MARK or len(header) != 3 or not (header[2].isdigit() and len(header[2]) < 20):
+        return 0
+    return end + 1 + int(header[2])
+
+
 class Lines:
     """Cuts a stream of bytes where lines end, and keeps the rest for the next piece."""
 

@@ -21,7 +21,7 @@ from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.minder import Minder
 from kinetic_orchestration.agent.orders import orders
 from kinetic_orchestration.agent.output import LogWriter
-from kinetic_orchestration.agent.records import Record, open_records
+from kinetic_orchestration.agent.records import Record, TooLarge, open_records
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.compiled import CompileCache
@@ -157,7 +157,10 @@ class Host:
 
         promised = self.promised or Ahead(self._promise, beside=self.records.remote)
         placed = Ahead(self._address, beside=bool(self.at.resource) and self.at.hosts > 1)
-        spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
+        try:
+            spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
+        except TooLarge as error:
+            raise Refused(str(error)) from None
         if spec is None or digest.of_bytes(spec.data) != self.at.spec:
             raise Refused(
                 f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
@@ -174,8 +177,10 @@ class Host:
         if self.at.resource:
             self._watch_machine()
         if promise := promised.result():
-            self.affordable = promise.get("affordable", 0.0) if self.task.get("affordable") else 0.0
-            self.moved = int(promise["placement"].get("moved", 0))
+            # The spec has been vouched for, and the intent has not: it can only take away.
+            limit = self.task.get("affordable") or 0.0
+            self.affordable = min(limit, promise.get("affordable") or limit)
+            self.moved = min(int(promise["placement"].get("moved", 0)), self.at.attempt - 1)
         record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine()}
         if self.at.resource:
             record["up"] = _machine_age(self.at.home)
@@ -183,7 +188,7 @@ class Host:
             record["ports"] = _free_ports(self.at.hosts)
         life, name = wire.encode(record), self._name("started.json")
         if self.records.create(name, life) is None and (before := self._read(name)) not in (life, None):
-            raise Restarted(wire.decode(before), record)
+            raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
         self.sight.open()
         self._set_state(wire.PREPARING)
         if self.task["quick"]:
@@ -195,7 +200,10 @@ class Host:
 
     def _promise(self) -> dict[str, Any]:
         found = self._read(names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
-        return {} if found is None else wire.decode(found, "the intent")
+        try:
+            return {} if found is None else wire.fields_of(found, wire.INTENT, "the intent")
+        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its metadata
+            return {}
 
     def _address(self) -> str:
         """By which the other hosts reach this one, if there are any."""
@@ -448,7 +456,7 @@ class Host:
             self.verdict = _verdict(self.sight.verdict())
         self.cancelled = ""
         if (data := self.sight.cancel()) is not None:
-            self.cancelled = wire.decode(data).get("reason") or "cancelled"
+            self.cancelled = wire.reason_of_cancel(data)
         if len(self.started) < self.at.hosts:
             for host in range(self.at.hosts):
                 if host not in self.started and (life := self.sight.started(host)) is not None:
@@ -775,7 +783,11 @@ class Host:
         return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
 
     def _read(self, name: str) -> bytes | None:
-        record = self.records.read(name)
+        """Of one that is too large, nothing: it is there, and cannot be read."""
+        try:
+            record = self.records.read(name)
+        except TooLarge:
+            return b""
         return None if record is None else record.data
 
 

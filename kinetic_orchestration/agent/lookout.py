@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.records import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +209,7 @@ class Lookout:
         self._seen = Seen(time.monotonic(), signals)
         leader = self.beat_of(0)[1]
         if self._leader is None and leader is not None and leader.state != wire.STARTING:
-            self._leader = self._decoded(names.host(self.at.job, self.at.attempt, 0, "started.json"))
+            self._leader = self._said(names.host(self.at.job, self.at.attempt, 0, "started.json"))
         ring = signals.get(names.ring(self.at.job))
         told = any(self._says_verdict(host) for host in range(self.at.hosts))
         hint = (str(told), 0 if ring is None else ring.generation)
@@ -229,12 +230,16 @@ class Lookout:
         return beat is not None and beat.verdict
 
     def _read(self, name: str) -> bytes | None:
-        record = self.records.read(name)
+        """Of one that is too large, nothing: it is there, and cannot be read."""
+        try:
+            record = self.records.read(name)
+        except TooLarge:
+            return b""
         return None if record is None else record.data
 
-    def _decoded(self, name: str) -> dict[str, Any] | None:
+    def _said(self, name: str) -> dict[str, Any] | None:
         data = self._read(name)
-        return None if data is None else wire.decode(data)
+        return None if data is None else wire.fields_of(data, wire.STARTED, name)
 
 
 def _gist(beat: bytes) -> tuple[Any, ...]:

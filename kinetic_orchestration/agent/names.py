@@ -6,6 +6,9 @@ A name is relative to `<store>/<deployment>/`. What the client writes lies under
 
 from __future__ import annotations
 
+RECORD_LIMIT = 16 << 20
+"""The bytes of the largest object that is read into memory without asking for a part of it, or for more."""
+
 DEPLOYMENT = "deployment.json"
 REAPED = "reaped.json"  # when somebody last looked for leftovers
 
@@ -36,6 +39,18 @@ def group(group_id: str) -> str:
 def group_end(group_id: str) -> str:
     """No more jobs are submitted to the group: all are, or somebody wants no more."""
     return f"groups/{group_id}.end.json"
+
+
+def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
+    """An attempt's queued resource, and its node. Another store or deployment gives another name."""
+    return f"kinetic-{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
+
+
+def mark(store: str, deployment: str) -> str:
+    """Eight letters that tell the resources of this deployment of this store from all others in a project."""
+    from hashlib import sha256
+
+    return sha256(f"{store.rstrip('/')}/{deployment}".encode()).hexdigest()[:8]
 
 
 JOBS = "jobs/"
@@ -163,3 +178,39 @@ def xprof(place: str) -> str:
 
 def checkpoint_dir(identity_key: str) -> str:
     return f"checkpoints/{identity_key}"
+
+
+# ---- how much of an object may be a record ---------------------------------------------------------------------
+
+_SMALL = 64 << 10
+_LIMITS = {
+    "cancel.json": 4 << 20,
+    "owner.json": _SMALL,
+    "keeper.json": _SMALL,
+    "intent.json": 2 << 20,  # it names each attempt before it that had hosts
+    "verdict.json": 4 << 20,  # with a traceback and the last lines of a log
+    "started.json": _SMALL,
+    "exit.json": _SMALL,
+    "done.json": 1 << 20,
+    "profile.json": 1 << 20,
+    DEPLOYMENT: _SMALL,
+    REAPED: _SMALL,
+}
+_PREFIXES = (
+    (BEATS, _SMALL),
+    ("identities/", _SMALL),
+    ("groups/", 1 << 20),
+    ("projects/", _SMALL),
+    ("trees/", 512 << 20),  # that of a project of three million files
+    ("outputs/", 4 << 20),  # pictures
+)
+
+
+def limit_of(name: str) -> int:
+    """The bytes that a record of this name has at most: an object with more is not read."""
+    for prefix, most in _PREFIXES:
+        if name.startswith(prefix):
+            return most
+    if "/in/signatures/" in name:
+        return _SMALL
+    return _LIMITS.get(name.rpartition("/")[2], RECORD_LIMIT)

@@ -31,8 +31,8 @@ class Patient(FileRecords):
     def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
         return self._again(super().put, name, data)
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Record | None:
-        return self._again(super().read, name, start, end)
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
+        return self._again(super().read, name, start, end, limit=limit)
 
     def append(self, name: str, data: bytes | bytearray | memoryview) -> None:
         self._again(super().append, name, data)

@@ -158,12 +158,13 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
         manifest = _manifest(record.data)
         blobs.fetch(pack.id for pack in tree.packs_of(manifest))
         tree.unpack(manifest, _pack(records, blobs), target, tree_digest)
-    except (tree.Damaged, Missing) as error:
+    except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
         # Else it would be found there for ever, and nothing sent in its place.
         if pack := getattr(error, "pack", ""):
             discard(records, names.blob(pack))
         discard(records, names.tree(tree_digest))
-        raise NotReady(f"{error}. It was removed from the store: {AGAIN}") from None
+        why = str(error) if isinstance(error, (tree.Damaged, Missing)) else f"{names.tree(tree_digest)} was changed"
+        raise NotReady(f"{why}. It was removed from the store: {AGAIN}") from None
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
     try:
         manifest: dict[str, Any] = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise tree.Damaged("the tree's manifest is no JSON: it was changed after it was sent") from None
     return manifest
 

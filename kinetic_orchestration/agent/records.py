@@ -59,6 +59,21 @@ class Signal(namedtuple("Signal", "name data generation updated")):
     updated: float
 
 
+class TooLarge(OSError):
+    """An object that cannot be a record: none of this package's making has as many bytes."""
+
+    def __init__(self, name: str, store: str, limit: int) -> None:
+        many = f"{limit / 1e6:,.0f} MB" if limit > 1e6 else f"{limit:,} bytes"
+        super().__init__(
+            errno.EFBIG,
+            f"{name} (store {store}) is not read: it has more than {many}, and nothing that this package has written "
+            "there has as many, so somebody else has written it. Find out who can write there, and remove the object",
+        )
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 class RecordsError(OSError):
     """The store refused. The message is a sentence; `errno` is what a system would say."""
 

@@ -157,7 +157,7 @@ class SegmentWriter:
     def _is_shipped(self, batch: bytes) -> bool:
         try:
             while self._records.create(name := names.segment(*self._key, self.segment), batch) is None:
-                found = self._records.read(name)
+                found = self._records.read(name, 0, len(batch) + 1)
                 if found is not None and found.data == batch:
                     break
                 self.segment += 1  # an earlier life of this host left one of that number, as a reboot may

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.records import TooLarge
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.agent.assignment import Assignment
     from kinetic_orchestration.agent.files import FileRecords
     from kinetic_orchestration.agent.records import Record
+    from kinetic_orchestration.agent.schema import Fields
 
 
 class Sight:
@@ -41,16 +43,18 @@ class Sight:
 
     def started(self, host: int) -> dict[str, Any] | None:
         """What a host said of itself when it started."""
-        data = self._read(names.host(self.at.job, self.at.attempt, host, "started.json"))
-        return None if data is None else wire.decode(data)
+        return self._told(host, "started.json", wire.STARTED)
 
     def exit(self, host: int) -> int | None:
-        data = self._read(names.host(self.at.job, self.at.attempt, host, "exit.json"))
-        return None if data is None else int(wire.decode(data)["code"])
+        told = self._told(host, "exit.json", wire.EXIT)
+        return None if told is None else int(told["code"])
 
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
         """A host's sign of life: its generation, and what it says, if that can be read."""
-        record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
+        try:
+            record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
+        except TooLarge:
+            return 0, None
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
     def looked(self) -> float:
@@ -78,6 +82,19 @@ class Sight:
         """This host has said its last."""
         self.records.ring(self.at.job)
 
+    def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
+        """What a host said, if that can be read: else it has said nothing."""
+        name = names.host(self.at.job, self.at.attempt, host, what)
+        data = self._read(name)
+        try:
+            return None if data is None else wire.fields_of(data, kind, name)
+        except wire.Unreadable:
+            return None
+
     def _read(self, name: str) -> bytes | None:
-        record = self.records.read(name)
+        """Of one that is too large, nothing: it is there, and cannot be read."""
+        try:
+            record = self.records.read(name)
+        except TooLarge:
+            return b""
         return None if record is None else record.data

@@ -131,7 +131,8 @@ def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
     check_version(manifest)
     packs = [Pack(*pack) for pack in manifest["packs"]]
     for pack in packs:  # the tree's digest does not cover where its contents lie
-        if not (isinstance(pack.id, str) and len(pack.id) == 64 and pack.id.isalnum()):
+        sizes = all(type(size) is int and size >= 0 for size in (pack.size, pack.stored))
+        if not (isinstance(pack.id, str) and len(pack.id) == 64 and pack.id.isalnum()) or not sizes:
             raise Damaged(f"the manifest names a pack {pack.id!r:.80}: it was changed after it was sent")
     return packs
 
@@ -168,6 +169,8 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
     packs = packs_of(manifest)
     by_place: dict[int, list[tuple[int, int, int, bytes, str]]] = {}
     for path, mode, size, sha256, pack, offset in manifest["files"]:
+        if not (-1 <= pack < len(packs) and offset >= 0 and size >= 0):
+            raise Damaged(f"the manifest says that {path!r:.80} lies where nothing can: it was changed")
         by_place.setdefault(pack, []).append((offset, size, mode, root + _encode(path), sha256))
     for number, files in by_place.items():
         files.sort()

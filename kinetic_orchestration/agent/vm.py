@@ -9,8 +9,9 @@ import base64
 import json
 import threading
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from kinetic_orchestration.agent import boot
+from kinetic_orchestration.agent import boot, schema
 from kinetic_orchestration.agent.ahead import Several
 
 if TYPE_CHECKING:
@@ -137,8 +138,12 @@ def secrets(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secret(variable: str, resource: str) -> str:
+    try:
+        schema.secret_ref(resource)
+    except schema.Wrong as wrong:
+        raise Denied(f"what {variable} is to hold is not the name of a secret: {schema.short(wrong.value)}") from None
     name = resource if "/versions/" in resource else f"{resource}/versions/latest"
-    reply = boot.request("GET", f"{boot.endpoint('secretmanager')}/v1/{name}:access")
+    reply = boot.request("GET", f"{boot.endpoint('secretmanager')}/v1/{quote(name, safe='/:')}:access")
     if reply.status in boot.PASSING or (reply.status == 401 and not boot.has_token()):
         raise OSError(f"the secret {resource} for {variable} could not be read within a minute: {reply.reason()}")
     if reply.status != 200:

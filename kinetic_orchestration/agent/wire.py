@@ -1,14 +1,17 @@
 """The records that travel, and the version of their format.
 
 A record is one JSON object with the version of the wire that wrote it. A reader takes its own version and every
-older one, and says so when it meets a newer one. Records are plain values: who writes which, and what follows
-from it, is decided elsewhere (`rules` here, `lifecycle` in the core).
+older one, and says so when it meets a newer one. What a field of each kind may hold is declared here, for the records
+that hosts read, and for all others in the core's `records`. Records are plain values: who writes which, and what
+follows from it, is decided elsewhere (`rules` here, `lifecycle` in the core).
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import schema
 
 WIRE = 1
 
@@ -62,40 +65,137 @@ def decode(data: bytes, name: str = "record") -> dict[str, Any]:
         raise Unreadable(f"{name} is not a whole record ({len(data)} bytes)") from None
     if not isinstance(version, int) or version > WIRE:
         raise Newer(
-            f"{name} was written with wire version {version}, and this is version {WIRE}: "
+            f"{name} was written with wire version {schema.short(version)}, and this is version {WIRE}: "
             "upgrade kinetic-orchestration here, or use the version that wrote it"
         )
-    assert isinstance(fields, dict)
-    return fields
+    return dict(fields)
 
 
-_TEXT, _WHOLE, _NUMBER = (str,), (int,), (int, float)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("type", "message", "traceback", "log_tail", "digest", "kind", "writer", "cause", "reason"), _TEXT),
-    **dict.fromkeys(("format", "proof", "state", "boot", "unit"), _TEXT),
-    **dict.fromkeys(("exit_code", "host", "exit"), (int, type(None))),
-    **dict.fromkeys(("size", "segment", "offset"), _WHOLE),
-    **dict.fromkeys(("time", "active", "done", "total", "rate"), _NUMBER),
-    **dict.fromkeys(("verdict", "returned"), (bool,)),
-    "devices": (dict, type(None)),
-}
+FAILURE = schema.Fields(
+    {},
+    {
+        "type": schema.text(schema.LINE),
+        "message": schema.text(schema.PAGE),
+        "traceback": schema.text(schema.PAGE),
+        "log_tail": schema.text(schema.PAGE),
+        "exit_code": schema.maybe(schema.exit_code),
+        "digest": schema.digest,
+        "size": schema.size,
+    },
+)
+VERDICT = schema.Fields(
+    {"kind": schema.one_of(COMMITTED, ABORTED, CLOSED), "writer": schema.token, "time": schema.moment},
+    {
+        "cause": schema.line(schema.WORD),
+        "host": schema.maybe(schema.host),
+        "reason": schema.text(schema.PAGE),
+        "digest": schema.digest,
+        "size": schema.size,
+        "failure": schema.maybe(FAILURE),
+        "proof": schema.line(1 << 16),
+        "format": schema.line(schema.WORD),
+    },
+)
+_SAMPLES = schema.many(schema.measure, 1024)
+BEAT = schema.Fields(
+    {"state": schema.line(schema.WORD)},
+    {
+        "boot": schema.token,
+        "segment": schema.size,
+        "offset": schema.size,
+        "active": schema.moment,
+        "done": schema.measure,
+        "total": schema.measure,
+        "unit": schema.text(schema.WORD),
+        "exit": schema.maybe(schema.exit_code),
+        "returned": schema.flag,
+        "verdict": schema.flag,
+        "began": schema.moment,
+        "rate": schema.measure,
+        "devices": schema.maybe(
+            schema.Fields(
+                {},
+                {
+                    "at": schema.measure,
+                    "cpu": schema.measure,
+                    "memory": schema.measure,
+                    "kind": schema.text(schema.WORD),
+                    "busy": _SAMPLES,
+                    "used": _SAMPLES,
+                    "total": _SAMPLES,
+                },
+            )
+        ),
+    },
+)
+CANCEL = schema.Fields(
+    {}, {"reason": schema.text(schema.PAGE), "by": schema.text(), "writer": schema.token, "anew": schema.flag}
+)
+BEFORE = schema.Fields(
+    {"spent": schema.many(schema.count, 4), "ran": schema.many(schema.attempt, schema.MOST_ATTEMPTS)}
+)
+# One place, of whichever backend; how it came to it, if it is not the first one, is in the second half.
+PLACEMENT = schema.Fields(
+    {},
+    {
+        "backend": schema.resource,
+        "job": schema.job_id,
+        "attempt": schema.attempt,
+        "run": schema.path,
+        "machine": schema.line(),
+        "project": schema.project,
+        "zone": schema.zone,
+        "name": schema.resource,
+        "hosts": schema.whole(0, schema.MOST_HOSTS),
+        "slices": schema.slices,
+        "wait": schema.seconds,
+        "since": schema.moment,
+        "moved": schema.count,
+        "tried": schema.many(schema.zone, 1000),
+        "dropped": schema.many(schema.zone, 1000),
+        "tries": schema.count,
+        "rounds": schema.count,
+    },
+)
+INTENT = schema.Fields(
+    {"attempt": schema.attempt, "boot": schema.token, "placement": PLACEMENT, "allowed": schema.seconds},
+    {"affordable": schema.seconds, "before": schema.maybe(BEFORE), "writer": schema.token},
+)
+STARTED = schema.Fields(
+    {},
+    {
+        "boot": schema.token,
+        "pid": schema.size,
+        "machine": schema.line(),
+        "up": schema.seconds,
+        "ports": schema.table(schema.token, schema.port, 16),
+    },
+)
+EXIT = schema.Fields({"code": schema.exit_code})
+DONE_RECORD = schema.Fields(
+    {},
+    {
+        "boot": schema.token,
+        "cut": schema.flag,
+        "began": schema.moment,
+        "ended": schema.moment,
+        "prepared": schema.table(schema.line(), schema.many(schema.moment, 2)),
+    },
+)
 
 
-def _made(of: type[Any], fields: dict[str, Any], name: str) -> Any:
-    """Of the fields that this version knows, each of its kind: whoever can write to the store may have written them."""
-    found = {key: fields[key] for key in of._fields if key in fields}
-    for key, value in found.items():
-        if (kinds := _KINDS.get(key)) and not (isinstance(value, kinds) and (kinds is not _NUMBER or _is_float(value))):
-            raise Unreadable(f"{name} is not one: its {key} is {value!r:.80}")
+def fields_of(data: bytes, kind: schema.Fields, name: str = "record") -> dict[str, Any]:
+    """A record's fields, once all that are known are what they have to be: whoever can write to the store may have
+    written them.
+    """
+    fields = decode(data, name)
     try:
-        return of(**found)
-    except TypeError:
-        raise Unreadable(f"{name} is not a whole one: it has {', '.join(found) or 'nothing'}") from None
-
-
-def _is_float(value: object) -> bool:
-    """JSON's whole numbers may have any length."""
-    return not isinstance(value, int) or abs(value) < 1 << 1000
+        kind(fields)
+    except schema.Wrong as wrong:
+        raise Unreadable(f"{name} is not one: {wrong}") from None
+    except RecursionError:
+        raise Unreadable(f"{name} is not one: it is too deep") from None
+    return fields
 
 
 class Failure(NamedTuple):
@@ -111,11 +211,6 @@ class Failure(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in self._asdict().items() if value not in ("", None, 0) or key == "message"}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Failure:
-        made: Failure = _made(cls, fields, "the verdict's failure")
-        return made
 
 
 class Verdict(NamedTuple):
@@ -140,15 +235,11 @@ class Verdict(NamedTuple):
         return encode(fields)
 
     @classmethod
-    def decode(cls, data: bytes) -> Verdict:
-        fields = decode(data, "the verdict")
-        failure = fields.get("failure")
-        if failure is not None:
-            if not isinstance(failure, dict):
-                raise Unreadable(f"the verdict is not one: its failure is {failure!r:.80}")
-            fields["failure"] = Failure.from_json(failure)
-        made: Verdict = _made(cls, fields, "the verdict")
-        return made
+    def decode(cls, data: bytes, name: str = "the verdict") -> Verdict:
+        fields = fields_of(data, VERDICT, name)
+        if (failure := fields.get("failure")) is not None:
+            fields["failure"] = Failure(**FAILURE.known(failure, Failure._fields))
+        return cls(**VERDICT.known(fields, cls._fields))
 
 
 class Beat(NamedTuple):
@@ -184,8 +275,15 @@ class Beat(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Beat:
-        made: Beat = _made(cls, decode(data, "a beat"), "a beat")
-        return made
+        return cls(**BEAT.known(fields_of(data, BEAT, "a beat"), cls._fields))
+
+
+def reason_of_cancel(data: bytes) -> str:
+    """Why a job is to end. A cancel that cannot be read is one all the same."""
+    try:
+        return str(fields_of(data, CANCEL, "the cancel").get("reason") or "") or "cancelled"
+    except (Unreadable, Newer):
+        return "cancelled, by a record that cannot be read"
 
 
 def open_eye(again_in: float) -> bytes:

@@ -37,6 +37,9 @@ class Backend(Protocol):
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """What is there now, for many at once."""
 
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        """Whether this process's own settings name the place, whoever else does: its project, a zone there is."""
+
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Wake the hosts, so that they see the cancel record now."""
 
@@ -52,8 +55,8 @@ class Backend(Protocol):
     def secrets(self) -> Iterable[tuple[str, str]]:
         """The job and the name of each secret that is still kept for hosts outside the store."""
 
-    def forget(self, secret: str) -> bool:
-        """Destroy one of them; True once it is gone."""
+    def forget(self, secret: str, job_id: str) -> bool:
+        """Destroy one of them, if it is this deployment's and the job's own; True once it is gone."""
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
         """Free everything of this placement. What cannot be freed now is no exception."""

@@ -82,15 +82,32 @@ class LocalBackend:
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         return {
             "backend": "local",
-            "run": str(self._runs / f"{job_id}-{attempt}"),
+            "job": job_id,
+            "attempt": attempt,
+            "run": str(self._runs / f"{job_id}-{attempt}"),  # so that others know whose home it is in
             "hosts": plan.slice.hosts,
             "machine": processes.machine(),
         }
 
+    def _run_of(self, placement: Mapping[str, Any]) -> Path:
+        """Its folder, by the names of job and attempt: what a record says of folders is compared, and never opened."""
+        return self._runs / f"{placement['job']}-{placement['attempt']}"
+
+    def _is_elsewhere(self, placement: Mapping[str, Any]) -> str:
+        """Why its hosts cannot be seen from here; "" if they can."""
+        here, there = processes.machine(), placement["machine"]
+        if there == here:
+            if placement.get("run") in (None, str(self._run_of(placement))):
+                return ""
+            return "the hosts run in another home (KINETIC_HOME) of this machine"
+        if there.split("/")[0] == here.split("/", maxsplit=1)[0]:
+            return "the hosts run in another container of this machine"
+        return "the hosts run on another machine, or ran before this one restarted"
+
     def submit(
         self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
     ) -> str:
-        run = Path(intent.placement["run"])
+        run = self._run_of(intent.placement)
         self._runs.mkdir(parents=True, exist_ok=True)
         with self._admission():
             run.mkdir(exist_ok=True)
@@ -130,7 +147,7 @@ class LocalBackend:
     ) -> None:
         """One launcher for each host; those that were started are in the list whatever happens."""
         folder = agent.unpacked(self._home)
-        run = Path(intent.placement["run"])
+        run = self._run_of(intent.placement)
         for host in range(plan.slice.hosts):
             assignment = self.assignment(plan, job_id, spec_digest, intent, host)
             launcher = subprocess.Popen(
@@ -146,7 +163,7 @@ class LocalBackend:
             launcher.stdin = None
 
     def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> Assignment:
-        run = intent.placement["run"]
+        run = str(self._run_of(intent.placement))
         at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
         return Assignment(
             store=self._store,
@@ -163,15 +180,12 @@ class LocalBackend:
         )
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        here = processes.machine()
-        return [self._observe(placement, here) for placement in placements]
+        return [self._observe(placement) for placement in placements]
 
-    def _observe(self, placement: Mapping[str, Any], here: str) -> Observation:
-        if placement["machine"] != here:
-            if placement["machine"].split("/")[0] == here.split("/", maxsplit=1)[0]:
-                return Observation(ELSEWHERE, "the hosts run in another container of this machine")
-            return Observation(ELSEWHERE, "the hosts run on another machine, or ran before this one restarted")
-        locks = _locks(Path(placement["run"]))
+    def _observe(self, placement: Mapping[str, Any]) -> Observation:
+        if elsewhere := self._is_elsewhere(placement):
+            return Observation(ELSEWHERE, elsewhere)
+        locks = _locks(self._run_of(placement))
         if not locks:
             return Observation(ABSENT)
         dead = sorted(host for host, lock in locks.items() if not _held(lock))
@@ -180,13 +194,16 @@ class LocalBackend:
             return Observation(state, f"host {dead[0]} and its guard were killed")
         return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL)
 
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        return True
+
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Nothing to wake: on this machine hosts look at their records twenty times a second."""
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
-        if placement["machine"] != processes.machine():
+        if self._is_elsewhere(placement):
             return Freed.UNDER_WAY  # nothing that is done here would change it
-        run = Path(placement["run"])
+        run = self._run_of(placement)
         farewell = time.monotonic() + FAREWELL_PATIENCE
         while any(_held(lock) for lock in _locks(run).values()) and time.monotonic() < farewell:
             time.sleep(0.002)
@@ -234,7 +251,7 @@ class LocalBackend:
         """None: they go by an inherited pipe."""
         return ()
 
-    def forget(self, secret: str) -> bool:
+    def forget(self, secret: str, job_id: str) -> bool:
         return True
 
     def _processes_of(self, run: Path) -> list[processes.Process]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.settings import duration
 from kinetic_orchestration.values import Intent, Plan, Staged
@@ -73,12 +73,12 @@ def check(plan: Plan) -> None:
 
 def name_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
     """The name of an attempt's queued resource, and of its node. Another store or deployment gives another name."""
-    return f"{OURS}{mark(store, deployment)}-{job_id.removeprefix('job-')}-{attempt}"
+    return names.slice_of(store, deployment, job_id, attempt)
 
 
 def mark(store: str, deployment: str) -> str:
     """Eight letters that tell the resources of this deployment of this store from all others in a project."""
-    return hashlib.sha256(f"{store.rstrip('/')}/{deployment}".encode()).hexdigest()[:8]
+    return names.mark(store, deployment)
 
 
 def parent_of(placement: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ them. It knows no records of a job, and no clock but the one by which it waits.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from kinetic_orchestration.backends import tpu_request, tpu_states, zones
 from kinetic_orchestration.backends.tpu_client import Page, Tpus, status_of
 from kinetic_orchestration.backends.tpu_states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
+from kinetic_orchestration.records import reserved_zone
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Asked, Status
 from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
@@ -25,6 +27,7 @@ from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Pa
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this
 SHOWN = 60.0  # so long after its operation ended a queued resource is there for everybody to see,
+MOST_UNLISTED = 16  # nodes of a slice that are asked for one by one
 UNSHOWN = 900.0  # and so long after it was asked for, if that operation never ends
 # Of all backends of this process, because the rate is the project's → until when, and for how long.
 _throttled: dict[tuple[str, str], tuple[float, float]] = {}
@@ -270,9 +273,18 @@ class TpuVmBackend:
         }
 
     def _unlisted(self, placement: Mapping[str, Any], listed: Mapping[str, Node]) -> dict[str, Node]:
-        """Nodes that should be there and were not listed: asked for by name, because a listing may lag behind."""
+        """Nodes that should be there and were not listed: asked for by name, because a listing may lag behind. If many
+        are missing, some tell whether it does: then nobody could say just now.
+        """
         missing = [name for name in tpu_request.nodes_of(placement) if name.rpartition("/")[2] not in listed]
-        return {node.name: node for name in missing if (node := self._tpus.node(name)) is not None}
+        found = [self._tpus.node(name) for name in missing[:MOST_UNLISTED]]
+        if len(missing) > MOST_UNLISTED and None not in found:
+            raise ConnectionError(f"the listing of nodes in {placement['zone']} lacks {len(missing)} that may be there")
+        return {node.name: node for node in found if node is not None}
+
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        known = {*self._settings.zones, *(zone for some in _known_zones() for zone in some)}
+        return placement["project"] == self._settings.project and placement["zone"] in known
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
@@ -362,10 +374,14 @@ class TpuVmBackend:
         for kept in found:
             yield kept.labels.get(tpu_request.JOB, ""), kept.resource
 
-    def forget(self, secret: str) -> bool:
-        """Remove one of them; True once it is gone."""
+    def forget(self, secret: str, job_id: str) -> bool:
+        """Remove one of them, if its labels say that it is this deployment's and the job's; True once it is gone."""
+        labels = {
+            tpu_request.MARK: tpu_request.mark(self._settings.store, self._settings.deployment),
+            tpu_request.JOB: tpu_request.label(job_id),
+        }
         with self._tpus.acting():
-            return secret_manager.delete(self._settings, secret)
+            return secret_manager.delete(self._settings, secret, labels)
 
     def _leftover(self, project: str, found: Queued | Node, state: str, name: str = "") -> dict[str, Any]:
         owned = tpu_request.owned(found.labels)
@@ -414,14 +430,19 @@ class TpuVmBackend:
             return self._tpus.locations(project), False
         except Exception as raised:
             _told(raised)
-        known = (accelerators.zones(accelerators.from_accelerator_type(name)) for name in GENERATIONS)
-        return sorted({*self._settings.zones, *(zone for some in known for zone in some)}), True
+        return sorted({*self._settings.zones, *(zone for some in _known_zones() for zone in some)}), True
+
+
+@functools.cache
+def _known_zones() -> tuple[tuple[str, ...], ...]:
+    """The zones of each generation, as the table here has them."""
+    return tuple(tuple(accelerators.zones(accelerators.from_accelerator_type(name))) for name in GENERATIONS)
 
 
 def _zones_of(plan: Plan) -> Sequence[str]:
     """A reservation that is given by its whole path lies where the path says."""
-    parts = str(plan.cloud.get("reservation") or "").split("/")
-    return (parts[3],) if len(parts) > 4 else plan.zones
+    reserved = reserved_zone(plan)
+    return (reserved,) if reserved else plan.zones
 
 
 def _unreachable(page: Page) -> list[dict[str, Any]]:

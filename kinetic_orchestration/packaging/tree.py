@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent import names, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
@@ -36,6 +36,7 @@ from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.walk import Listing, Walk, shown
 from kinetic_orchestration.parallel import at_once, side_by_side
+from kinetic_orchestration.records import PROJECT
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.packs import Content, PackFile
@@ -50,7 +51,6 @@ WEAK_MARKERS = ("requirements.txt", "environment.yml", "environment.yaml", "Pipf
 MOST_SMALL_PACKS = 32
 # or when its packs hold more dead bytes than living ones.
 
-MANIFEST_LIMIT: Final = 512 << 20  # that of a project of three million files
 
 _LARGE = 1 << 30
 
@@ -436,7 +436,7 @@ def _look(
 
 def _manifest(store: Store, digest: str | None) -> dict[str, Any] | None:
     """Of a tree that the store has, if this code can read it."""
-    record = store.read(names.tree(digest), limit=MANIFEST_LIMIT) if digest is not None else None
+    record = store.read(names.tree(digest)) if digest is not None else None
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # what others may have written
         manifest: dict[str, Any] = json.loads(record.data if record is not None else b"")
         last = len(tree.packs_of(manifest)) - 1
@@ -446,10 +446,11 @@ def _manifest(store: Store, digest: str | None) -> dict[str, Any] | None:
 
 
 def _pointed_to(store: Store, pointer: str) -> str | None:
-    record = store.read(pointer)
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        digest = str(json.loads(record.data if record is not None else b"")["tree"])
-        return digest if digest.isalnum() else None
+    record = store.read(pointer, 0, names.limit_of(pointer))  # what is cut off is none
+    with contextlib.suppress(ValueError, RecursionError):  # as for a manifest
+        fields = json.loads(record.data if record is not None else b"")
+        PROJECT(fields)
+        return fields["tree"] or None
     return None
 
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
-from kinetic_orchestration.agent.records import Entry, Record, Signal
+from kinetic_orchestration.agent.records import Entry, Record, Signal, TooLarge
 from kinetic_orchestration.errors import StoreError, UsageError
-
-RECORD_LIMIT: Final = 16 << 20
-"""The bytes of the largest object that is read into memory without asking for a part of it, or for more."""
-
-HOST_RECORD_LIMIT: Final = 1 << 20
-"""The same of what a host says of itself, of which there is one for each host and attempt."""
 
 
 class Store(Protocol):
@@ -47,10 +41,11 @@ class Store(Protocol):
     def signals(self, prefix: str) -> Iterator[Signal]:
         """All signals whose name begins with `prefix`, with their bytes, in the order of their names."""
 
-    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = RECORD_LIMIT) -> Record | None:
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
         """The bytes from start to end (as in a slice), or None if there is no such object.
 
-        To the end of an object that has more than `limit` bytes from there nothing is read: StoreError.
+        To the end of an object that has more than `limit` bytes from there (by default, than a record of its name has:
+        `names.limit_of`) nothing is read: StoreError.
         """
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
@@ -116,11 +111,7 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
 
 def too_large(name: str, url: str, limit: int) -> StoreError:
     """Of an object that cannot be a record: nothing of this package's making is as large."""
-    many = f"{limit / 1e6:,.0f} MB" if limit > 1e6 else f"{limit:,} bytes"
-    return StoreError(
-        f"{name} (store {url}) is not read: it has more than {many}, and nothing that this package has written there "
-        "has as many, so somebody else has written it. Find out who can write there, and remove the object"
-    )
+    return StoreError(str(TooLarge(name, url, limit)))
 
 
 def _open_folder(address: str, deployment: str) -> Store:

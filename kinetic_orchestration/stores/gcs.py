@@ -16,14 +16,15 @@ from typing import Any, Final
 
 from kinetic_orchestration import settings as settings_module
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, moment_of
+from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 from kinetic_orchestration.agent.records import Entry, Record, Signal, check_name
 from kinetic_orchestration.credentials import credentials
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.stores import RECORD_LIMIT, gcs_transfer, stamp
+from kinetic_orchestration.stores import gcs_transfer, stamp
 from kinetic_orchestration.stores.gcs_client import CLOCK_AGE
 from kinetic_orchestration.stores.gcs_requests import SINGLE, Requests, moment
 
+PLAIN_SIGNALS: Final = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
 
 _CHECKED_FIRST: Final = 1 << 20  # above this it is cheaper to ask whether a file is there than to send it
@@ -67,16 +68,20 @@ class GcsStore:
         return self.requests.write(name, data, None, _shown(data)) or 0
 
     def signals(self, prefix: str) -> Iterator[Signal]:
+        unshown = 0
         for name, blob in self._listed(prefix, "name,generation,updated,metadata"):
-            shown = (blob.metadata or {}).get(SIGNAL)
-            if shown is not None:
-                yield Signal(name, base64.b64decode(shown), blob.generation, moment(blob))
-            elif (record := self.read(name)) is not None:  # written as a plain object
-                yield Signal(name, *record)
+            shown = shown_signal(blob.metadata)
+            if shown is None and unshown < PLAIN_SIGNALS:  # written as a plain object
+                unshown += 1
+                if (record := self.read(name, 0, SIGNAL_LIMIT + 1)) is None:
+                    continue
+                shown = record.data
+            data = shown if shown is not None and len(shown) <= SIGNAL_LIMIT else b""
+            yield Signal(name, data, blob.generation, moment(blob))
 
-    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = RECORD_LIMIT) -> Record | None:
+    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
         check_name(name)
-        piece = self.requests.get(name, start, end, limit=limit)
+        piece = self.requests.get(name, start, end, limit=names.limit_of(name) if limit is None else limit)
         return None if piece is None else Record(piece.data, piece.generation, piece.updated)
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:

@@ -17,8 +17,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kinetic_orchestration.agent.cloud import moment_of
+from kinetic_orchestration.agent.names import RECORD_LIMIT
 from kinetic_orchestration.credentials import refused
-from kinetic_orchestration.stores import RECORD_LIMIT, too_large
+from kinetic_orchestration.stores import too_large
 from kinetic_orchestration.stores.gcs_client import Client, client
 from kinetic_orchestration.stores.gcs_refusals import Told, refusal, told
 

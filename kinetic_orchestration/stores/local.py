@@ -16,7 +16,7 @@ from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.agent.records import Entry, Record, reason_of
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.stores import RECORD_LIMIT, stamp, too_large
+from kinetic_orchestration.stores import stamp, too_large
 
 _ELSEWHERE = "put the store elsewhere with KINETIC_STORE (or all of Kinetic's files with KINETIC_HOME)"
 _NEXT = {
@@ -40,11 +40,8 @@ class LocalStore(FileRecords):
         self.url = self.address = self.root
         self.deployment = deployment
 
-    def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int = RECORD_LIMIT) -> Record | None:
-        record = super().read(name, start, start + limit + 1 if end is None else end)
-        if end is None and record is not None and len(record.data) > limit:
-            raise too_large(name, self.url, limit)
-        return record
+    def too_large(self, name: str, limit: int) -> Exception:
+        return too_large(name, self.url, limit)
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]

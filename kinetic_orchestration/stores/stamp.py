@@ -10,6 +10,7 @@ import os
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.records import check_name
 from kinetic_orchestration.errors import NewerWire, StoreError, UsageError
+from kinetic_orchestration.records import STAMP
 
 
 def check_deployment(deployment: str) -> None:
@@ -36,7 +37,7 @@ def new(deployment: str, created: float, checked: str) -> bytes:
 def read(url: str, data: bytes, deployment: str) -> dict[str, object]:
     """The fields of a stamp, once it is known to be this deployment's."""
     try:
-        fields = wire.decode(data, f"{url}/{names.DEPLOYMENT}")
+        fields = wire.fields_of(data, STAMP, f"{url}/{names.DEPLOYMENT}")
     except wire.Newer as newer:
         raise NewerWire(f"{newer}.") from None
     except wire.Unreadable as unreadable:

@@ -345,8 +345,8 @@ def test_captured_credentials_go_to_secret_manager_and_end_with_the_job(cloud: E
     kept = list(one.backend.secrets())
     assert [job for job, _ in kept] == ["job-0123456789ab"]
     assert one.submit(one.intent(2), HF_TOKEN="hf_secret") == "", "the next attempt renews it"
-    assert one.backend.forget(kept[0][1])
-    assert one.backend.forget(kept[0][1]), "a second time as well"
+    assert one.backend.forget(kept[0][1], "job-0123456789ab")
+    assert one.backend.forget(kept[0][1], "job-0123456789ab"), "a second time as well"
     assert list(one.backend.secrets()) == []
     assert one.released(intent)
     assert one.released(one.intent(2))

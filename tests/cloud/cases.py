@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.testing import Emulator
@@ -64,11 +64,9 @@ def lines(events: list[Event], host: int = 0) -> str:
 
 def placements(job: JobHandle[Any]) -> list[dict[str, Any]]:
     """Of each attempt, where it was to be."""
-    from kinetic_orchestration.watch import decoded
-
     found, attempt = [], 1
     while (record := job._job.store.read(names.intent(job.job_id, attempt))) is not None:
-        found.append(decoded(record.data, "an intent")["placement"])
+        found.append(wire.decode(record.data)["placement"])
         attempt += 1
     return found
 

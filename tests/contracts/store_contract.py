@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.agent.files import LOCK_PATIENCE
+from kinetic_orchestration.agent.names import RECORD_LIMIT
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.stores import RECORD_LIMIT, Store, open_store
+from kinetic_orchestration.stores import Store, open_store
 
 WORKER = Path(__file__).with_name("store_worker.py")
 MEGABYTE = 1 << 20

@@ -1,0 +1,81 @@
+"""What a process may do for a job for whose spec nobody vouches: look, and nothing else.
+
+Whoever can write to a store can write a job into it, with any plan and any intent. So such a job is given this backend
+in place of its own, and whatever is decided about it, by whatever record, stays within its own records: nothing is made
+or asked for, no slice, folder or secret is ended or removed, and only places are looked at that this process's own
+settings name. Its hosts still heed its records, delete themselves, and are found by the reaper by their labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.backends import Backend
+from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
+
+
+class Onlooker:
+    """A backend whose hands are tied."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @property
+    def kind(self) -> object:
+        """Whose watcher is its own: what it sees is less than what others see."""
+        return Onlooker, type(self.backend)
+
+    def check(self, plan: Plan) -> None:
+        self.backend.check(plan)
+
+    def prepare(self) -> None:
+        """There is no first call."""
+
+    def emulates(self, slice_: Slice) -> bool:
+        return self.backend.emulates(slice_)
+
+    def dry_run(self, plan: Plan) -> str:
+        return self.backend.dry_run(plan)
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        raise _refused(f"attempt {attempt} of {job_id} is given no place")
+
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
+    ) -> str:
+        raise _refused(f"attempt {intent.attempt} of {job_id} is not started")
+
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        return self.backend.names_place(placement)
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """Of places elsewhere nothing is known, and nothing follows from that."""
+        seen = [Observation(UNKNOWN, "it is not looked at from here: nobody vouches for its spec")] * len(placements)
+        ours = [index for index, placement in enumerate(placements) if self.backend.names_place(placement)]
+        if ours:
+            observed = self.backend.observe([placements[index] for index in ours])
+            for index, observation in zip(ours, observed, strict=True):
+                seen[index] = observation
+        return seen
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        """Hosts look at the record by themselves."""
+
+    def leftovers(self) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def secrets(self) -> Iterable[tuple[str, str]]:
+        return ()
+
+    def forget(self, secret: str, job_id: str) -> bool:
+        return False
+
+    def release(self, placement: Mapping[str, Any]) -> Freed:
+        return Freed.UNDER_WAY  # its hosts end by themselves
+
+
+def _refused(what: str) -> BackendError:
+    return BackendError(f"{what}: nobody vouches for its spec here")

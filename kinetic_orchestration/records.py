@@ -1,0 +1,312 @@
+"""What comes from a store is foreign until it has passed its schema: the records as clients read them.
+
+Each kind of record has one table here (or in `agent/wire`, if hosts read it too), and each is read by one function of
+this module, which refuses what does not pass with the record, the field and the beginning of its value. What a record
+says of a place is checked against the job's plan (`Within`), and what can be derived from names is derived, not read.
+
+It does not know who vouches for a record: that is `trust`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.agent import names, schema, wire
+from kinetic_orchestration.agent.records import Record
+from kinetic_orchestration.agent.schema import (
+    Fields,
+    Wrong,
+    anything,
+    chips,
+    count,
+    digest,
+    flag,
+    hosts,
+    line,
+    many,
+    matching,
+    maybe,
+    measure,
+    moment,
+    number,
+    path,
+    plain,
+    port,
+    project,
+    relative,
+    resource,
+    secret_ref,
+    setting,
+    size,
+    slices,
+    table,
+    text,
+    token,
+    variable,
+    whole,
+    zone,
+)
+from kinetic_orchestration.agent.wire import Verdict
+from kinetic_orchestration.errors import Corrupt, NewerWire
+from kinetic_orchestration.values import Before, Cancel, Intent, Plan, Spent
+
+MOST_JOBS = 1 << 20  # of a batch
+
+_never = number(0, schema.NEVER)  # a limit, which may be none
+_limit = maybe(_never)
+_address = matching(r"[^\x00-\x1f\x7f]{0,4096}")  # a folder, or an address in a cloud
+_key = matching(r"[0-9a-f]{8,64}")
+
+SLICE = Fields(
+    {
+        "name": line(schema.WORD),
+        "kind": schema.one_of("tpu", "gpu", "cpu"),
+        "chips": chips,
+        "hosts": hosts,
+        "chips_per_host": chips,
+    },
+    {
+        "generation": line(schema.WORD),
+        "topology": line(schema.WORD),
+        "accelerator_type": line(schema.WORD),
+        "runtime_version": line(schema.WORD),
+        "hbm_gib_per_chip": measure,
+        "peak_bf16_tflops_per_chip": measure,
+        "api": line(schema.WORD),
+        "devices_per_chip": whole(1, 64),
+        "spot": flag,
+    },
+)
+CLOUD = Fields(
+    {},
+    {
+        "reservation": line(),
+        "network": line(),
+        "subnetwork": line(),
+        "external_ips": flag,
+        "secure_boot": flag,
+        "runtime_version": line(schema.WORD),
+        "service_account": schema.account,
+        "tags": many(line(schema.WORD), 100),
+        "data_disks": many(plain(), 100),
+        "quota_project": project,
+        **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
+    },
+)
+PLAN = Fields(
+    {
+        "name": text(),
+        "slice": SLICE,
+        "backend": resource,
+        "store": _address,
+        "deployment": schema.deployment,
+        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), _limit)),
+        "retry": Fields({}, dict.fromkeys(("user", "preemption", "infra"), count)),
+    },
+    {
+        "output_dir": _address,
+        "partition_key": text(),
+        "env": table(setting, text(schema.PAGE), 10_000),
+        "secrets": many(variable, 1000),
+        "volumes": many(path, 1000),
+        "argv": many(text(schema.PAGE)),
+        **dict.fromkeys(("distributed", "emulated", "spot", "isolated"), flag),
+        **dict.fromkeys(("abort_without_owner", "compile_cache", "device_metrics"), flag),
+        "slices": slices,
+        "project": project,
+        "zones": many(zone, 1000),
+        "image": line(),
+        "cloud": CLOUD,
+        "secret_refs": table(variable, secret_ref, 1000),
+        "affordable": _never,
+        "zone_patience": _never,
+        "debug_port": port,
+        "profile": plain(),
+        "labels": table(text(), text(), 1000),
+    },
+)
+_digested = Fields({}, {"digest": digest, "size": size})
+STAGED = Fields(
+    {"path": many(relative), "extra_path": many(path), "data": many(anything), "packages": many(anything)},
+    {
+        "payload": _digested,
+        "tree": digest,
+        "cwd": relative,
+        "data": many(Fields({"digest": digest}, {"file": relative, "here": path, "url": _address})),
+        "packages": many(Fields({"digest": digest}, {"at": relative})),
+        "environment": Fields({}, {"lock": digest, "python": maybe(path), "interpreter": maybe(path)}),
+        "python": maybe(path),
+        "agent": digest,
+        "tools": plain(),
+        "size": size,
+        "sent": size,
+    },
+)
+TASK = Fields({}, {"output_dir": _address, "checkpoint_dir": _address})
+SPEC = Fields({"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK}, {"job": schema.job_id, "identity": _key})
+IDENTITY = Fields({"generation": whole(1, 1 << 40)}, {"identity": plain()})
+KEEPER = Fields({}, {"keeper": token})
+SIGNATURE = Fields({"hmac": _key})
+GROUP = Fields(
+    {
+        "name": maybe(text()),
+        "tags": maybe(plain()),
+        "size": whole(1, MOST_JOBS),
+        "deployment": schema.deployment,
+    },
+    {"submitter": plain(), "backend": maybe(resource)},
+)
+GROUP_END = Fields({"why": text(schema.WORD)})
+STAMP = Fields({}, {"deployment": schema.deployment, "created": moment, "stamp": token, "checked": text()})
+REAPED = Fields({"ended": flag}, {"writer": token})
+PROJECT = Fields({"tree": digest})
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What is wrong with a record, as one of the project's own errors."""
+    try:
+        yield
+    except wire.Newer as error:
+        raise NewerWire(str(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        told = str(error) if isinstance(error, Wrong | wire.Unreadable) else f"{type(error).__name__}: {error!s:.200}"
+        raise Corrupt(f"{name} cannot be read ({told}): it is damaged, or not of this package's making") from None
+
+
+def fields_of(data: bytes, kind: Fields, name: str) -> dict[str, Any]:
+    """A record's fields, each of which is what its kind says."""
+    with reading(name):
+        return wire.fields_of(data, kind, name)
+
+
+def spec_of(data: bytes, job_id: str) -> dict[str, Any]:
+    return fields_of(data, SPEC, names.spec(job_id))
+
+
+def plan_of(spec: Mapping[str, Any], job_id: str) -> Plan:
+    """Of a spec that has passed."""
+    with reading(names.spec(job_id)):
+        plan = Plan.from_json(spec["plan"])
+        hosts(plan.hosts)
+        return plan
+
+
+def verdict_of(data: bytes, name: str = "a verdict") -> Verdict:
+    with reading(name):
+        return Verdict.decode(data, name)
+
+
+def cancel_of(record: Record, now: float, name: str = "a cancel") -> Cancel:
+    fields = fields_of(record.data, wire.CANCEL, name)
+    return Cancel(fields.get("reason", ""), fields.get("by", ""), now - record.updated)
+
+
+class Within(NamedTuple):
+    """What a job's plan says of each place that an attempt of it may be in."""
+
+    backend: str
+    project: str
+    zones: tuple[str, ...]
+    hosts: int
+    slices: int
+    store: str
+    deployment: str
+
+    def checked(self, placement: dict[str, Any], job_id: str, attempt: int) -> dict[str, Any]:
+        """A place that a record names, if the plan leads there; what names decide is taken from them."""
+        own: dict[str, Any] = {"hosts": self.hosts}
+        known: dict[str, Any] = {}
+        if self.backend == "local":
+            known = {"job": job_id, "attempt": attempt, "hosts": self.hosts}
+            if "machine" not in placement:
+                raise Wrong(None, "placement.machine", "is missing")
+        if self.backend != "tpu-vm":
+            if not _is_own(placement, job_id, attempt):
+                raise Wrong(None, "placement.run", f"is {schema.short(placement.get('run'))}, and not this attempt's")
+        else:
+            name = names.slice_of(self.store, self.deployment, job_id, attempt)
+            own |= {"backend": self.backend, "project": self.project, "name": name, "slices": self.slices}
+            known = own
+            if (where := placement.get("zone")) not in self.zones:
+                raise Wrong(where, "placement.zone", f"is {schema.short(where)}, which the job's plan does not have")
+        for part, value in own.items():
+            if placement.get(part, value) != value:
+                raise Wrong(None, f"placement.{part}", f"is {schema.short(placement[part])}, and not this attempt's")
+        return {**placement, **known}
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(within: Within) -> Within:
+    """One object for all jobs of the same plan."""
+    return within
+
+
+def within(plan: Plan) -> Within:
+    zones = (*plan.zones, *filter(None, (reserved_zone(plan),)))
+    return _shared(
+        Within(plan.backend, plan.project, zones, plan.hosts, plan.slices, plan.store, plan.deployment)
+    )  # fmt: skip
+
+
+def reserved_zone(plan: Plan) -> str:
+    """Of a reservation that is given by its whole path, which says where it lies; "" of any other."""
+    parts = str(plan.cloud.get("reservation") or "").split("/")
+    return parts[3] if len(parts) > 4 else ""
+
+
+def intent_of(record: Record, job_id: str, attempt: int, within: Within | None = None) -> Intent:
+    """An attempt is as old as its record: its writer may have slept since it decided to write it.
+
+    Without `within` its place is only told, and nothing may be asked for or ended there.
+    """
+    name = names.intent(job_id, attempt)
+    fields = fields_of(record.data, wire.INTENT, name)
+    with reading(name):
+        if fields["attempt"] != attempt:
+            raise Wrong(None, "attempt", f"is {fields['attempt']}, and not {attempt}")
+        placement = fields["placement"]
+        if within is not None:
+            placement = within.checked(placement, job_id, attempt)
+        elif not _is_own(placement, job_id, attempt):
+            raise Wrong(None, "placement", "is a place that is not this attempt's")
+        deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
+        placement = {  # most of it is the same for all jobs: a thousand followers share it
+            sys.intern(name): sys.intern(value) if isinstance(value, str) else value
+            for name, value in placement.items()
+            if value or name not in _HISTORY
+        }
+        before = _before(fields.get("before"), attempt)
+        return Intent(attempt, fields["boot"], placement, deadline, record.updated, before)
+
+
+# Of a placement: how it came to it, if it is not the first one.
+_HISTORY = ("wait", "since", "moved", "tried", "dropped", "tries", "rounds")
+_NOTHING = Before()
+
+
+def _is_own(placement: Mapping[str, Any], job_id: str, attempt: int) -> bool:
+    name = str(placement.get("name") or os.path.basename(placement.get("run", "")))
+    return not name or re.search(rf"(?:^|-){re.escape(job_id.removeprefix('job-'))}-{attempt}$", name) is not None
+
+
+def _before(fields: Any, attempt: int) -> Before | None:
+    """Each attempt before this one has spent one of one budget."""
+    if attempt == 1 or fields is None:
+        return _NOTHING if attempt == 1 else None
+    before = Before(Spent(*fields["spent"]), tuple(fields["ran"]))
+    if sum(before.spent) != attempt - 1:
+        spent = schema.short(fields["spent"])
+        raise Wrong(None, "before.spent", f"is {spent}, which is not of {attempt - 1} attempts")
+    if any(one >= other for one, other in zip(before.ran, (*before.ran[1:], attempt), strict=True)):
+        raise Wrong(None, "before.ran", f"is {schema.short(fields['ran'])}, which are not attempts before it")
+    return before
