@@ -17,7 +17,7 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.plan import LOOKS_SECRET
+from kinetic_orchestration.secret_shapes import told_by_name
 
 _STREAMS: frozenset[type] = frozenset(
     (
@@ -127,7 +127,7 @@ def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     for name in (name for each in own for name in vars(each).get("__private_attributes__", ())):
         yield f"it has a state besides its settings, {name}"
     for name, field in kind.model_fields.items():
-        if LOOKS_SECRET.search(name) or "Secret" in str(field.annotation):
+        if told_by_name(name) or "Secret" in str(field.annotation):
             yield f"its field {name!r} looks like a secret, and would lie in the store in the open"
         if not _is_plain(field.annotation):
             yield f"its field {name!r} is no plain setting"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -15,6 +14,7 @@ from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
+from kinetic_orchestration.secret_shapes import is_secret, told_by_value
 from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.spec import (
     LOCAL,
@@ -49,7 +49,6 @@ NEVER_BY_WILDCARD = frozenset(
         *("KUBERNETES_SERVICE_HOST", "KERAS_BACKEND", "KINETIC_SIGNING_KEY"),
     )
 )
-LOOKS_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
 DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 
@@ -64,6 +63,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
             warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
     _tell_of_kinetics_settings(environ or {})
     env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
+    _tell_of_secrets(spec)
     limits = Limits(
         **{
             name: seconds(f"limits.{name}", getattr(options.limits, name))
@@ -221,7 +221,7 @@ def _check_local(options: Options) -> None:
 def capture(
     patterns: Iterable[str], environ: Mapping[str, str], *, remote: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that travel in the open, and the names of those that look like secrets.
+    """The variables that travel in the open, and the names of those that look like secrets, by name or by value.
 
     As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. To other machines, no
     credential travels that nobody named.
@@ -235,7 +235,7 @@ def capture(
     missing = sorted(exact - set(environ))
     if missing:
         warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
-    hidden = tuple(name for name in names if LOOKS_SECRET.search(name))
+    hidden = tuple(name for name in names if is_secret(name, environ[name]))
     kept = tuple(name for name in hidden if name in exact or not remote)
     if len(kept) < len(hidden):
         stay = ", ".join(name for name in hidden if name not in kept)
@@ -244,6 +244,17 @@ def capture(
             "Name it exactly to send it, by Secret Manager"
         )
     return {name: environ[name] for name in names if name not in hidden}, kept
+
+
+def _tell_of_secrets(spec: JobSpec) -> None:
+    """What the user wrote is his word; that all who read the store can read it, he may not have meant."""
+    found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
+    found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if told_by_value(part)]
+    if found:
+        warn_once(
+            f"{spec.name}: {', '.join(found)} looks like a secret, and whoever may read the store can read it. Hand it "
+            "over with secrets=, or set the variable here and name it in capture_env_vars"
+        )
 
 
 def describe(plan: Plan) -> str:

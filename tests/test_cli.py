@@ -656,9 +656,9 @@ def test_plan_for_programs(home: Path, project: Path) -> None:
     told = real("plan", "train.py:train", "--json", "--files").json
     assert told["plan"]["slice"]["name"] == "v5e-16"
     assert told["plan"]["env"] == ["RATE"]  # names, not values
-    assert told["project"]["files"] == 4
-    assert told["project"]["secrets"] == [".env"]
-    assert sorted(told["project"]["paths"]) == [".env", "helper.py", "pyproject.toml", "train.py"]
+    assert told["project"]["files"] == 3
+    assert told["project"]["secrets"] == [".env"]  # which stays here
+    assert sorted(told["project"]["paths"]) == ["helper.py", "pyproject.toml", "train.py"]
     assert told["call"]["by_value"] == ["helper", "train"]
     assert told["environment"]["kind"] == "current"
     assert any("like a secret" in text for text in told["warnings"])

@@ -105,6 +105,24 @@ def test_no_credential_goes_to_another_machine_by_a_wildcard(recwarn: pytest.War
     assert "Name it exactly" in str(recwarn[0].message)
 
 
+LEAKING = {
+    "DB_URL": "postgresql://app:hunter2@db/app", "AIRFLOW_CONN_WAREHOUSE": "mysql://me:hunter2@db",
+    "SENTRY_DSN": "https://0123456789abcdef0123456789abcdef@o1.ingest.sentry.io/2", "MYSQL_PWD": "hunter2",
+    "SLACK_WEBHOOK": "https://hooks.slack" + ".com/services/T0/B0/abcdefgh", "GH_PAT": "hunter2",
+    "PLAIN": "gh" + "p_" + "a1B2c3D4" * 5,
+}  # fmt: skip
+
+
+def test_no_secret_is_captured_in_the_open_whatever_its_name(recwarn: pytest.WarningsRecorder) -> None:
+    environ = {**LEAKING, "GIT_SHA": "0123456789abcdef0123456789abcdef01234567", "TOKENIZERS_PARALLELISM": "false"}
+    open_, hidden = plan.capture(["*"], environ)
+    assert set(open_) == {"GIT_SHA", "TOKENIZERS_PARALLELISM"} and set(hidden) == set(LEAKING)
+    assert not recwarn
+    assert plan.capture(["*"], environ, remote=True) == (open_, ())
+    assert all(name in str(recwarn[0].message) for name in LEAKING)
+    assert plan.capture(["DB_URL"], environ, remote=True) == ({}, ("DB_URL",))  # by Secret Manager
+
+
 @pytest.fixture
 def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_said", set())
@@ -126,6 +144,19 @@ def test_kinetics_options_that_mean_nothing_here_are_warned_about_once(
         assert planned.backend == "local"
     assert len(recwarn) == 1 and option in str(recwarn[0].message)
     assert recwarn[0].filename == __file__
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+def test_what_looks_like_a_secret_in_env_and_in_a_command_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    address = "postgresql://app:hunter2@db/app"
+    spec = JobSpec(
+        "python", Options(accelerator="cpu"), argv=("python", "x.py", "--db", address), env={"DB": address, "RATE": "1"}
+    )
+    for _ in range(2):
+        plan.make_plan(spec, SETTINGS)
+    told = [str(warning.message) for warning in recwarn]
+    assert len(told) == 1 and "env=DB, part 4 of the command looks like a secret" in told[0] and "secrets=" in told[0]
+    assert "hunter2" not in told[0]
 
 
 @pytest.mark.usefixtures("said_nothing_yet")

@@ -87,8 +87,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         index_dir = settings.home / "index"
         exclude = [settings.home, *_local(plan.store), *(Path(item.path) for item in data if _is_local(item))]
         project = tree.snapshot(source.root, include=source.include, exclude=exclude, index_dir=index_dir, spool=spool)
-        for text in project.warnings:
-            warn(text)
+        _tell(project)
     root = source.root if source is not None else None
     inside, outside = split_path(root, sys.path)
     lock = environment.lock
@@ -362,9 +361,16 @@ def _data_item(data: Data, home: Path, spool: Path) -> Item:
     if not path.exists():
         raise DataNotFound(f"{data!r}: {path} is not there any more")
     if path.is_dir():
-        return Item(tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=True))
+        folder = tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=True)
+        _tell(folder)
+        return Item(folder)
     snapshot = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=True)
     return Item(snapshot, file=path.name)
+
+
+def _tell(snapshot: tree.Snapshot) -> None:
+    for text in snapshot.warnings:
+        warn(text)
 
 
 def _package_items(packages: Sequence[FirstParty], root: Path | None, home: Path, spool: Path) -> Iterable[Item]:
@@ -374,7 +380,9 @@ def _package_items(packages: Sequence[FirstParty], root: Path | None, home: Path
             if root is not None and path.is_relative_to(root):
                 continue  # it travels with the project
             if path.is_dir():
-                yield Item(tree.snapshot(path, index_dir=home / "index", spool=spool), at=belongs)
+                folder = tree.snapshot(path, index_dir=home / "index", spool=spool)
+                _tell(folder)
+                yield Item(folder, at=belongs)
             else:
                 one = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool)
                 yield Item(one, at=os.path.dirname(belongs))

@@ -7,7 +7,7 @@ walking, of digests or of the stat index.
 Precedence: `.kineticignore` (the deepest that decides) > the defaults > `.gitignore` (the deepest that
 decides) > `.git/info/exclude`. So only a `.kineticignore` brings back what the defaults leave out, and a
 `!*/` meant for git does not ship a virtual environment. As in git, nothing below an ignored folder comes
-back.
+back. A file that looks like a key travels only if a negation in a `.kineticignore` names it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from kinetic_orchestration.secret_shapes import is_key_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,13 +55,15 @@ class Spec:
 
     def verdict(self, path: str, name: str, is_folder: bool) -> bool | None:
         """True: ignored. False: brought back by a negation. None: no pattern says anything."""
+        pattern = self.decides(path, name, is_folder)
+        return None if pattern is None else pattern.ignores
+
+    def decides(self, path: str, name: str, is_folder: bool) -> _Pattern | None:
+        """The last pattern that matches."""
         if not self._may_match(name):
             return None
         path = self.above + path[len(self.below) :]
-        for pattern in self._patterns:
-            if pattern.matches(path, is_folder):
-                return pattern.ignores
-        return None
+        return next((pattern for pattern in self._patterns if pattern.matches(path, is_folder)), None)
 
     def _may_match(self, name: str) -> bool:
         names, suffixes, globs = self._last_segments
@@ -97,7 +101,8 @@ class Spec:
             except GitIgnorePatternError:
                 continue  # git skips what it cannot read, too
             if pattern.include is not None and pattern.regex is not None:
-                patterns.append(_Pattern(pattern.regex, pattern.include, inside, inside and line.endswith("/")))
+                folders_only = inside and line.endswith("/")
+                patterns.append(_Pattern(pattern.regex, pattern.include, inside, folders_only, _is_name(line)))
         return patterns[::-1]
 
 
@@ -112,6 +117,7 @@ class _Pattern(NamedTuple):
     ignores: bool
     inside: bool  # `a/**` matches what is in a, not a itself
     folders_only: bool  # told here only for `a/**/`; pathspec knows the others
+    names: bool  # one file, or one kind of keys, and not whatever lies there
 
     def matches(self, path: str, is_folder: bool) -> bool:
         if self.inside:
@@ -160,6 +166,24 @@ class Rules:
             if verdict is not None:
                 return verdict
         return False
+
+    def allows(self, path: str) -> bool:
+        """Whether a file travels though it looks like a key."""
+        if not self.defaults:
+            return True
+        name = path.rpartition("/")[2]
+        for spec in self.kinetic:
+            pattern = spec.decides(path, name, False)
+            if pattern is not None:
+                return not pattern.ignores and pattern.names
+        return False
+
+
+def _is_name(line: str) -> bool:
+    """`!.env`, `!/certs/*.pem`; not `!*` or `!*.json`, by which nobody means a key."""
+    segment = re.sub(r"\\(.)", r"\1", line.removeprefix("!").rpartition("/")[2])
+    literal = re.sub(r"[*?]", "", segment)
+    return literal == segment or is_key_name(literal)
 
 
 def outer_texts(root: Path, stop: Path | None) -> list[tuple[str, str]]:

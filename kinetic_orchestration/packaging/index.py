@@ -46,7 +46,8 @@ class Index:
     ignored: frozenset[str] = frozenset()  # a folder's path ends with a slash
     rules: dict[str, str] = field(default_factory=dict)  # the text of every ignore file
     outer: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
+    withheld: dict[str, Stamp] = field(default_factory=dict)  # files that look like keys, and stay
+    allowed: frozenset[str] = frozenset()  # those of them that travel, because a rule names them
 
     def digest_list(self) -> list[str]:
         text = self.digests.hex()
@@ -108,7 +109,8 @@ def _encode(index: Index) -> bytes:
         "empty": sorted(index.empty),
         "rules": index.rules,
         "outer": index.outer,
-        "secrets": index.secrets,
+        "withheld": index.withheld,
+        "allowed": sorted(index.allowed),
         "lengths": [len(section) for section in sections],
     }
     rest = json.dumps(header).encode() + b"\n" + b"".join(sections)
@@ -138,7 +140,8 @@ def _decode(data: bytes) -> Index:
         ignored=frozenset(_split(ignored)),
         rules=header["rules"],
         outer=tuple((way, text) for way, text in header["outer"]),
-        secrets=tuple(header["secrets"]),
+        withheld={path: tuple(stamp) for path, stamp in header["withheld"].items()},
+        allowed=frozenset(header["allowed"]),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.packaging.index import Stamp, stamp_of
 from kinetic_orchestration.packaging.walk import Found, shown, unreadable
 from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.secret_shapes import HEAD, is_key_file, is_key_name
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -33,18 +33,9 @@ _PIECE = 1 << 20
 _WHOLE = 4 << 20  # up to here a file is read at once
 _ATTEMPTS = 4
 
-_SECRET_NAME = re.compile(
-    r"\.env(\.(?!example|sample|template|dist).*)?|\.netrc|_netrc|\.pgpass|\.pypirc|\.git-credentials|\.htpasswd"
-    r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx)|id_(rsa|dsa|ecdsa|ed25519)|kubeconfig"
-    r"|(application_default_)?credentials(?!.*\.py$).*|client_secret.*\.json|secrets?\.(json|ya?ml|toml|ini|env)",
-    re.IGNORECASE,
-)
-_SECRET_MARK = b'"private_key"'
-_SECRET_LIMIT = 64 << 10
-
 
 class Content(NamedTuple):
-    """A file as it was read."""
+    """A file as it was read. One that looks like a key is neither written nor digested, unless it is allowed."""
 
     path: str
     stamp: Stamp
@@ -52,6 +43,7 @@ class Content(NamedTuple):
     sha256: bytes
     secret: bool
     steady: bool  # False: it changed during every attempt
+    withheld: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,12 @@ class _Reader:
         self.written: list[tuple[str, int]] = []
 
     def read(self, found: Found) -> Content | None:
-        path, before, followed = found
+        path, before, followed, allowed = found
+        names = (path, os.path.realpath(f"{self.root}/{path}")) if followed else (path,)
+
+        def is_key(head: bytes, *, whole: bool) -> bool:
+            return any(is_key_file(name, head, whole=whole) for name in names)
+
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if followed else os.O_NOFOLLOW)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -187,12 +184,15 @@ class _Reader:
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     return None  # deleted, or made a link, since the walk
+                if not allowed and any(map(is_key_name, names)):
+                    return Content(path, before, 0, b"", True, True, withheld=True)
                 raise unreadable(self.root, path, error) from None
             try:
                 if attempt > 1:
                     before = stamp_of(os.fstat(descriptor))
                 last = attempt == _ATTEMPTS
-                content = (self._whole if before[1] <= _WHOLE else self._piecewise)(path, descriptor, before, last)
+                read = self._whole if before[1] <= _WHOLE else self._piecewise
+                content = read(path, descriptor, before, last, is_key, allowed)
             except OSError as error:
                 raise unreadable(self.root, path, error) from None
             finally:
@@ -201,21 +201,31 @@ class _Reader:
                 return content
         raise AssertionError("the last attempt takes what it gets")
 
-    def _whole(self, path: str, descriptor: int, before: Stamp, last: bool) -> Content | None:
+    def _whole(
+        self, path: str, descriptor: int, before: Stamp, last: bool, is_key: Callable[..., bool], allowed: bool
+    ) -> Content | None:
         data = os.read(descriptor, before[1] + 1)
         after = stamp_of(os.fstat(descriptor))
         size = len(data)
         steady = after == before and size == before[1]
         if not steady and not last:
             return None
+        secret = is_key(data, whole=True)
+        if secret and not allowed:
+            return Content(path, after, size, b"", True, steady, withheld=True)
         sha256 = hashlib.sha256(data).digest()
         if self.file is not None and data and self._is_first(sha256):
             _writing(self.file.write, data)
             self.written.append((sha256.hex(), size))
-        return Content(path, after, size, sha256, _looks_secret(path, data), steady)
+        return Content(path, after, size, sha256, secret, steady)
 
-    def _piecewise(self, path: str, descriptor: int, before: Stamp, last: bool) -> Content | None:
+    def _piecewise(
+        self, path: str, descriptor: int, before: Stamp, last: bool, is_key: Callable[..., bool], allowed: bool
+    ) -> Content | None:
         """A large file, never whole in memory. What was written in vain is cut off again."""
+        secret = is_key(os.pread(descriptor, HEAD, 0), whole=False)
+        if secret and not allowed:
+            return Content(path, before, before[1], b"", True, True, withheld=True)
         start = self.file.tell() if self.file is not None else 0
         hasher, size = hashlib.sha256(), 0
         while data := os.read(descriptor, _PIECE):
@@ -235,18 +245,11 @@ class _Reader:
             else:
                 self.file.seek(start)
                 _writing(self.file.truncate)
-        return Content(path, after, size, sha256, _looks_secret(path, b""), steady) if useful else None
+        return Content(path, after, size, sha256, secret, steady) if useful else None
 
     def _is_first(self, sha256: bytes) -> bool:
         mine = object()
         return self.seen.setdefault(sha256, mine) is mine
-
-
-def _looks_secret(path: str, data: bytes) -> bool:
-    name = path.rpartition("/")[2]
-    return bool(_SECRET_NAME.fullmatch(name)) or (
-        name.endswith(".json") and len(data) <= _SECRET_LIMIT and _SECRET_MARK in data
-    )
 
 
 def _new_file(spool: Path) -> BinaryIO:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -34,7 +34,7 @@ from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
-from kinetic_orchestration.packaging.walk import Listing, Walk, shown
+from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, shown
 from kinetic_orchestration.parallel import at_once, side_by_side
 from kinetic_orchestration.records import PROJECT
 
@@ -72,7 +72,7 @@ class Snapshot:
     digest: str
     size: int
     warnings: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()  # paths that look like secrets; they travel, and `warnings` names them
+    secrets: tuple[str, ...] = ()  # paths that look like secrets and stay here, as `warnings` says
     spooled: tuple[PackFile, ...] = field(default=(), repr=False)
     index: Path = field(default=Path(), repr=False)
 
@@ -183,21 +183,24 @@ def snapshot(
     walk = Walk(str(root), index, rules, same=outer == index.outer, excluded=_relative(root, limits))
     listing = walk.everything() if include is None else walk.only(include)
     if _is_unchanged(listing, index):
-        warnings = _warnings(listing, index.secrets, ())
+        warnings = _warnings(root, listing, (), listing.withheld, index.allowed if ignored else ())
         if not _is_explained(listing, index, outer):
             new = _next_index(index, listing, [], outer, began)
             warnings += _save(index_path, replace(new, tree=index.tree, size=index.size))
-        return Snapshot(root, _entries(index), index.tree, index.size, warnings, index.secrets, (), index_path)
+        secrets = tuple(sorted(listing.withheld))
+        return Snapshot(root, _entries(index), index.tree, index.size, warnings, secrets, (), index_path)
 
     contents, spooled = packs.read_all(str(root), listing.fresh, spool)
     new = _next_index(index, listing, contents, outer, began)
     entries = _entries(new)
     size = sum(entry.size for entry in entries)
     new = replace(new, tree=tree.digest_of(entries), size=size)
-    warnings = _warnings(listing, new.secrets, contents) + _save(index_path, new)
+    warnings = _warnings(root, listing, contents, new.withheld, new.allowed if ignored else ())
+    warnings += _save(index_path, new)
     if size > _LARGE:
         warnings += (_what_is_large(root, entries, size),)
-    return Snapshot(root, entries, new.tree, size, warnings, new.secrets, tuple(spooled), index_path)
+    secrets = tuple(sorted(new.withheld))
+    return Snapshot(root, entries, new.tree, size, warnings, secrets, tuple(spooled), index_path)
 
 
 def upload(
@@ -251,6 +254,7 @@ def _is_explained(listing: Listing, index: Index, outer: tuple[tuple[str, str], 
     return (
         listing.folders == index.folders
         and listing.ignored == index.ignored
+        and listing.withheld == index.withheld
         and listing.rules == index.rules
         and outer == index.outer
     )
@@ -262,12 +266,16 @@ def _next_index(
     """The index after this snapshot, its tree not yet digested."""
     known = dict(zip(index.stamps, index.digest_list(), strict=True))
     rows = {path: (index.stamps[path], known[path]) for path in listing.kept}
+    withheld = dict(listing.withheld)
     for content in contents:
         stamp = stat_index.believable(content.stamp, began if content.steady else 0)
-        rows[content.path] = ((stamp[0], content.size, *stamp[2:]), content.sha256.hex())
+        if content.withheld:
+            withheld[content.path] = stamp
+        else:
+            rows[content.path] = ((stamp[0], content.size, *stamp[2:]), content.sha256.hex())
     paths = sorted(rows)
-    secrets = rows.keys() & set(index.secrets).difference(content.path for content in contents)
-    secrets |= {content.path for content in contents if content.secret}
+    allowed = rows.keys() & index.allowed.difference(content.path for content in contents)
+    allowed |= {content.path for content in contents if content.secret and not content.withheld}
     return Index(
         stamps={path: rows[path][0] for path in paths},
         digests=bytes.fromhex("".join(rows[path][1] for path in paths)),
@@ -277,7 +285,8 @@ def _next_index(
         ignored=frozenset(listing.ignored),
         rules=listing.rules,
         outer=outer,
-        secrets=tuple(sorted(secrets)),
+        withheld=withheld,
+        allowed=frozenset(allowed),
     )
 
 
@@ -300,21 +309,35 @@ def _entries(index: Index) -> tuple[Entry, ...]:
     )
 
 
-def _warnings(listing: Listing, secrets: tuple[str, ...], contents: Iterable[Content]) -> tuple[str, ...]:
+def _warnings(
+    root: Path, listing: Listing, contents: Iterable[Content], withheld: Collection[str], data: Collection[str]
+) -> tuple[str, ...]:
+    """`withheld` are files that look like keys and stay here; `data` those that travel with a folder of data."""
     warnings = list(listing.warnings)
     warnings += [
         f"{content.path} kept changing while it was read; it travels as it was last seen"
         for content in contents
         if not content.steady
     ]
-    if secrets:
-        named = ", ".join(secrets[:5]) + (f" and {len(secrets) - 5} more" if len(secrets) > 5 else "")
-        them, line = ("this file looks", "it") if len(secrets) == 1 else ("these files look", "them")
+    if withheld:
+        them, line = ("this file looks", "it") if len(withheld) == 1 else ("these files look", "one of them")
+        stay = "stays" if len(withheld) == 1 else "stay"
         warnings.append(
-            f"{them} like a secret and will travel with the job: {named}. Name {line} in {ignore.KINETIC} to "
-            f"keep {line} here, and hand secrets over with `secrets=`"
+            f"{them} like a secret and {stay} here: {_some(withheld)}. Hand secrets over with `secrets=` or "
+            f"`capture_env_vars=`; to send {line} all the same, add its line to {root}/{ignore.KINETIC}:  "
+            f"!/{escaped(min(withheld))}"
+        )
+    if data:
+        them, travel = ("this file", "it travels") if len(data) == 1 else ("these files", "they travel")
+        warnings.append(
+            f"{them} of the data in {root} looks like a secret, and {travel} with it: {_some(data)}. Whoever may read "
+            "the store can read it there; move it out of the folder if it is one"
         )
     return tuple(shown(warning) for warning in warnings)
+
+
+def _some(paths: Collection[str]) -> str:
+    return ", ".join(sorted(paths)[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
 
 
 def _what_is_large(root: Path, entries: Iterable[Entry], size: int) -> str:

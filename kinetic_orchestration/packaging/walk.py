@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from kinetic_orchestration.errors import UsageError
@@ -21,11 +22,15 @@ _SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MA
 
 
 class Found(NamedTuple):
-    """A file to be read: new, changed, or perhaps changed. `followed`: its path is a link that leads out."""
+    """A file to be read: new, changed, or perhaps changed. `followed`: its path is a link that leads out.
+
+    `allowed`: it travels though it should look like a key.
+    """
 
     path: str
     stamp: Stamp
     followed: bool = False
+    allowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Listing:
     empty: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     ignored: set[str] = field(default_factory=set)
+    withheld: dict[str, Stamp] = field(default_factory=dict)  # files that the index knows as keys
     rules: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -52,7 +58,8 @@ class Walk:
         self.same = same
         self.excluded = frozenset(excluded)
         self.listing = Listing()
-        self._links: list[str] = []
+        self._links: dict[str, ignore.Rules] = {}
+        self._rules: dict[str, ignore.Rules] = {}
 
     def everything(self) -> Listing:
         self._descend("", self.rules, self.same)
@@ -73,15 +80,24 @@ class Walk:
                 folder = f"{path}/"
                 self._descend(folder, self._rules_of(path), same=False)
             elif stat.S_ISLNK(status.st_mode):
-                self._links.append(path)
+                self._links[path] = self._rules_of(path)
             else:
-                self._take(path, status)
+                self._take(path, status, self._rules_of(path))
         self._resolve_links()
         return self.listing
 
-    def _rules_of(self, folder: str) -> ignore.Rules:
+    def _rules_of(self, path: str) -> ignore.Rules:
+        """The rules of the folder that it lies in."""
+        if not self.rules.defaults:
+            return self.rules
+        folder = os.path.dirname(path)
+        if folder not in self._rules:
+            self._rules[folder] = self._read_rules(path)
+        return self._rules[folder]
+
+    def _read_rules(self, path: str) -> ignore.Rules:
         rules, prefix = self.rules, ""
-        for part in folder.split("/"):
+        for part in path.split("/"):
             rules = rules.below(
                 prefix,
                 ignore.read(f"{self.root}/{prefix}{ignore.GIT}"),
@@ -151,20 +167,24 @@ class Walk:
         if is_folder:
             stack.append((key, rules, same))
         elif entry.is_symlink():
-            self._links.append(path)
+            self._links[path] = rules
         else:
             try:
-                self._take(path, entry.stat(follow_symlinks=False))
+                self._take(path, entry.stat(follow_symlinks=False), rules)
             except FileNotFoundError:
                 pass  # deleted meanwhile
 
-    def _take(self, path: str, status: os.stat_result, *, followed: bool = False) -> None:
+    def _take(self, path: str, status: os.stat_result, rules: ignore.Rules, *, followed: bool = False) -> None:
         if stat.S_ISREG(status.st_mode):
-            stamp = stamp_of(status)
-            if self.index.stamps.get(path) == stamp:
+            stamp, index = stamp_of(status), self.index
+            if index.stamps.get(path) == stamp and (path not in index.allowed or rules.allows(path)):
                 self.listing.kept.append(path)
+                return
+            allowed = rules.allows(path)
+            if index.withheld.get(path) == stamp and not allowed:
+                self.listing.withheld[path] = stamp
             else:
-                self.listing.fresh.append(Found(path, stamp, followed))
+                self.listing.fresh.append(Found(path, stamp, followed, allowed))
         else:
             self.listing.warnings.append(f"{path} is {_kind(status.st_mode)} and stays here")
 
@@ -197,7 +217,7 @@ class Walk:
     def _resolve_links(self) -> None:
         """A link that stays inside travels as a link; a file outside travels as a file; the rest is told."""
         inside = []
-        for path in sorted(self._links):
+        for path, rules in sorted(self._links.items(), key=itemgetter(0)):
             full = f"{self.root}/{path}"
             try:
                 text = os.readlink(full)
@@ -220,7 +240,7 @@ class Walk:
                     "folder does not: wrap it in Data, or move it into the project"
                 )
             else:
-                self._take(path, status, followed=True)
+                self._take(path, status, rules, followed=True)
         if not inside:
             return
         travels = {*self.listing.kept, *(found.path for found in self.listing.fresh), *self.listing.empty}
@@ -234,7 +254,7 @@ def unreadable(root: str, path: str, error: OSError) -> UsageError:
     path = shown(path)
     return UsageError(
         f"{root}/{path} cannot be read ({error.strerror}), so the project cannot travel. Make it readable, "
-        f"or add this line to {root}/{ignore.KINETIC}:  /{_escaped(path)}"
+        f"or add this line to {root}/{ignore.KINETIC}:  /{escaped(path)}"
     )
 
 
@@ -243,7 +263,7 @@ def shown(path: str) -> str:
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _escaped(path: str) -> str:
+def escaped(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[\\" else letter for letter in path)
 
 

@@ -525,12 +525,14 @@ def nobodys_desk() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("path", ["secret.txt", "closed [1]/inner.txt"])
+@pytest.mark.parametrize("path", ["locked.txt", "closed [1]/inner.txt"])
 def test_an_unreadable_file_is_named_with_the_line_that_leaves_it_out(nobodys_desk: Path, path: str) -> None:
     project = nobodys_desk / "project"
     target = project / path
     target.parent.mkdir(parents=True)
     target.write_text("x")
+    (project / ".env").write_text("x")
+    (project / ".env").chmod(0)  # which stays here anyway
     unreadable = target if target.parent == project else target.parent
     unreadable.chmod(0)
     program = f"""
@@ -669,22 +671,92 @@ def test_a_folder_of_data_is_taken_with_all_that_the_rules_would_leave_out(desk:
     assert len(desk.snapshot(ignored=True).entries) == 5
 
 
-def test_files_that_look_like_secrets_are_named_and_travel(desk: Desk) -> None:
+def test_files_that_look_like_keys_are_named_and_stay_here(desk: Desk) -> None:
     desk.write("config/service-account.json", json.dumps({"type": "x", "private_key": "k"}))
+    desk.write("deploy", "-----BEGIN " + "OPENSSH PRIVATE KEY-----\nb3BlbnNzaA\n")
+    desk.write("large.jks", b"x" * (5 << 20))
     for path in (".env", "keys/id_rsa", "tls.pem", "credentials-prod.json", ".netrc", "prod/.env.local"):
         desk.write(path, "x")
-    for path in (".env.example", "settings.json", "environment.py", "id_rsa.pub", "tokens.py"):
-        desk.write(path, "{}")
-    snapshot = desk.snapshot()
-    assert snapshot.secrets == (
-        ".env", ".netrc", "config/service-account.json", "credentials-prod.json", "keys/id_rsa",
+    travel = [".env.example", "cacert.pem", "environment.py", "id_rsa.pub", "settings.json", "tokens.py"]
+    for path in travel:
+        desk.write(path, "-----BEGIN CERTIFICATE-----\n" if path == "cacert.pem" else "{}")
+    desk.settle()
+    stay = (
+        ".env", ".netrc", "config/service-account.json", "credentials-prod.json", "deploy", "keys/id_rsa", "large.jks",
         "prod/.env.local", "tls.pem",
     )  # fmt: skip
-    assert "these files look like a secret" in snapshot.warnings[0] and "and 2 more" in snapshot.warnings[0]
-    desk.write("tls.pem", "y")
-    assert desk.snapshot().secrets == snapshot.secrets
-    desk.write(".kineticignore", "*\n!settings.json\n!.env\n")
-    assert desk.snapshot().secrets == (".env",)
+    for _ in range(3):
+        snapshot = desk.snapshot()
+        assert paths(snapshot) == travel and snapshot.secrets == stay
+        (warning,) = snapshot.warnings
+        assert "these files look like a secret and stay here: .env, .netrc" in warning and "and 4 more" in warning
+        assert warning.endswith(f"{desk.project}/.kineticignore:  !/.env")
+    staged = desk.stage()
+    assert sorted(contents(desk.unpack(staged.digest))) == travel
+    for pack in (desk.base / "store").rglob("*"):
+        assert not pack.is_file() or b"OPENSSH" not in pack.read_bytes()
+
+
+def test_a_file_that_looks_like_a_key_travels_where_its_line_names_it(desk: Desk) -> None:
+    for path in (".env", "certs/a.pem", "train.py"):
+        desk.write(path, "x")
+    desk.write("account.json", json.dumps({"private_key": "k"}))
+    desk.settle()
+
+    def after(text: str) -> list[str]:
+        desk.write(".kineticignore", text)
+        snapshot = desk.snapshot()
+        again = desk.snapshot()
+        assert (again.digest, again.secrets, again.warnings) == (snapshot.digest, snapshot.secrets, snapshot.warnings)
+        assert {*paths(snapshot), *snapshot.secrets} <= {
+            ".kineticignore", ".env", "account.json", "certs/a.pem", "train.py"
+        }  # fmt: skip
+        return [path for path in paths(snapshot) if path not in (".kineticignore", "train.py")]
+
+    assert after("") == []
+    assert after("!/.env\n") == [".env"]
+    assert after("!.env*\n!account.json\n") == [".env", "account.json"]
+    assert after("!*\n!*/\n!*.json\n!certs/**\n") == []  # by which nobody means a key
+    assert after("!/certs/*.pem\n") == ["certs/a.pem"]
+    assert after("!account.json\n") == ["account.json"]
+    assert after("") == []
+    desk.write(".kineticignore", ".env\naccount.json\n*.pem\n")
+    assert desk.snapshot().secrets == () and desk.snapshot().warnings == ()  # they were meant to stay
+
+
+def test_a_key_that_lies_behind_a_link_stays_here(desk: Desk) -> None:
+    desk.write("train.py", "x")
+    outside = desk.base / ".env"
+    outside.write_text("A=1")
+    (desk.project / "settings").symlink_to(outside)
+    desk.settle()
+    for _ in range(2):
+        snapshot = desk.snapshot()
+        assert (paths(snapshot), snapshot.secrets) == (["train.py"], ("settings",))
+
+
+def test_a_file_that_becomes_a_key_or_is_none_any_more_is_seen(desk: Desk) -> None:
+    desk.write("config.json", "{}")
+    desk.write("train.py", "x")
+    desk.settle()
+    assert paths(desk.snapshot()) == ["config.json", "train.py"]
+    desk.write("config.json", json.dumps({"private_key": "k"}))
+    desk.settle()
+    assert [paths(desk.snapshot()) for _ in range(2)] == [["train.py"]] * 2
+    desk.write("config.json", "{}")
+    desk.settle()
+    assert [desk.snapshot().secrets for _ in range(2)] == [()] * 2
+    assert paths(desk.snapshot()) == ["config.json", "train.py"]
+
+
+def test_a_key_within_a_folder_of_data_travels_and_is_named(desk: Desk) -> None:
+    desk.write("rows.csv", "1")
+    desk.write(".env", "A=1")
+    desk.settle()
+    for _ in range(2):
+        snapshot = desk.snapshot(ignored=True)
+        assert paths(snapshot) == [".env", "rows.csv"] and snapshot.secrets == ()
+        assert "looks like a secret, and it travels with it: .env" in snapshot.warnings[0]
 
 
 def test_only_what_is_included_travels(desk: Desk) -> None:
