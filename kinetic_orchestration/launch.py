@@ -286,6 +286,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "slices": plan.slices,
         "secrets": secret_refs(plan, job),
         "tools": staged.tools,
+        "beside": staged.beside,
         "image": plan.image,
         "owned": plan.abort_without_owner,
         "compile_cache": plan.compile_cache,

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line. Knows nothing of what they say."""
+"""Warnings that point at the user's own line, and lines beside a job's output. Knows nothing of what they say."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def warn_once(message: str) -> None:
     if message not in _said:
         _said.add(message)
         warnings.warn(message, stacklevel=_distance() + 1)
+
+
+def tell_once(text: str) -> None:
+    """A line that is no warning, once in a process."""
+    if text not in _said and sys.stderr is not None:
+        _said.add(text)
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        sys.stderr.write(f"kinetic: {text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _distance() -> int:

@@ -58,6 +58,7 @@ def stage(bundle: Bundle, store: Store, retention: float) -> Staged:
         python=bundle.environment.interpreter,
         agent=bundle.agent.digest if bundle.agent is not None else "",
         tools=tools,
+        beside=dict(bundle.beside),
         size=sum(item.snapshot.size for item in (Item(bundle.project), *bundle.packages) if item.snapshot is not None),
         sent=sum(size for _, size in sent),
     )

@@ -127,6 +127,7 @@ class Staged:
     python: str
     agent: str = ""  # digest of the agent's zip, for hosts that are other machines
     tools: dict[str, Any] = field(default_factory=dict)  # uv and an interpreter in the store, by digest
+    beside: dict[str, str] = field(default_factory=dict)  # modules beside the code that stay here, and where
     size: int = 0  # bytes of source that each host unpacks
     sent: int = 0  # bytes that were not there before
 

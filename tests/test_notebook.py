@@ -92,9 +92,7 @@ def notebook(folder: Path, shared_home: Path, tmp_path_factory: pytest.TempPathF
             found.close()
 
 
-def test_a_cells_function_runs_with_the_modules_it_imports_and_not_the_whole_folder(
-    notebook: Notebook, folder: Path
-) -> None:
+def test_a_cells_function_runs_with_the_folder_of_its_notebook(notebook: Notebook, folder: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
     told = notebook.run(
         "import os\n"
@@ -108,9 +106,44 @@ def test_a_cells_function_runs_with_the_modules_it_imports_and_not_the_whole_fol
     assert "error" not in told, told
     told = notebook.run("value, files = work(4); print(value, files)")
     assert "a line of the host\n" in told["stdout"]
-    assert "42 ['deeper.py', 'helper.py']\n" in told["stdout"], told
+    assert "42 ['deeper.py', 'helper.py', 'other.ipynb', 'rows.csv', 'unrelated.py']\n" in told["stdout"], told
+    assert f"kinetic: the folder {folder} travels with the job (files: 5" in told["stderr"]
     assert "kinetic: succeeded" in told["stderr"]
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_what_a_cells_function_imports_within_it_travels_and_what_stays_is_named(
+    notebook: Notebook, folder: Path
+) -> None:
+    """The folder is too large here, so only what is imported travels."""
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(51 << 20)
+    try:
+        told = notebook.run(
+            "def other(x):\n"
+            "    from helper import scale\n"
+            "    return scale(x)\n"
+            "@kinetic.run(accelerator='cpu')\n"
+            "def within(x):\n"
+            "    import os\n"
+            "    return [other(y) for y in [x]], sorted(os.listdir())\n"
+            "print(within(4))\n"
+        )
+        assert "([40], ['deeper.py', 'helper.py'])\n" in told["stdout"], told
+        assert "has more than 1,000 files or 50 MiB" in told["stderr"]
+        told = notebook.run(
+            "@kinetic.run(accelerator='cpu')\n"
+            "def hidden():\n"
+            "    return __import__(''.join(['un', 'related']))\n"
+            "try:\n"
+            "    hidden()\n"
+            "except ModuleNotFoundError as error:\n"
+            "    print(error.__notes__)\n"
+        )
+        assert f"unrelated.py lies beside your code, in {folder}, and did not travel" in told["stdout"], told
+        assert "install" not in told["stdout"]
+    finally:
+        (folder / "large.bin").unlink()
 
 
 def test_a_later_cell_sees_what_an_earlier_one_defined(notebook: Notebook) -> None:

@@ -103,7 +103,7 @@ def _call(go: dict[str, Any]) -> int:
         if isinstance(error, ModuleNotFoundError):
             from kinetic_orchestration.agent import lacking
 
-            lacking.explain(error)
+            lacking.explain(error, go.get("beside", {}))
         record = payload.dump_exception(error, outcome)
         if isinstance(error, RecordsError) and error.errno == errno.EIO:
             record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function

@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -24,8 +28,11 @@ DISTRIBUTIONS = {
 _KNOWN = {*DISTRIBUTIONS, "jax", "tensorflow", "torch", "keras", "flax", "optax", "peft", "transformers", "numpy"}
 
 
-def explain(error: ModuleNotFoundError) -> None:
-    """A note on the exception, if what it misses is no part of something that is there."""
+def explain(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:
+    """A note on the exception, if what it misses is no part of something that is there.
+
+    `beside` are modules that lie beside the code where the job comes from, and stayed there.
+    """
     import importlib.util
 
     from kinetic_orchestration.agent.environment import MARKER
@@ -34,7 +41,14 @@ def explain(error: ModuleNotFoundError) -> None:
     if not top or importlib.util.find_spec(top) is not None:
         return
     line = DISTRIBUTIONS.get(top, top.replace("_", "-"))
-    if os.path.isfile(os.path.join(sys.prefix, MARKER)):
+    if top in beside:
+        folder, name = os.path.split(beside[top])
+        text = (
+            f"{name} lies beside your code, in {folder}, and did not travel with the job: its function does not import "
+            f"it by name, or it is ignored. Import it where that is seen, or have the folder travel (touch "
+            f"{folder}/.kineticignore); if it is ignored, with the line !/{name} there"
+        )
+    elif os.path.isfile(os.path.join(sys.prefix, MARKER)):
         text = f"{top} is not in the environment of this job: add the line {line} to its requirements"
         text += f". Code of your own travels with first_party=[{top!r}]" if top not in _KNOWN else ""
     else:

@@ -67,6 +67,7 @@ def orders(
         "outcome": files["outcome"],
         "stacks": files["stacks"],
         "value": at.host == 0,
+        "beside": task.get("beside", {}),
         "debug": task["debug"] if at.host == 0 else 0,
     }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
 from kinetic_orchestration.notices import warn
-from kinetic_orchestration.packaging import agent, requirements, tree
+from kinetic_orchestration.packaging import agent, imports, requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirement_files import name_of
@@ -57,6 +57,7 @@ class Bundle:
     spool: Path
     agent: agent.AgentZip | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
+    beside: Mapping[str, str] = field(default_factory=dict)  # modules beside the code that stay here
 
 
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
@@ -103,6 +104,7 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         spool=spool,
         agent=agent.build() if plan.remote else None,
         tools=_tools(environment, settings) if plan.remote else {},
+        beside=_beside(spec, project),
     )
 
 
@@ -179,7 +181,7 @@ def source_of(spec: JobSpec) -> tree.Source | None:
     file = _file_of(spec.function)
     module = sys.modules.get(getattr(_plain(spec.function), "__module__", "") or "")
     if file is None:  # a notebook's cell, or a prompt
-        return tree.source_of(Path.cwd(), _imported_by(spec.function), imports_only=True)
+        return tree.source_of(Path.cwd(), _imported_by(spec.function))
     if not {"site-packages", "dist-packages"}.isdisjoint(file.parts) or _is_standard(file):
         return None
     is_dag = module is not None and module.__name__.startswith("unusual_prefix_")
@@ -264,14 +266,26 @@ def _file_of(function: Any) -> Path | None:
 
 
 def _imported_by(function: Any) -> list[str]:
-    """The modules that a function names and that are files here: all that a notebook's cell can tell of itself."""
+    """The modules that a function may need, and that may be files here: all that a notebook's cell tells of itself."""
     found = getattr(_plain(function), "__globals__", {})
-    names = set()
+    names = {*imports.imported_by(function, texts=True), *imports.imported_by(_plain(function), texts=True)}
     for value in list(found.values()):
         name = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
         if isinstance(name, str) and name not in ("__main__", "builtins"):
             names.add(name)
     return sorted(names)
+
+
+def _beside(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, str]:
+    """The modules beside the code that stay here, so that a host which misses one can say where it is."""
+    if project is None:
+        return {}
+    file = _file_of(spec.function) if spec.function is not None else None
+    folder = file.parent if file is not None else Path(os.path.realpath(spec.cwd or Path.cwd()))
+    if not folder.is_relative_to(project.root):
+        return {}
+    travelling = {entry.path for entry in project.entries}
+    return imports.left_beside(folder, lambda path: path.relative_to(project.root).as_posix() in travelling)
 
 
 def _is_standard(file: Path) -> bool:

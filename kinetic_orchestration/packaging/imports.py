@@ -8,10 +8,16 @@ ignore rules or contents, nor of what is installed.
 from __future__ import annotations
 
 import ast
+import contextlib
+import dis
+import functools
+import inspect
+import itertools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +27,9 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _NOBODYS = frozenset({"", "__main__", "__mp_main__", *sys.stdlib_module_names})
 _BY_NAME = frozenset({"import_module", "__import__"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+MOST_BESIDE = 100  # modules that stay here, and that hosts can name
+MOST_LOOKED_AT = 2_000  # entries of a folder, in search of them
 
 # How much an import is needed: not, where the code goes on without; when some function or branch is reached; or
 # whenever its file is loaded.
@@ -77,6 +86,107 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
         for source in _sources(target):
             waiting += _imported(source, search)
     return tuple(sorted(target.relative_to(root).as_posix() for target in taken if not _inside(target, taken)))
+
+
+def imported_by(function: object, *, texts: bool = False) -> tuple[str, ...]:
+    """The dotted names that a function without a file may import: a notebook's cell, or a prompt's line.
+
+    Modules that it refers to, those of its values, and the import statements in its code, in functions and classes
+    within it, and in those beside it that it uses. `texts` as in `imports_in`.
+    """
+    found: set[str] = set()
+    waiting: list[object] = [function]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, types.ModuleType):
+            found.add(value.__name__)
+        elif isinstance(value, functools.partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.MethodType):
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, types.FunctionType):
+            found.add(value.__module__ or "")
+            waiting += _used_by(value)
+            found.update(imports_in(value.__code__, texts=texts))
+        elif (plain := inspect.getattr_static(value, "__kinetic_function__", None)) is not None:
+            waiting.append(plain)
+        else:
+            kind = value if isinstance(value, type) else type(value)
+            found.add(str(kind.__module__))
+            if kind.__module__ == "__main__":
+                waiting += [each for cls in kind.__mro__ for each in vars(cls).values() if callable(each)]
+    return tuple(sorted(found - _NOBODYS - {"builtins"}))
+
+
+def _used_by(function: types.FunctionType) -> Iterator[object]:
+    for name in _names_in(function.__code__):
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield getattr(function, "__wrapped__", None)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def imports_in(code: types.CodeType, *, texts: bool = False) -> Iterator[str]:
+    """What the import statements of a function's code name, in functions, classes and comprehensions within it, too.
+
+    Of `from a import b` that is a, and a.b, which may be a module. `texts`: where a name is imported by a call, also
+    every text that could be one.
+    """
+    module = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            module = instruction.argval or ""
+            if module:
+                yield module
+        elif instruction.opname == "IMPORT_FROM" and module:
+            yield f"{module}.{instruction.argval}"
+    by_name = texts and not _BY_NAME.isdisjoint(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from imports_in(constant, texts=texts)
+        elif by_name and isinstance(constant, str) and all(part.isidentifier() for part in constant.split(".")):
+            yield constant
+
+
+def left_beside(folder: Path, travels: Callable[[Path], bool]) -> dict[str, str]:
+    """Modules that lie in a folder or one below it and stay there: where each is, by the name it is imported by."""
+    found: dict[str, str] = {}
+    waiting = [(folder, 0)]
+    while waiting and len(found) < MOST_BESIDE:
+        here, depth = waiting.pop(0)
+        try:
+            with os.scandir(here) as scanned:
+                entries = sorted(itertools.islice(scanned, MOST_LOOKED_AT), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            name, path = entry.name.removesuffix(".py"), Path(entry.path)
+            if not name.isidentifier() or name in DEFAULT_FOLDERS:
+                continue
+            if entry.is_dir():
+                if (path / "__init__.py").is_file():
+                    if not travels(path / "__init__.py"):
+                        found.setdefault(name, entry.path)
+                elif depth == 0:
+                    waiting.append((path, 1))
+            elif entry.name != name and not travels(path):
+                found.setdefault(name, entry.path)
+    return dict(itertools.islice(found.items(), MOST_BESIDE))
 
 
 def imported_from_elsewhere(

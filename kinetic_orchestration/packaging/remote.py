@@ -11,21 +11,28 @@ then no index is asked.
 
 from __future__ import annotations
 
-import dis
 import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging import installed
 from kinetic_orchestration.packaging.first_party import FirstParty, normalized
-from kinetic_orchestration.packaging.imports import GUARDED, LOADED, Import, imported_from_elsewhere
+from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS
+from kinetic_orchestration.packaging.imports import (
+    GUARDED,
+    LOADED,
+    Import,
+    imported_by,
+    imported_from_elsewhere,
+    imports_in,
+)
 from kinetic_orchestration.packaging.requirement_files import name_of
 from kinetic_orchestration.packaging.requirements import HEADING, Environment, File, Hosts, Lock, locked_for
 from kinetic_orchestration.packaging.resolution import here
@@ -120,10 +127,16 @@ def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
         return
     them = "it" if len(missing) == 1 else "them"
     told = ", ".join(f"{top} ({found.place})" for top, found in missing.items())
+    here = [f"{top} lies in {place}" for top in missing if (place := _place_of(code, top))]
     advice = (
         f"Install {them} here, name all requirements with requirements=, or, if the job does without, catch the "
         "ImportError there"
     )
+    if here:  # and so nobody's package of that name is meant
+        advice = (
+            f"{', '.join(here)}, from where it cannot be imported: put it beside the code that imports it, or its "
+            f"folder on sys.path (PYTHONPATH). {advice if len(here) < len(missing) else ''}"
+        ).rstrip()
     if any(_fails_at_once(top, found, code) for top, found in missing.items()):
         raise RequirementsError(
             f"the job's program would end at its first lines, so nothing was sent: {told} is not installed here, and "
@@ -144,10 +157,23 @@ def _fails_at_once(top: str, found: Import, code: Code) -> bool:
 
 def _may_have(root: Path, top: str) -> bool:
     """Whether a folder of the project has the module, or there are too many of them to say."""
-    for number, (_, folders, files) in enumerate(os.walk(root)):
-        if number >= MOST_FOLDERS or top in folders or f"{top}.py" in files:
-            return True
-    return False
+    return _found_below(root, top) != ""
+
+
+def _place_of(code: Code, top: str) -> str:
+    """Where a module of that name lies in the project, though not where it would be found."""
+    found = _found_below(code.root, top) if code.root is not None else ""
+    return found if os.path.exists(found) else ""
+
+
+def _found_below(root: Path, top: str) -> str:
+    for number, (folder, folders, files) in enumerate(os.walk(root)):
+        if number >= MOST_FOLDERS:
+            return "?"
+        folders[:] = [name for name in folders if name not in DEFAULT_FOLDERS]
+        if f"{top}.py" in files or top in folders:
+            return os.path.join(folder, f"{top}.py" if f"{top}.py" in files else top)
+    return ""
 
 
 def is_orchestrators(module: str) -> bool:
@@ -172,9 +198,9 @@ def heading(lock: Lock, hosts: Hosts) -> str:
 def starts_of(function: Callable[..., Any] | None, file: Path | None, by_name: Iterable[str]) -> list[str | Path]:
     """Where reading begins for a function: its file, else what its code imports; and what the call names."""
     if file is not None:
-        inside = _imports_in(function.__code__) if isinstance(function, FunctionType) else ()
+        inside = imports_in(function.__code__) if isinstance(function, FunctionType) else ()
         return [file, *by_name, *filter(is_orchestrators, inside)]
-    return [*by_name, *(_imports_of_cells(function) if isinstance(function, FunctionType) else ())]
+    return [*by_name, *(imported_by(function) if function is not None else ())]
 
 
 def starts_of_command(argv: Sequence[str], cwd: Path) -> list[str | Path]:
@@ -184,22 +210,6 @@ def starts_of_command(argv: Sequence[str], cwd: Path) -> list[str | Path]:
         if option == "-m":
             found += [module, f"{module}.__main__"]
     return found or sorted(cwd.rglob("*.py"))
-
-
-def _imports_of_cells(function: FunctionType) -> Iterator[str]:
-    """A notebook's cell has no file: its own code tells, and that of the functions beside it."""
-    beside = [value for value in function.__globals__.values() if isinstance(value, FunctionType)]
-    for one in (function, *(other for other in beside if other.__module__ == function.__module__)):
-        yield from _imports_in(one.__code__)
-
-
-def _imports_in(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME" and instruction.argval:
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _imports_in(constant)
 
 
 def _check_covers(lock: Path, lines: Iterable[str], first_party: Sequence[FirstParty]) -> None:

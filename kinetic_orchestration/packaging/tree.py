@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.agent import names, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.notices import warn_once
+from kinetic_orchestration.notices import tell_once, warn_once
 from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
-from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, shown
+from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, measure, shown
 from kinetic_orchestration.parallel import at_once, side_by_side
 from kinetic_orchestration.records import PROJECT
 
@@ -46,6 +46,15 @@ PROJECT_FILES = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg")
 MARKERS = (*PROJECT_FILES, ".git", ".hg")
 # Also found in folders within a project, so they count only where nothing above says more.
 WEAK_MARKERS = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile")
+
+# A folder without any of these travels whole up to so much.
+MOST_FILES = 1_000
+MOST_BYTES = 50 << 20
+# Below a home folder, where nobody begins a project.
+COLLECTIONS = (
+    "Desktop", "Documents", "Downloads", "Music", "Pictures", "Public", "Videos", "Dropbox", "OneDrive", "Google Drive",
+    ".cache", ".config", ".local", ".local/share", "bin", "snap",
+)  # fmt: skip
 
 # A tree is packed anew when it refers to more than this many packs of less than half the usual size,
 MOST_SMALL_PACKS = 32
@@ -113,8 +122,9 @@ def find_root(start: Path, *, home: Path | None = None) -> Path | None:
 
 
 def is_too_wide(folder: Path) -> bool:
-    """Whether much lies there that is nobody's project: the home folder, the temporary one, and all above them."""
-    return Path(os.path.realpath(folder)) in _too_wide(None)
+    """Whether much lies there that is no project: the home folder, its Downloads, the temporary one, all above them."""
+    real = Path(os.path.realpath(folder))
+    return real in _too_wide(None) or real in _everybodys(None)
 
 
 def source_of(
@@ -127,8 +137,9 @@ def source_of(
 ) -> Source:
     """What has to travel with the code in `start`, a file or (for a notebook's cell) a folder.
 
-    A project travels whole. Without one, or with `imports_only` (a DAG folder holds what is not this job's
-    business), only the file travels, `modules`, and the modules of that folder that they import.
+    A project travels whole, and so does a folder without one, if it is small. With `imports_only` (a DAG folder holds
+    what is not this job's business), and of other folders, only the file travels, `modules`, and the modules of that
+    folder that they import.
     """
     start = Path(os.path.realpath(start))
     root = find_root(start, home=home)
@@ -138,6 +149,7 @@ def source_of(
 
     folder = start if start.is_dir() else start.parent
     path = [str(folder), *(sys.path if path is None else path)]
+    whole: set[str] = set()
     if root is None:
         # An orchestrator's DAG folder is on sys.path, and its files import each other from there.
         wide = _too_wide(home)
@@ -149,8 +161,13 @@ def source_of(
                 "this machine. Put the code into a folder of its own, and start a notebook or a prompt in one"
             )
         _tell_of_marker(root, wide)
+        if not imports_only and _is_small(folder, home):
+            whole.add(folder.relative_to(root).as_posix())
+            if folder == root:
+                return Source(root)
     wanted: list[str | Path] = [*modules, *([start] if start.is_file() else [])]
-    return Source(root, imports.imported_files(root, wanted, path=path))
+    found = imports.imported_files(root, wanted, path=path)
+    return Source(root, tuple(sorted(whole.union(found))) if whole else found)
 
 
 def snapshot(
@@ -503,6 +520,29 @@ def _tell_of_marker(root: Path, wide: set[Path]) -> None:
         )
 
 
+def _is_small(folder: Path, home: Path | None) -> bool:
+    """Whether a folder without a project's mark travels whole, and what is said of it."""
+    if folder in _too_wide(home) | _everybodys(home):
+        tell_once(
+            f"{folder} holds much that is no part of a job, so only the code that the job imports travels, and no "
+            "other files. Put the job's files into a folder of their own"
+        )
+        return False
+    found = measure(folder, _home(home), files=MOST_FILES, size=MOST_BYTES)
+    if found is None:
+        warn_once(
+            f"{folder} has more than {MOST_FILES:,} files or {MOST_BYTES >> 20} MiB and no project's mark, so only the "
+            f"code that the job imports travels, and no other files. To send the folder: touch {folder}/"
+            f"{ignore.KINETIC}, and name in it what stays; for data use kinetic.Data"
+        )
+        return False
+    tell_once(
+        f"the folder {folder} travels with the job (files: {found[0]:,}, KiB: {found[1] >> 10:,}): no "
+        f"pyproject.toml, .git or the like tells where the project begins. {ignore.KINETIC} there names what stays"
+    )
+    return True
+
+
 def _key(root: Path, include: list[str] | None, ignored: bool) -> str:
     """One index for each way of looking at a folder: two files of it that travel apart are two."""
     look = json.dumps([str(root), include, ignored])
@@ -526,6 +566,15 @@ def _home(home: Path | None) -> Path | None:
         return Path(os.path.realpath(home or Path.home()))
     except RuntimeError:
         return None
+
+
+def _everybodys(home: Path | None) -> set[Path]:
+    """Folders in which things are collected, by their names."""
+    found = _home(home)
+    system = {Path(name) for name in ("/bin", "/boot", "/dev", "/dev/shm", "/etc", "/home", "/lib", "/media", "/mnt")}
+    system |= {Path(name) for name in ("/opt", "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr")}
+    system |= {Path(name) for name in ("/usr/bin", "/usr/lib", "/usr/local", "/var", "/var/lib", "/var/tmp")}
+    return system | ({found / name for name in COLLECTIONS} if found else set())
 
 
 def _too_wide(home: Path | None) -> set[Path]:

@@ -7,17 +7,21 @@ knows nothing of digests.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging import ignore
 from kinetic_orchestration.packaging.index import Index, Stamp, stamp_of
 
+MOST_ENTRIES = 20_000  # of a folder that is only measured
 _SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MARKS
 
 
@@ -247,6 +251,45 @@ class Walk:
         for path, real in inside:
             if real not in travels and real != "." and f"{real}/" not in self.listing.folders:
                 self.listing.warnings.append(f"{path} is a link to {real}, which stays here")
+
+
+def measure(root: Path, stop: Path | None, *, files: int, size: int) -> tuple[int, int] | None:
+    """How many files a walk over the folder would find, and their bytes; None if either is more than so much.
+
+    Also None after many more entries, ignored ones included: to count on would take too long. `stop` as in `ignore`.
+    """
+    found = amount = seen = 0
+    stack = [("", ignore.outer_rules(ignore.outer_texts(root, stop)))]
+    while stack:
+        prefix, rules = stack.pop()
+        try:
+            with os.scandir(f"{root}/{prefix}") as scanned:
+                entries = list(itertools.islice(scanned, MOST_ENTRIES))
+        except OSError:
+            continue  # the walk says so
+        seen += len(entries)
+        if seen >= MOST_ENTRIES:
+            return None
+        marks = {entry.name for entry in entries if entry.name in _SPECIAL_NAMES}
+        if prefix and not ignore.ENVIRONMENT_MARKS.isdisjoint(marks):
+            continue
+        texts = (
+            ignore.read(f"{root}/{prefix}{name}") if name in marks else None for name in (ignore.GIT, ignore.KINETIC)
+        )
+        rules = rules.below(prefix, *texts)
+        for entry in entries:
+            path, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
+            if rules.ignores(path, entry.name, is_folder):
+                continue
+            if is_folder:
+                stack.append((f"{path}/", rules))
+                continue
+            with contextlib.suppress(OSError):
+                amount += entry.stat(follow_symlinks=False).st_size
+            found += 1
+            if found > files or amount > size:
+                return None
+    return found, amount
 
 
 def unreadable(root: str, path: str, error: OSError) -> UsageError:

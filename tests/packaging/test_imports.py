@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.packaging.imports import import_paths, imported_files
+from kinetic_orchestration.packaging.imports import import_paths, imported_by, imported_files, left_beside
 
 
 @pytest.fixture
@@ -87,3 +87,52 @@ def test_the_import_paths_of_a_project_are_relative_and_hold_no_environment(
         str(folder / "src"), str(folder / "gone"), "/usr/lib", str(folder.parent),
     ]  # fmt: skip
     assert import_paths(folder, given) == (".", "src")
+
+
+CELL = """
+import json as j
+import functools
+def helper(x):
+    from folder import module
+    return [inner(y) for y in x]
+def inner(y):
+    import importlib
+    return importlib.import_module("named.later")
+def unused():
+    import nobody
+class Model:
+    def fit(self):
+        import in_a_method
+        return helper([1])
+def work(model=Model()):
+    def nested():
+        import in_a_nested_function
+    return [__import__("by_call") for _ in ()], j, (lambda: model), nested
+def other():
+    return functools.partial(work, Model)
+"""
+
+
+def test_what_a_function_without_a_file_imports_is_read_off_its_code() -> None:
+    cell = {"__name__": "__main__"}
+    exec(CELL, cell)  # as a notebook does
+    found = imported_by(cell["other"], texts=True)
+    assert {
+        "by_call",
+        "folder",
+        "folder.module",
+        "in_a_method",
+        "in_a_nested_function",
+        "json",
+        "named.later",
+    } - set(found) <= {"json"}  # which nobody sends
+    assert "nobody" not in found
+    assert "named.later" not in imported_by(cell["other"])
+
+
+def test_modules_that_stay_beside_the_code_are_known_by_name(folder: Path) -> None:
+    (folder / "lib").mkdir()
+    (folder / "lib" / "lower.py").touch()
+    found = left_beside(folder, lambda path: path.name in ("start.py", "__init__.py"))
+    assert found["first"] == str(folder / "first.py") and found["lower"] == str(folder / "lib" / "lower.py")
+    assert "start" not in found and "second" not in found

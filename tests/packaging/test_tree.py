@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration import notices
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent import tree as agent_tree
 from kinetic_orchestration.errors import UsageError
@@ -867,7 +868,7 @@ def test_a_dag_file_ships_what_it_imports_and_not_the_whole_folder(tmp_path: Pat
     }.items():
         (dags / path).parent.mkdir(parents=True, exist_ok=True)
         (dags / path).write_text(text)
-    source = tree.source_of(dags / "team" / "train_dag.py", home=tmp_path, path=[str(dags)])
+    source = tree.source_of(dags / "team" / "train_dag.py", home=tmp_path, path=[str(dags)], imports_only=True)
     assert source == tree.Source(dags, ("common", "helpers.py", "late.py", "team/train_dag.py"))
     snapshot = tree.snapshot(source.root, include=source.include, index_dir=tmp_path / "index")
     assert paths(snapshot) == [
@@ -901,8 +902,61 @@ def test_a_home_folder_with_a_project_file_says_why_it_does_not_travel(tmp_path:
     assert source.include == ("helper.py", "train.py")
 
 
-def test_a_notebook_cell_ships_the_modules_it_names(tmp_path: Path) -> None:
-    for name in ("model.py", "layers.py", "unrelated.py", "notebook.ipynb"):
-        (tmp_path / name).write_text("import layers\n" if name == "model.py" else "")
-    source = tree.source_of(tmp_path, ["model", "keras", "__main__"], home=tmp_path, path=[str(tmp_path)])
-    assert source == tree.Source(tmp_path, ("layers.py", "model.py"))
+@pytest.fixture
+def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder that no project's mark makes one."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("model.py", "layers.py", "unrelated.py", "notebook.ipynb", "rows.csv"):
+        (work / name).write_text("import layers\n" if name == "model.py" else "")
+    return work
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+def test_a_small_folder_without_a_mark_travels_whole_and_that_is_said_once(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        for start in (work, work / "model.py"):
+            assert tree.source_of(start, ["model"], home=tmp_path, path=[str(work)]) == tree.Source(work)
+    told = capsys.readouterr().err
+    assert told.count(f"kinetic: the folder {work} travels with the job (files: 5") == 1 and ".kineticignore" in told
+    above = tree.source_of(work / "model.py", home=tmp_path.parent, path=[str(tmp_path)])
+    assert above.root == tmp_path and above.include is not None and "work" in above.include
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+@pytest.mark.parametrize("what", ["files", "bytes"])
+def test_a_large_folder_without_a_mark_does_not_and_the_line_that_sends_it_is_said(
+    work: Path, tmp_path: Path, what: str
+) -> None:
+    if what == "files":
+        (work / "many").mkdir()
+        for number in range(tree.MOST_FILES):
+            (work / "many" / f"{number}.txt").touch()
+    else:
+        with (work / "large.bin").open("wb") as file:
+            file.truncate(tree.MOST_BYTES + 1)
+    with pytest.warns(UserWarning, match=rf"{work} has more than 1,000 files or 50 MiB.*touch {work}/\.kineticignore"):
+        source = tree.source_of(work, ["model", "keras", "__main__"], home=tmp_path, path=[str(work)])
+    assert source == tree.Source(work, ("layers.py", "model.py"))
+    (work / ".gitignore").write_text("many/\n*.bin\n")
+    assert tree.source_of(work / "model.py", home=tmp_path, path=[str(work)]) == tree.Source(work)
+    (work / ".gitignore").unlink()
+    (work / ".kineticignore").touch()  # the line
+    assert tree.source_of(work, home=tmp_path, path=[str(work)]) == tree.Source(work)
+
+
+@pytest.mark.parametrize("place", [".", "Downloads", "Desktop", "Documents"])
+def test_a_folder_in_which_things_are_collected_never_travels_whole(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    for name in ("train.py", "helper.py", "diary.txt"):
+        (folder / name).write_text("import helper\n" if name == "train.py" else "")
+    source = tree.source_of(folder / "train.py", home=tmp_path, path=[str(folder)])
+    assert source == tree.Source(folder, ("helper.py", "train.py"))
