@@ -114,6 +114,7 @@ def as_step(
     function: Function, options: Mapping[str, Any], keywords: Mapping[str, Any] | None = None
 ) -> types.FunctionType:
     """The function that Dagster calls in place of the user's. `keywords`: what Dagster's own decorator is given."""
+    _refuse_generator(function)
     plain = plain_function(function)
     _checked(options, function)
     signature = inspect.signature(plain)
@@ -216,14 +217,17 @@ def _seen_by_dagster(
 # ---- what cannot be ----------------------------------------------------------------------------------------
 
 
-def _check(function: Function, signature: inspect.Signature, hints: Mapping[str, Any], host: str) -> None:
-    name = name_of(function)
+def _refuse_generator(function: Function) -> None:
     called = _innermost(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise NotAFunction(
-            f"{name} is a generator, which cannot give its values from another machine: return one value, "
+            f"{name_of(called)} is a generator, which cannot give its values from another machine: return one value, "
             "or one MaterializeResult with metadata and check_results"
         )
+
+
+def _check(function: Function, signature: inspect.Signature, hints: Mapping[str, Any], host: str) -> None:
+    name = name_of(function)
     for parameter, spec in signature.parameters.items():
         hint = hints.get(parameter)
         if parameter.strip("_") == CONTEXT or hint in (dg.AssetExecutionContext, dg.OpExecutionContext):

@@ -325,8 +325,8 @@ class Fleet:
         handle = self._jobs[index] = JobHandle(job)
         other = ""
         with contextlib.suppress(KineticError):  # whoever follows the job hears of it
-            other = other_than_asked(self._specs[index], job)
-            other = "" if other and handle.peek().status.final else other
+            found = other_than_asked(self._specs[index], job)
+            other = found.told(ended=bool(found) and handle.peek().status.final)
         self._put(Launched(index, handle, other))
         return self._jobs[index]
 

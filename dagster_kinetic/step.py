@@ -165,8 +165,13 @@ def run_in_step(
 
 def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) -> None:
     """A job that was found again stays what it was, whatever its launch says now."""
-    differs = other_than_asked(spec, job)
-    if differs and not JobHandle(job).peek().status.final:
+    other = other_than_asked(spec, job)
+    ended = bool(other) and JobHandle(job).peek().status.final
+    if (differs := other.told(ended=ended)) and ended:
+        context.log.warning(
+            f"this step has the value of job {job.job_id}, which was submitted before with {differs}, and has ended"
+        )
+    elif differs:
         context.log.warning(
             f"this step goes on with job {job.job_id}, which was submitted before with {differs}. To have "
             f"what is asked for now: kinetic-orchestration cancel {job.job_id}, and materialize it anew"

@@ -7,6 +7,7 @@
     │   ├── NotAFunction(TypeError)       what was decorated cannot be a job
     │   ├── DataNotFound(FileNotFoundError)  a Data path that is not there
     │   ├── ConflictingSettings           two settings that exclude each other
+    │   ├── KeyTaken                      a key names a job of another call, and `on_conflict="error"` was asked for
     │   ├── Unsupported                   a wish that this backend refuses by name
     │   └── TooBig                        more hosts than this machine can hold
     ├── StoreError                        the store refused, is full, or cannot keep its promises
@@ -61,6 +62,10 @@ class DataNotFound(UsageError, FileNotFoundError):
 
 class ConflictingSettings(UsageError):
     """Two settings that exclude each other."""
+
+
+class KeyTaken(UsageError):
+    """A key that names a job of another call. Nothing has run."""
 
 
 class Unsupported(UsageError):

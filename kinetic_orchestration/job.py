@@ -43,6 +43,9 @@ from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.watch import Memory, look
 
+if TYPE_CHECKING:
+    from kinetic_orchestration.launch import Other
+
 R = TypeVar("R")
 
 PICTURE_LIMIT = 4 << 20
@@ -405,11 +408,20 @@ def submitted(job: Job) -> JobHandle[Any]:
     return JobHandle(job)
 
 
-def tell_of_another(job: Job, other: str) -> None:
-    """Of a job that goes on, found again by its key: what of it is another than its launch says now."""
-    if other and not JobHandle(job).peek().status.final:
+def tell_of_another(job: Job, other: Other) -> None:
+    """Of a job that was found again by its key: what of it is another than its launch says now."""
+    if not other:
+        return
+    ended = JobHandle(job).peek().status.final
+    told = other.told(ended=ended)
+    if told and ended:
         warn(
-            f"this key names job {job.job_id}, which was submitted before with {other}, and goes on as it is. To have "
+            f"this key names job {job.job_id}, which was submitted before with {told}, and has ended: its old value is "
+            "returned. To have what is asked for now, give another key; on_conflict='error' refuses such a call"
+        )
+    elif told:
+        warn(
+            f"this key names job {job.job_id}, which was submitted before with {told}, and goes on as it is. To have "
             f"what is asked for now, end it (kinetic-orchestration cancel {job.job_id}) and give another key"
         )
 

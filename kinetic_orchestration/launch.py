@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from kinetic_orchestration import act, owner, settings, trust
@@ -22,10 +23,10 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend
-from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, StoreError, UsageError
+from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.identity import Identity, job_id, of
-from kinetic_orchestration.packaging.bundle import package
+from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
 from kinetic_orchestration.plan import make_plan
 from kinetic_orchestration.reaper import reap_now_and_then
 from kinetic_orchestration.records import IDENTITY, fields_of, spec_of
@@ -41,6 +42,7 @@ CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
 CLAIMS = 20  # looks at an identity that others change meanwhile
 LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
+NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
 # Set while a file is imported only to be looked at: a call at its top level must not become a job.
@@ -74,8 +76,11 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
         if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:
             staged = replace(staged, environment={**staged.environment, "installer_only": unasked})
         plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
-        written = admit(store, job, identity, plan, staged, believed)
+        asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
+        written = admit(store, job, identity, plan, staged, believed, asked)
     launched = act.open_job(job, store, backend, believed, written=written)
+    if written is None and spec.options.on_conflict == "error":
+        _refuse_another(spec, launched)
     try:
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
@@ -110,21 +115,55 @@ def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str]
         raise
 
 
-def other_than_asked(spec: JobSpec, job: Job) -> str:
+@dataclass(frozen=True, slots=True)
+class Other:
+    """In words, what of a job that was found again is another than its launch says now: where it runs, and the call."""
+
+    place: tuple[str, ...] = ()
+    call: tuple[str, ...] = ()
+
+    def told(self, *, ended: bool) -> str:
+        """Of a job that has ended, where it ran does not matter any more."""
+        return "; ".join(self.call if ended else (*self.place, *self.call))
+
+    def __bool__(self) -> bool:
+        return bool(self.place or self.call)
+
+
+def other_than_asked(spec: JobSpec, job: Job) -> Other:
     """Of a job that was found again: what of it is another than its launch says now. It stays what it was."""
     if job.written:  # by this process, just now
-        return ""
+        return Other()
+    here = settings_for(spec)
     try:
-        has = job.plan()
+        has, had = job.plan(), job.spec().get("arguments")
     except (StoreError, JobNotFound):  # whoever follows it hears of that, with more patience
-        return ""
-    wanted = make_plan(spec, settings_for(spec), os.environ)
+        return Other()
+    wanted = make_plan(spec, here, os.environ)
     named = {
         "hardware": (has.hardware, wanted.hardware),
         "spot": (has.spot, wanted.spot),
         "zones": (", ".join(has.zones) or "any", ", ".join(wanted.zones) or "any"),
     }
-    return "; ".join(f"{name} {had}, not {now}" for name, (had, now) in named.items() if had != now)
+    place = tuple(f"{name} {had}, not {now}" for name, (had, now) in named.items() if had != now)
+    if has.name != wanted.name:
+        return Other(place, (f"another function: {has.name}, not {wanted.name}",))
+    if has.argv != wanted.argv:
+        return Other(place, (f"another command: {' '.join(has.argv)}",))
+    if not isinstance(had, dict) or not all(isinstance(each, str) for each in had.values()):
+        return Other(place)
+    names = other_arguments(spec, here.home, had)
+    of = "another value of" if len(names) == 1 else "other values of"
+    return Other(place, (f"{of} {', '.join(names)}",) if names else ())
+
+
+def _refuse_another(spec: JobSpec, job: Job) -> None:
+    if other := other_than_asked(spec, job).told(ended=True):
+        key = f"the key {spec.options.key!r}" if spec.options.key else "what is asked for"
+        raise KeyTaken(
+            f"{key} names job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error': "
+            "nothing has run. Give another key; or, for the value of that job, on_conflict='return'"
+        )
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:
@@ -222,7 +261,13 @@ def _is_failure(job: Job, outcome: Outcome) -> bool:
 
 
 def admit(
-    store: Store, job: str, identity: Identity, plan: Plan, staged: Staged, believed: Trust = trust.ALONE
+    store: Store,
+    job: str,
+    identity: Identity,
+    plan: Plan,
+    staged: Staged,
+    believed: Trust = trust.ALONE,
+    arguments: Mapping[str, str] = MappingProxyType({}),
 ) -> Record | None:
     """The spec, last of all that is staged: the job exists from here on. The first one wins.
 
@@ -234,6 +279,7 @@ def admit(
         "identity": identity.key,
         "plan": plan.to_json(),
         "staged": staged.to_json(),
+        "arguments": dict(arguments),
         "task": render_task(plan, staged, store, job, identity),
     }
     spec = wire.encode(fields)

@@ -77,6 +77,7 @@ class Options:
     first_party: Sequence[str] = ()
     secrets: Mapping[str, str] | None = None
     key: str | None = None
+    on_conflict: str = "return"
     store: str | None = None
     deployment: str | None = None
     distributed: bool | None = None
@@ -99,6 +100,8 @@ class JobSpec:
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
 
+
+ON_CONFLICT = ("return", "error")  # what becomes of a key that names a job of another call
 
 OPTION_NAMES = frozenset(entry.name for entry in fields(Options))
 
@@ -206,6 +209,8 @@ def _check_names(options: Options) -> None:
         value = getattr(options, name)
         if isinstance(value, str) or not all(isinstance(entry, str) for entry in value or ()):
             raise UsageError(f"{name} is a list of names, such as [{str(value)!r}], not {value!r}")
+    if options.on_conflict not in ON_CONFLICT:
+        raise UsageError(f"on_conflict is {options.on_conflict!r}: it can be {' or '.join(map(repr, ON_CONFLICT))}")
     if options.key is not None and (not isinstance(options.key, str) or not options.key):
         raise UsageError(f"key is {options.key!r}: it is a text that names this job, such as 'ranker-2025-06-01'")
 
@@ -240,6 +245,11 @@ def check_function(function: Any) -> Callable[..., Any]:
             "run() got a function wrapped by functools.lru_cache or cache, whose cache cannot travel and would be "
             "empty in the job's process anyway. Decorate the function below the cache, or drop the cache."
         )
+    if _is_generator(function):
+        raise NotAFunction(
+            f"{name_of(function)} is a generator, which cannot give its values from another machine: return them, as "
+            "list(...), and report on the way with kinetic.current().log_metrics(...)"
+        )
     if not callable(function):
         raise NotAFunction(f"run() decorates functions and other callables, not {type(function).__name__}")
     plain = getattr(function, "__kinetic_function__", None)
@@ -247,6 +257,13 @@ def check_function(function: Any) -> Callable[..., Any]:
         plain = _inside_kinetic(function)
     found: Callable[..., Any] = plain if plain is not None else function
     return found
+
+
+def _is_generator(function: Any) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)  # noqa: B004
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
 def _inside_kinetic(function: Any) -> Callable[..., Any] | None:

@@ -84,6 +84,25 @@ def test_an_argument_that_cannot_be_pickled_is_named() -> None:
         take(1, b=threading.Lock())
 
 
+def yields() -> Any:
+    yield 1
+
+
+async def yields_later() -> Any:
+    yield 1
+
+
+class Yields:
+    def __call__(self) -> Any:
+        yield 1
+
+
+@pytest.mark.parametrize("function", [yields, yields_later, Yields(), Yields().__call__, functools.partial(yields)])
+def test_a_generator_is_refused_before_there_is_a_job(function: Any) -> None:
+    with pytest.raises(NotAFunction, match=r"is a generator.*return them, as list\(\.\.\.\)"):
+        kinetic.run(accelerator="cpu")(function)
+
+
 @pytest.mark.parametrize("cache", [functools.lru_cache, functools.cache])
 def test_a_cached_function_shows_the_fix(cache: Callable[..., Any]) -> None:
     with pytest.raises(NotAFunction, match=r"lru_cache or cache.*Decorate the function below the cache"):

@@ -30,6 +30,7 @@ from kinetic_orchestration.errors import (
     JobFailed,
     JobNotFound,
     JobTimedOut,
+    KeyTaken,
     ResultNotPicklable,
     Unsupported,
     UsageError,
@@ -459,6 +460,51 @@ def test_a_key_of_a_cancelled_job_stays_cancelled(tmp_path: Path) -> None:
     job.cancel()
     with pytest.raises(JobCancelled, match=job.job_id):
         step(str(tmp_path / "record"), str(tmp_path / "never"))
+
+
+def shift(number: int, by: int = 1) -> int:
+    return number + by
+
+
+def moved(number: int, by: int = 1) -> int:
+    return number + by
+
+
+def test_a_key_with_other_arguments_says_so_and_returns_what_it_named(recwarn: pytest.WarningsRecorder) -> None:
+    def told() -> list[str]:
+        texts = [str(warning.message) for warning in recwarn]
+        recwarn.clear()
+        return texts
+
+    step = keyed("other-arguments", shift)
+    job = step.run_async(1)
+    assert job.result() == 2
+    assert (step(1), step(1, by=1), step(number=1)) == (2, 2, 2)
+    assert told() == []
+    assert step(2) == 2
+    (text,) = told()
+    assert f"names job {job.job_id}, which was submitted before with another value of number, and has ended" in text
+    assert step.run_async(2, by=3).job_id == job.job_id
+    assert "with other values of by, number, and has ended" in told()[0]
+    assert keyed("other-arguments", moved)(1) == 2
+    assert "with another function: shift" in told()[0]
+
+
+def test_a_key_with_other_arguments_is_refused_where_that_was_asked_for(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    step = kinetic.run(accelerator="cpu", key="refuse-others", on_conflict="error")(append_and_wait)
+    record, flag = str(tmp_path / "record"), tmp_path / "go"
+    job = step.run_async(record, str(flag))
+    with pytest.raises(
+        KeyTaken, match=rf"'refuse-others' names job {job.job_id}.*another value of flag.*nothing has run"
+    ):
+        step.run_async(record, "elsewhere")
+    flag.touch()
+    assert (job.result(), step(record, str(flag))) == (1, 1)
+    with pytest.raises(KeyTaken, match="another value of record"):
+        step("elsewhere", str(flag))
+    assert not recwarn
 
 
 # ---- data, variables, outputs ----------------------------------------------------------------------------------

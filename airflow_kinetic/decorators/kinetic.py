@@ -58,6 +58,7 @@ class KineticOptions(TypedDict, total=False):
     profile: Profile | int | str | None
     partition_key: str | None
     labels: Mapping[str, str] | None
+    on_conflict: str
 
 
 class TaskOptions(TypedDict, total=False):

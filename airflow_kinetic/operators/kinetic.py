@@ -145,6 +145,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         profile: Profile | int | str | None = None,
         partition_key: str | None = None,
         labels: Mapping[str, str] | None = None,
+        on_conflict: str = "return",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -185,6 +186,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.profile = profile
         self.partition_key = partition_key
         self.labels = labels
+        self.on_conflict = on_conflict
         self._token = keeper.new_token()
         self._job: Job | None = None
         self._job_id = ""  # once it is claimed
@@ -392,7 +394,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 self._job = job
             finally:
                 self._launching = False
-            if differs := other_than_asked(spec, job):
+            if differs := other_than_asked(spec, job).told(ended=False):
                 self.log.warning("Job %s goes on as it was submitted before, with %s", job.job_id, differs)
             return job
 

@@ -14,13 +14,14 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
 from kinetic_orchestration.notices import warn
-from kinetic_orchestration.packaging import agent, imports, requirements, tree
+from kinetic_orchestration.packaging import agent, arguments, imports, requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirement_files import name_of
@@ -78,6 +79,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
             path=spool / "call",
         )  # fmt: skip
         data = (*call.data, *data)
+        arguments.tell_of_secrets(spec)
+        _tell_of_large(spec.name, call)
     for item in data:
         _check_data(item, plan)
     environment = _environment(spec, plan, settings, source, call, travelling, environ)
@@ -366,7 +369,38 @@ def _check_keras_backend(backend: str | None, environment: requirements.Environm
         )
 
 
-def _data_item(data: Data, home: Path, spool: Path) -> Item:
+def argument_digests(spec: JobSpec, home: Path, bundle: Bundle | None = None) -> dict[str, str]:
+    """Of each argument of the call. What a bundle has just read is not looked at again."""
+    if spec.function is None:
+        return {}
+    return arguments.digests(spec.function, spec.args, spec.kwargs, partial(data_digest, home, bundle))
+
+
+def other_arguments(spec: JobSpec, home: Path, had: Mapping[str, str]) -> tuple[str, ...]:
+    """The parameters that had another value when the call had these digests."""
+    if spec.function is None:
+        return ()
+    now = argument_digests(spec, home)
+    return arguments.differing(had, spec.function, now, partial(data_digest, home, None))
+
+
+def data_digest(home: Path, bundle: Bundle | None, data: Data) -> str:
+    """Of its content, where that is here; else its address."""
+    known = bundle.call.data if bundle is not None and bundle.call is not None else ()
+    at = next((at for at, each in enumerate(known) if each is data), None)
+    item = bundle.data[at] if bundle is not None and at is not None else _data_item(data, home, None)
+    return item.url or item.here or f"{item.snapshot.digest if item.snapshot else ''}/{item.file}"
+
+
+def _tell_of_large(name: str, call: PackedCall) -> None:
+    for part, size in call.large:
+        warn(
+            f"{name} takes {part} along, pickled: {size / 1e6:,.0f} MB with every call. Keep it in a file and hand "
+            "that over as kinetic.Data, which is sent once per content, or make it inside the function"
+        )
+
+
+def _data_item(data: Data, home: Path, spool: Path | None) -> Item:
     if data.is_gcs:
         return Item(None, url=data.path)
     if data.fuse:

@@ -63,7 +63,7 @@ def _reason(error: Exception) -> str:
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
-        yield from _of_function(value)
+        yield from of_function(value)
     elif isinstance(value, types.MethodType):
         yield f"the object of the method {value.__name__}", value.__self__
         yield f"the method {value.__name__}", value.__func__
@@ -98,7 +98,7 @@ def _of_container(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"element {_short(item)}", item
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     name = function.__name__
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:

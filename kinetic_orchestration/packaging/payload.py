@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import pickle
 import sys
@@ -32,12 +33,14 @@ from kinetic_orchestration.errors import (
     ResultNotPicklable,
     UsageError,
 )
-from kinetic_orchestration.packaging.culprit import find_culprit
+from kinetic_orchestration.packaging.culprit import find_culprit, of_function
 
 # Airflow gives DAG files such names, under which nobody can import them.
 AIRFLOW_PREFIX = "unusual_prefix_"
 # These are not the user's, wherever they lie: this project may be installed from its own folder.
 _NEVER = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
+LARGE = 50_000_000  # bytes of a pickled global that are told
+_SMALL = (type(None), bool, int, float)
 _ALWAYS = (AIRFLOW_PREFIX, "__mp_main__")
 _registry = threading.RLock()
 
@@ -51,6 +54,7 @@ class PackedCall:
     data: tuple[Data, ...]
     by_value: tuple[str, ...]
     by_name: tuple[str, ...] = ()
+    large: tuple[tuple[str, int], ...] = ()  # what of the function's surroundings is large: (in words, its bytes)
 
 
 def pack_call(
@@ -79,7 +83,9 @@ def pack_call(
         if culprit is None:
             raise  # not the value: the disk
         raise NotPicklable(f"{_name(function)} cannot be sent: {culprit}") from error
-    return PackedCall(digest, size, tuple(found.data), tuple(sorted(found.by_value)), tuple(sorted(found.by_name)))
+    by_value, by_name = tuple(sorted(found.by_value)), tuple(sorted(found.by_name))
+    large = tuple(_large(function, modules)) if size > LARGE else ()
+    return PackedCall(digest, size, tuple(found.data), by_value, by_name, large)
 
 
 def load_value(
@@ -417,6 +423,54 @@ def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception |
     except Exception as error:  # a user's __reduce__ may raise anything
         return error
     return None
+
+
+class _Scale:
+    """Weighs a pickle that is written nowhere."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+    def buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        self.size += buffer.raw().nbytes
+        return False
+
+
+def _large(function: Any, modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, int]]:
+    """What a function takes along of its surroundings, and not as an argument, that is large."""
+    waiting, seen = [_innermost(function)], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not isinstance(value, types.FunctionType):
+            continue
+        seen.add(id(value))
+        if value.__module__ not in modules and value.__module__ != "__main__":
+            continue
+        for label, found in _surroundings(value, modules):
+            part = inspect.getattr_static(found, "__kinetic_function__", found)
+            if isinstance(part, types.FunctionType):
+                waiting.append(part)
+            elif id(part) not in seen and not isinstance(part, (type, types.ModuleType, *_SMALL)):
+                seen.add(id(part))
+                scale = _Scale()
+                with contextlib.suppress(Exception), _by_value(modules):  # such as one that stays behind
+                    _Trial(scale, pickle.HIGHEST_PROTOCOL, scale.buffer, modules, _Found()).dump(part)
+                if scale.size > LARGE:
+                    yield f"the {label}", scale.size
+
+
+def _surroundings(function: types.FunctionType, modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, Any]]:
+    names = set(_names(function.__code__))
+    for label, part in of_function(function):
+        yield label, part
+        if isinstance(part, types.ModuleType) and part.__name__ in modules:
+            for name in sorted(names & vars(part).keys()):
+                yield f"global {part.__name__}.{name} used by {function.__name__}", vars(part)[name]
 
 
 def _culprit(call: tuple[Any, tuple[Any, ...], dict[str, Any]], modules: Mapping[str, types.ModuleType]) -> str | None:

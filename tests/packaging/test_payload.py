@@ -24,6 +24,7 @@ from kinetic_orchestration.agent import payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
 from kinetic_orchestration.packaging.payload import (
+    LARGE,
     PackedCall,
     first_party_modules,
     load_value,
@@ -604,6 +605,37 @@ def test_leaving_the_interpreter_on_a_host_does_not_leave_it_here(tmp_path: Path
     record = payload.dump_exception(KeyboardInterrupt(), tmp_path / "out")
     error = revive(wire.Failure.from_json(record), tmp_path / "out", job_id="j-1", host=1)
     assert isinstance(error, JobFailed) and "KeyboardInterrupt" in str(error)
+
+
+WEIGHTS: Any = None
+
+
+def uses_a_global() -> int:
+    return indirectly()
+
+
+def indirectly() -> int:
+    return len(WEIGHTS)
+
+
+def test_a_large_global_is_named_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "WEIGHTS", np.zeros(LARGE + 1, np.uint8))
+    closed = WEIGHTS
+
+    def uses_a_closure() -> int:
+        return len(closed)
+
+    def large(function: Any, *args: Any) -> tuple[tuple[str, int], ...]:
+        call = pack_call(function, args, project_root=None, first_party=[__name__], path=tmp_path / "call")
+        return call.large
+
+    ((told, size),) = large(uses_a_global)
+    assert told == "the global 'WEIGHTS' used by indirectly" and LARGE < size < LARGE + 10_000
+    ((told, _),) = large(uses_a_closure)
+    assert told == "the closure variable 'closed' of uses_a_closure"
+    assert large(len, WEIGHTS) == ()  # an argument is meant
+    monkeypatch.setattr(sys.modules[__name__], "WEIGHTS", bytes(1000))
+    assert large(uses_a_global) == ()
 
 
 def test_packing_a_small_call_is_quick_even_with_many_modules(tmp_path: Path) -> None:
