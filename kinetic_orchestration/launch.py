@@ -147,9 +147,9 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
     }
     place = tuple(f"{name} {had}, not {now}" for name, (had, now) in named.items() if had != now)
     if has.name != wanted.name:
-        return Other(place, (f"another function: {has.name}, not {wanted.name}",))
+        return Other(place, (f"another function: {has.name!r:.100}",))
     if has.argv != wanted.argv:
-        return Other(place, (f"another command: {' '.join(has.argv)}",))
+        return Other(place, (f"another command: {list(has.argv)!r:.200}",))
     if not isinstance(had, dict) or not all(isinstance(each, str) for each in had.values()):
         return Other(place)
     names = other_arguments(spec, here.home, had)

@@ -487,7 +487,7 @@ def test_a_key_with_other_arguments_says_so_and_returns_what_it_named(recwarn: p
     assert step.run_async(2, by=3).job_id == job.job_id
     assert "with other values of by, number, and has ended" in told()[0]
     assert keyed("other-arguments", moved)(1) == 2
-    assert "with another function: shift" in told()[0]
+    assert "with another function: 'shift'" in told()[0]
 
 
 def test_a_key_with_other_arguments_is_refused_where_that_was_asked_for(
