@@ -31,7 +31,7 @@ _TOLD_NAME = re.compile(
     r"(^|_)(\w*SHA\d*|COMMIT|REV|REVISION|DIGEST|HASH|CHECKSUM|MD5|ETAG|FINGERPRINT|U?U?ID|GUID|VERSION|BUILD|TAG|TRACE"
     r"|TRACEPARENT|SPAN|RUN|REF|BRANCH|IMAGE|NAME|SEED|PUBLIC|PATH|PATHS|DIR|DIRS|HOME|ROOT|FILE|FILES|FOLDER|CACHE|BIN"
     r"|LIB|SOCK|SOCKET|HOST|HOSTNAME|ADDRESS|ADDR|URI|ZONE|REGION|MODEL|DATASET|LABELS?|COLORS|FLAGS|OPTS|ARGS|JOB|POD"
-    r"|NODE|INSTANCE|PROMPT|TERM|LANG|LOCALE|DISPLAY|INVOCATION|JOURNAL|STREAM)(_|$|\d)"
+    r"|NODE|INSTANCE|PROMPT|PIPES|CONTEXT|TERM|LANG|LOCALE|DISPLAY|INVOCATION|JOURNAL|STREAM)(_|$|\d)"
 )
 
 
@@ -117,6 +117,7 @@ _PLACE = re.compile(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/]|file://)")
 _UUID = re.compile(r"(?i)\{?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?")
 _HEX = re.compile(r"(?i)(?:0x)?[0-9a-f]{32,}")
 _WORDS = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{4,}|\d{4,}")
+_PACKED = re.compile(r"(eJ|eN|eA|H4sI)[\w+/=-]{30,}")  # zlib's and gzip's first bytes in base64
 _WORD = re.compile(r"[\w+/=.~-]+")
 _PIECE = re.compile(r"[A-Za-z0-9+]{16,}")
 RANDOM: Final = 3.5  # bits a letter, from which on a piece is no word
@@ -157,6 +158,8 @@ def known_token(text: str) -> str:
 def _is_random(value: str) -> bool:
     """One word that nobody would write: drawn from letters of both cases and digits, or hexadecimal."""
     if re.search(r"\s", value) or len(value) > 512 or _UUID.fullmatch(value) or _PLACE.match(value) or "://" in value:
+        return False
+    if _PACKED.fullmatch(value):
         return False
     if _HEX.fullmatch(value):
         return _entropy(value.lower()) >= 3.0

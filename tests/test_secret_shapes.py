@@ -6,6 +6,7 @@ import base64
 import hashlib
 import random
 import string
+import zlib
 
 import pytest
 
@@ -80,6 +81,7 @@ OPEN = {
     "CLASS": "MultiHeadAttentionLayerV2Wrapper", "CAMEL": "KineticOrchestrationDeviceMetricsRecorder2026",
     "POD": "train-7d9f8b6c5-x2x9z", "SEED": "1234567890123456789012345678901234567890", "ZEROS": "0" * 64,
     "PASSENGERS": "12", "COMPASS": "north", "PATTERN": "*.py", "AUTHOR": "me", "OAUTH_CLIENT_ID": "123-abc.apps.example",
+    "DAGSTER_PIPES_MESSAGES": drawn(60), "PACKED": base64.b64encode(zlib.compress(drawn(60).encode())).decode(),
     "SLUG": "a-rather-long-name-of-an-experiment-with-2-parts", "JSON": '{"lr": 0.001, "layers": [64, 64]}',
 }  # fmt: skip
 
