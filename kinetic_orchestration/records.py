@@ -146,10 +146,14 @@ STAGED = Fields(
         "tools": plain(),
         "size": size,
         "sent": size,
+        "beside": table(text(), path, 10_000),
     },
 )
 TASK = Fields({}, {"output_dir": _address, "checkpoint_dir": _address})
-SPEC = Fields({"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK}, {"job": schema.job_id, "identity": _key})
+SPEC = Fields(
+    {"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK},
+    {"job": schema.job_id, "identity": _key, "arguments": table(text(), text(), 100_000)},
+)
 IDENTITY = Fields({"generation": whole(1, 1 << 40)}, {"identity": plain()})
 KEEPER = Fields({}, {"keeper": token})
 SIGNATURE = Fields({"hmac": _key})

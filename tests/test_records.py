@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Event, Output, Staged
+from kinetic_orchestration.values import Event, Output, Plan, Staged
 from tests import bucket
 
 JOB = "job-000000000001"
@@ -52,6 +53,12 @@ BAD: tuple[Any, ...] = (
     *([], {}, [[[[[[]]]]]], {"../x": 1}, [None], ["../x"], LONG),
 )
 STAGED = Staged({"digest": DIGEST, "size": 1}, DIGEST, "", (".",), (), (), (), {}, "/usr/bin/python3")
+
+
+def test_every_field_of_a_plan_and_of_what_is_staged_is_checked() -> None:
+    """A field without a check would be used as it was found."""
+    assert {entry.name for entry in fields(Plan)} == set(records.PLAN.checks)
+    assert {entry.name for entry in fields(Staged)} == set(records.STAGED.checks)
 
 
 def spec() -> dict[str, Any]:
