@@ -140,7 +140,7 @@ class Bucket:
         Of an answer that has more than `most` bytes no more are taken: _Over.
         """
         connection, used = self._connection()
-        kept = False
+        target, kept = self._base.path + target, False
         try:
             asked = time.monotonic()
             sent = {"Accept-Encoding": "identity", **(headers or {}), **boot.authorization(fresh=fresh)}

@@ -26,6 +26,7 @@ WRITE_SECONDS = 40.0
 RETRY_SECONDS = 8.0  # so long is asked again at once; then the caller decides
 # Heeded by all APIs of Google's, says https://cloud.google.com/apis/docs/system-parameters
 MASK = "x-goog-fieldmask"
+EMULATOR_TOKEN = "x-emulator-token"
 QUEUED_FIELDS = "name state spot reservation_name create_time tpu.node_spec.node.labels"
 NODE_FIELDS = "name state health health_description symptoms create_time labels"
 KEPT = 16  # clients of one process: one for each project's credentials that jobs are submitted with
@@ -187,12 +188,23 @@ def _open(settings: Settings, identity: Any) -> Any:
     if not forked:
         _speaks_grpc = os.getpid()
     if settings.emulator_grpc and not forked:
-        import grpc
-
-        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        channel = grpc.insecure_channel(settings.emulator_grpc, options=unlimited)
-        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
+        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=emulated_channel(settings.emulator_grpc)))
     return tpu_v2.TpuClient(credentials=identity, transport="rest" if forked else "grpc")
+
+
+def emulated_channel(address: str) -> Any:
+    """A gRPC channel to `TOKEN@127.0.0.1:PORT`: what stands before the @ goes with every call."""
+    import grpc
+
+    class WithToken(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+        def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            metadata = [*(details.metadata or ()), (EMULATOR_TOKEN, token)]
+            return continuation(details._replace(metadata=metadata), request)
+
+    token, _, place = address.rpartition("@")
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    channel = grpc.insecure_channel(place, options=unlimited)
+    return grpc.intercept_channel(channel, WithToken()) if token else channel
 
 
 def status_of(error: BaseException) -> Status | None:

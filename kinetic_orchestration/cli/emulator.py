@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import signal
+import stat
 import sys
 import threading
 import time
 from argparse import Namespace
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json_line
@@ -49,11 +51,20 @@ def emulator(arguments: Namespace) -> int:
 def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
     place = {"project": arguments.project, "store": arguments.store, "deployment": arguments.deployment}
     environ = cloud.environ(**{name: value for name, value in place.items() if value})
+    _keep_to_owner(sys.stdout)
     if arguments.json:
         show_json_line({"environment": environ})
     else:
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environ.items()))
     sys.stdout.flush()
+
+
+def _keep_to_owner(stream: TextIO) -> None:
+    """Who reads the lines can run programs here. A file that they go to is made unreadable for everybody else."""
+    with contextlib.suppress(OSError, ValueError):  # not ours, or no file at all
+        mode = os.fstat(stream.fileno()).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            os.fchmod(stream.fileno(), stat.S_IMODE(mode) & 0o700)
 
 
 def _show(happening: Happening, *, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 Turns the messages of the unmodified client library into the model's proto-JSON and back, and refusals into the
 errors of each protocol. Who calls is told by the access token: `emulator-token/<node>/<worker>` is a VM, everything
-else a client. It decides nothing.
+else a client; whether he is let in at all, by the `Door`. It decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.door import Door, Shut, demand_json
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
@@ -41,6 +43,7 @@ _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
 _OPERATION = operations_pb2.Operation
+_SHUT_CODES = {403: 7, 415: 3}
 
 
 def token(node: str, worker: int) -> str:
@@ -120,12 +123,12 @@ _RPCS = (
 class GrpcServer:
     """Cloud TPU API v2 over gRPC, in plain text on loopback."""
 
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, door: Door) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "emulated Cloud TPU gRPC")
         # Without this another emulator could be handed the same port.
         options = (("grpc.so_reuseport", 0),)
-        self._server = grpc.server(self._threads, (_Methods(cloud),), options=options)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server = grpc.server(self._threads, (_Methods(cloud, door),), options=options)
+        self.address = door.grpc(self._server.add_insecure_port("127.0.0.1:0"))
         self._server.start()
 
     def close(self) -> None:
@@ -134,11 +137,27 @@ class GrpcServer:
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, door: Door) -> None:
+        self._door = door
         self._handlers = {rpc.grpc_path: _handler(cloud, rpc) for rpc in _RPCS}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        sent = dict(handler_call_details.invocation_metadata)
+        # Browsers speak no gRPC, so that its :authority, which this library hides, tells nothing that a token does not.
+        if "origin" in sent or not self._door.opens(sent.get(EMULATOR_TOKEN, "")):
+            return _SHUT
         return self._handlers.get(handler_call_details.method)
+
+
+def _shut_out(_: bytes, context: grpc.ServicerContext) -> Any:
+    context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "The emulator answers only whoever has its token: in KINETIC_EMULATOR_GRPC it stands before the @, and each "
+        f"call carries it as metadata {EMULATOR_TOKEN}.",
+    )
+
+
+_SHUT = grpc.unary_unary_rpc_method_handler(_shut_out)
 
 
 def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
@@ -161,12 +180,14 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
 class RestServer:
     """All APIs over plain HTTP on loopback."""
 
-    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer) -> None:
+    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer, door: Door) -> None:
         self.cloud = cloud
+        self.door = door
         self.neighbours = neighbours
         self.signer = signer
         self._server = _Server(self)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.port: int = self._server.server_address[1]
+        self.url = door.url(self.port)
         self._thread = threading.Thread(target=self._server.run, name="emulated Google Cloud REST", daemon=True)
         self._thread.start()
 
@@ -265,9 +286,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        body = self.rfile.read(int(headers.get("content-length") or 0))
+        owner = self.server.owner
         try:
-            status, page = self.server.owner.answer(self.command, self.path, headers, body)
+            target = owner.door.enter(self.path, headers, owner.port)
+            demand_json(headers)
+            body = self.rfile.read(int(headers.get("content-length") or 0))
+            status, page = owner.answer(self.command, target, headers, body)
+        except Shut as shut:
+            self.close_connection = True  # its body was not read
+            refusal = Refusal(_SHUT_CODES[shut.status], shut.message)
+            status, page = shut.status, json.dumps(refusal.to_http()).encode()
         except LostAnswer:
             self.close_connection = True
             return

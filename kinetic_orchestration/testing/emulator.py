@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.testing import api
+from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.hosts import Host, Hosts
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import CREATES_PER_MINUTE, Timing
@@ -74,6 +75,7 @@ class Emulator(Cloud):
             seed=seed,
         )
         self.signer = Signer()
+        self.door = Door()
         self.neighbours = Neighbours(self, time.time)
 
     def __enter__(self) -> Self:
@@ -86,10 +88,10 @@ class Emulator(Cloud):
     def open(self) -> None:
         with contextlib.ExitStack() as running:
             self.root = self._make_root(running)
-            self.storage = running.enter_context(StorageServer())
-            self.grpc = api.GrpcServer(self)
+            self.storage = running.enter_context(StorageServer(door=self.door))
+            self.grpc = api.GrpcServer(self, self.door)
             running.callback(self.grpc.close)
-            self.rest = api.RestServer(self, self.neighbours, self.signer)
+            self.rest = api.RestServer(self, self.neighbours, self.signer, self.door)
             running.callback(self.rest.close)
             if self._with_hosts:
                 self._machines = running.enter_context(_Room(self._machine_room(running), self._host_failed))
@@ -119,6 +121,7 @@ class Emulator(Cloud):
             token=api.token,
             sign_identity=self.sign_identity,
             environ=self.addresses(),
+            door=self.door,
             **self._host_options,  # type: ignore[arg-type]
         )
         return running.enter_context(room)
@@ -131,7 +134,10 @@ class Emulator(Cloud):
     # Where it is
 
     def addresses(self) -> dict[str, str]:
-        """The variables by which Google's libraries and this project find it, on clients and hosts alike."""
+        """The variables by which Google's libraries and this project find it, on clients and hosts alike.
+
+        Each holds the token: whoever reads them can run programs here, as this user.
+        """
         return {
             "STORAGE_EMULATOR_HOST": self.storage.url,
             "KINETIC_EMULATOR": self.rest.url,

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from kinetic_orchestration.testing.door import Door, Shut
 from kinetic_orchestration.testing.instance import Machine
 
 _ROOT = "/computeMetadata/v1/"
@@ -70,12 +71,13 @@ class _Refused(Exception):
 
 
 class MetadataServer:
-    """`http://127.0.0.1:<port>/computeMetadata/v1/` of one VM."""
+    """`http://127.0.0.1:<port>/<token>/computeMetadata/v1/` of one VM. Its identity tokens vouch for results."""
 
     def __init__(
         self,
         loop: Loop,
         machine: Machine,
+        door: Door,
         *,
         token: Callable[[str, int], str],
         sign_identity: Callable[[str, Machine], str],
@@ -92,7 +94,9 @@ class MetadataServer:
         self._loop = loop
         self._connections: set[_Connection] = set()
         listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+        self._door = door
+        self._port: int = listening.getsockname()[1]
+        self.address = door.address(self._port)
         self._closing = asyncio.Event()
         loop.start(self._serve(listening))
 
@@ -162,6 +166,12 @@ class MetadataServer:
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """One request answered at once: a long poll asks here until the answer differs."""
+        try:
+            return self._answer(method, self._door.enter(target, headers, self._port), headers, body)
+        except Shut as shut:
+            return Answer(shut.status, f"{shut.message}\n")
+
+    def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         parts = urlsplit(target)
         path = unquote(parts.path)
         if path in _ABOVE:
@@ -190,7 +200,7 @@ class MetadataServer:
             as_json = query.get("alt") == "json"
             return Answer(200, json.dumps(value), "application/json") if as_json else Answer(200, _text(value))
         if not path.endswith("/") and not recursive:
-            return Answer(301, f"{path}/\n", location=f"{path}/")
+            return Answer(301, f"{path}/\n", location=f"/{self._door.token}{path}/")
         if not recursive and "alt" not in query:
             return Answer(200, "".join(f"{name}\n" for name in _listing(value)))
         if query.get("alt") == "text":

@@ -70,6 +70,9 @@ class Owner(Protocol):
     def upstream(self) -> tuple[tuple[str, int], int]:
         """Where the server listens, and which start of it that is. Raises OSError while it is stopped."""
 
+    def admit(self, method: str, target: str, headers: dict[str, str]) -> str | Answer:
+        """The target as the server shall see it, or what whoever may not ask is told."""
+
     def meet(self, request: Request) -> Fault: ...
 
     def revises(self, request: Request, status: int) -> bool:
@@ -79,6 +82,11 @@ class Owner(Protocol):
 
     def dress(self, fields: _Fields) -> _Fields:
         """The headers of an answer as the client shall see them."""
+
+    def has_links(self, request: Request) -> bool:
+        """The body of the answer names addresses of the server, which `link` makes those of the proxy."""
+
+    def link(self, body: bytes) -> bytes: ...
 
     def note(self, request: Request, status: int) -> None:
         """The request was answered; status 0: its answer was lost."""
@@ -157,6 +165,16 @@ class Proxy:
         first, fields = head
         method, target, _ = first.split(" ", 2)
         headers = {name.lower(): value for name, value in fields}
+        admitted = self._owner.admit(method, target, headers)
+        if isinstance(admitted, Answer):  # before its body is read
+            client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
+            return False
+        return self._serve_one(client, reader, line, (first.replace(target, admitted, 1), fields))
+
+    def _serve_one(self, client: socket.socket, reader: BufferedReader, line: _Line, head: tuple[str, _Fields]) -> bool:
+        first, fields = head
+        method, target, _ = first.split(" ", 2)
+        headers = {name.lower(): value for name, value in fields}
         if headers.get("expect", "").lower() == "100-continue":
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             fields = [(name, value) for name, value in fields if name.lower() != "expect"]
@@ -181,6 +199,8 @@ class Proxy:
             return self._reply(client, request, fault.answer)
         if self._owner.revises(request, status):
             return self._reply(client, request, self._owner.revise(request, status, b"".join(_plain(blocks, frames))))
+        if self._owner.has_links(request):
+            fields, blocks = _framed(fields, self._owner.link(b"".join(_plain(blocks, frames))))
         self._owner.note(request, status if fault.cut is None else 0)
         pending = _head(f"HTTP/1.1 {status} {_REASONS.get(status, 'Other')}", self._owner.dress(fields))
         if fault.garbled:
@@ -211,9 +231,7 @@ class Proxy:
         self._owner.note(request, answer.status)
         if not answer.status:
             return False
-        fields = [("Content-Type", answer.kind), ("Content-Length", str(len(answer.body)))]
-        first = f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Other')}"
-        client.sendall(_head(first, self._owner.dress(fields)) + answer.body)
+        client.sendall(_page(answer, self._owner.dress([])))
         return True
 
 
@@ -249,9 +267,16 @@ class _Line:
 _REASONS: Final = {
     200: "OK", 201: "Created", 204: "No Content", 206: "Partial Content", 308: "Resume Incomplete",
     400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 408: "Request Timeout",
-    409: "Conflict", 412: "Precondition Failed", 416: "Requested Range Not Satisfiable", 429: "Too Many Requests",
+    409: "Conflict", 412: "Precondition Failed", 415: "Unsupported Media Type",
+    416: "Requested Range Not Satisfiable", 429: "Too Many Requests",
     500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
+
+
+def _framed(fields: _Fields, body: bytes) -> tuple[_Fields, Iterator[bytes]]:
+    """An answer with another body."""
+    kept = [(name, value) for name, value in fields if name.lower() not in ("content-length", "transfer-encoding")]
+    return [*kept, ("Content-Length", str(len(body)))], iter([body])
 
 
 def _hung_up(server: socket.socket) -> bool:
@@ -276,6 +301,11 @@ def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
 def _head(first: str, fields: _Fields) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
     return f"{first}\r\n{lines}\r\n".encode("latin-1")
+
+
+def _page(answer: Answer, fields: _Fields) -> bytes:
+    fields = [("Content-Type", answer.kind), ("Content-Length", str(len(answer.body))), *fields]
+    return _head(f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Other')}", fields) + answer.body
 
 
 def _body(reader: BufferedReader, headers: dict[str, str], *, method: str, status: int = 0) -> Iterator[bytes]:

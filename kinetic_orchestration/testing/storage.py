@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from typing import Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.testing.door import Door, Shut, demand_json
 from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
 
 VERBS: Final = {
@@ -143,17 +145,18 @@ class StorageServer:
     space, a pattern of `bucket/object`: "insert *", "get */verdict.json", "* results/*".
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, door: Door | None = None) -> None:
         """With a `root`, objects are files there and outlive the server's process; else they are in its memory."""
         self.skew = 0.0
         """By how many seconds the store's clock is ahead of this machine's."""
         self._root = None if root is None else Path(root)
+        self._door = door or Door()
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
         self._lock = threading.Lock()
         self._starts = 0
-        self._port = 0
+        self._place = "127.0.0.1", 0
         self._keeper: subprocess.Popen[bytes] | None = None
         self._binary_folder: tempfile.TemporaryDirectory[str] | None = None
         self._proxy: Proxy | None = None
@@ -188,7 +191,7 @@ class StorageServer:
         """For STORAGE_EMULATOR_HOST."""
         if self._proxy is None:
             raise RuntimeError("the storage server is not started")
-        return f"http://127.0.0.1:{self._proxy.port}"
+        return self._door.url(self._proxy.port)
 
     def environ(self) -> dict[str, str]:
         """The variables by which Google's client libraries, and ours, find this server."""
@@ -222,7 +225,8 @@ class StorageServer:
 
         body = json.dumps({"name": name}).encode()
         headers = {"Content-Type": "application/json"}
-        address = f"http://127.0.0.1:{self._port}/storage/v1/b?project={quote(project)}"
+        host, port = self._place
+        address = f"http://{host}:{port}/storage/v1/b?project={quote(project)}"
         try:
             with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=30) as answer:
                 answer.read()
@@ -291,10 +295,20 @@ class StorageServer:
 
     # What the proxy asks of its owner.
 
+    def admit(self, method: str, target: str, headers: dict[str, str]) -> str | Answer:
+        assert self._proxy is not None
+        try:
+            target = self._door.enter(target, headers, self._proxy.port)
+            if not target.startswith(("/upload/", "/resumable/")):  # whose bodies are objects
+                demand_json(headers)
+        except Shut as shut:
+            return _worded(shut.status, "forbidden", shut.message, "")
+        return target
+
     def upstream(self) -> tuple[tuple[str, int], int]:
         if self._keeper is None:
             raise ConnectionRefusedError("the server is stopped")
-        return ("127.0.0.1", self._port), self._starts
+        return self._place, self._starts
 
     def meet(self, request: Request) -> Fault:
         verb, where = _what(request)
@@ -327,7 +341,7 @@ class StorageServer:
 
     def _exists(self, where: str) -> bool:
         bucket, _, name = where.partition("/")
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = http.client.HTTPConnection(*self._place, timeout=10)
         try:
             connection.request("GET", f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}")
             return connection.getresponse().status == 200
@@ -342,13 +356,13 @@ class StorageServer:
         verb, where = _what(request)
         bucket, _, name = where.partition("/")
         if verb == "bucket" and status == 200:
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a listing has no name
                 self._buckets.add(str(json.loads(body)["name"]))
         if status == 404 and verb in PERMISSIONS and bucket:
             if bucket not in self._buckets:
                 return _refusal("no bucket", verb, where)
             return _worded(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
-        return Answer(status, _TIMES.sub(self._shift, body) if self.skew else body)
+        return Answer(status, self.link(_TIMES.sub(self._shift, body) if self.skew else body))
 
     def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
         kept = [(name, value) for name, value in fields if name.lower() != "date"]
@@ -359,7 +373,21 @@ class StorageServer:
                 else (name, value)
                 for name, value in kept
             ]
+        kept = [
+            (name, self.link(value.encode("latin-1")).decode("latin-1") if name.lower() == "location" else value)
+            for name, value in kept
+        ]
         return [*kept, ("Date", formatdate(time.time() + self.skew, usegmt=True))]
+
+    def has_links(self, request: Request) -> bool:
+        return _what(request)[0] not in ("get", "chunk", "delete") and request.method != "HEAD"
+
+    def link(self, body: bytes) -> bytes:
+        """Some links lack the token: the server makes them from the Host that it was asked as."""
+        assert self._proxy is not None
+        bare = b"http://127.0.0.1:%d/" % self._proxy.port
+        token = self._door.token.encode() + b"/"
+        return body.replace(bare + token, bare).replace(bare, bare + token) if bare in body else body
 
     def note(self, request: Request, status: int) -> None:
         verb, where = _what(request)
@@ -399,15 +427,14 @@ class StorageServer:
         with socket.socket() as reserved:
             # Bound until the server listens there, so that nobody else is given the port: both say SO_REUSEADDR.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
-            return self._listens_on(reserved.getsockname()[1])
+            reserved.bind((_hidden_address(), 0))
+            return self._listens_on(*reserved.getsockname())
 
-    def _listens_on(self, port: int) -> bool:
-        self._port = port
-        address = self.url.removeprefix("http://")
-        flags = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-log-level", "error"]
-        # Links that the server gives (the next chunk's address) lead back through the proxy.
-        flags += ["-external-url", self.url, "-public-host", address]
+    def _listens_on(self, host: str, port: int) -> bool:
+        assert self._proxy is not None
+        self._place = host, port
+        flags = ["-scheme", "http", "-host", host, "-port", str(port), "-log-level", "error"]
+        flags += ["-public-host", f"127.0.0.1:{self._proxy.port}"]
         if self._root is None:
             flags += ["-backend", "memory"]
         else:
@@ -415,6 +442,9 @@ class StorageServer:
             flags += ["-backend", "filesystem", "-filesystem-root", str(self._root)]
         keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER, "sh", self._binary(), *flags],
+            # Links that the server gives (the next chunk's address) lead back through the proxy. They have the token,
+            # and what is in a command line everybody on the machine reads.
+            env={**os.environ, "FAKE_GCS_EXTERNAL_URL": self.url},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -425,7 +455,7 @@ class StorageServer:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                socket.create_connection(self._place, timeout=1).close()
             except OSError:
                 if keeper.poll() is not None:
                     break
@@ -447,6 +477,11 @@ class StorageServer:
         shutil.copyfile(found, copy)
         copy.chmod(0o700)
         return str(copy)
+
+
+def _hidden_address() -> str:
+    """One of 127.0.0.0/8: the server asks for no token, and at 127.0.0.1 any page of the web could try all ports."""
+    return f"127.{secrets.randbelow(254) + 1}.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"
 
 
 def find_binary() -> Path:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 
@@ -121,7 +122,9 @@ class Vm:
         self.root = folder / "disk"
         self.boot_id = ""
         self.boots = 0
-        self.metadata = MetadataServer(room.loop, machine, token=room.token, sign_identity=room.sign_identity)
+        self.metadata = MetadataServer(
+            room.loop, machine, room.door, token=room.token, sign_identity=room.sign_identity
+        )
         self._room = room
         self._folder = folder
         self._console = folder / "console"
@@ -330,6 +333,7 @@ class Machines:
         *,
         token: Callable[[str, int], str],
         sign_identity: Callable[[str, Machine], str],
+        door: Door | None = None,
         environ: Mapping[str, str] | None = None,
         index: Mapping[str, str] | None = None,
         python: str = "",
@@ -340,6 +344,7 @@ class Machines:
         self.root = root
         self.token = token
         self.sign_identity = sign_identity
+        self.door = door or Door()
         self.environ = dict(environ or {})
         self.index = dict(route_to_index(os.environ) if index is None else index)
         self.python = python

@@ -166,7 +166,7 @@ def test_a_swap_that_was_carried_out_and_lost_its_answer_is_a_win_for_its_writer
 
 def test_a_create_that_was_not_carried_out_loses_to_whoever_was_faster(store: GcsStore, storage: StorageServer) -> None:
     storage.fail("insert *", status=0, times=None)
-    there = f"http://127.0.0.1:{storage._port}"  # the server itself, where nothing goes wrong
+    there = "http://{}:{}".format(*storage._place)  # the server itself, where nothing goes wrong
     faster = GcsStore(store.url, "prod", store.requests._credentials, there)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(store.create, "jobs/a", b"same")

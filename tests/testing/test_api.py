@@ -21,6 +21,7 @@ from google.cloud.tpu_v2.services.tpu.transports.grpc_asyncio import TpuGrpcAsyn
 from google.oauth2 import credentials, id_token
 from google.protobuf import field_mask_pb2
 
+from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN, emulated_channel
 from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.api import token
 from kinetic_orchestration.testing.instance import Machine
@@ -40,7 +41,7 @@ def cloud() -> Iterator[Emulator]:
 
 
 def over_grpc(cloud: Emulator) -> tpu_v2.TpuClient:
-    return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=grpc.insecure_channel(cloud.grpc.address)))
+    return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=emulated_channel(cloud.grpc.address)))
 
 
 def over_rest(cloud: Emulator, who: Any = None) -> tpu_v2.TpuClient:
@@ -328,9 +329,19 @@ def test_a_vm_is_known_by_its_token(cloud: Emulator) -> None:
     vm.transport.close()
 
 
+class WithToken(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), (EMULATOR_TOKEN, self.token))
+        return await continuation(details._replace(metadata=metadata), request)
+
+
 def test_the_asyncio_client_is_served_too(cloud: Emulator) -> None:
     async def story() -> None:
-        channel = grpc.aio.insecure_channel(cloud.grpc.address)
+        token, _, place = cloud.grpc.address.partition("@")
+        channel = grpc.aio.insecure_channel(place, interceptors=[WithToken(token)])
         client = tpu_v2.TpuAsyncClient(transport=TpuGrpcAsyncIOTransport(channel=channel))
         asked = {"parent": PARENT, "queued_resource_id": "q", "queued_resource": queued()}
         operation = await client.create_queued_resource(request=asked)
@@ -353,7 +364,7 @@ def test_the_asyncio_client_is_served_too(cloud: Emulator) -> None:
 def test_json_that_makes_no_sense_is_a_bad_request(cloud: Emulator) -> None:
     url = f"{cloud.rest.url}/v2/{PARENT}/queuedResources?queuedResourceId=q"
     for body in ("{", "[]", '{"nonsense": 1}'):
-        answer = requests.post(url, data=body, timeout=WAIT)
+        answer = requests.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=WAIT)
         assert answer.status_code == 400
         assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
     assert requests.get(f"{cloud.rest.url}/v2/nowhere", timeout=WAIT).status_code == 404

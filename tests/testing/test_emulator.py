@@ -259,7 +259,7 @@ with Emulator(zones={{"us-east5-a": None}}) as cloud:
     ready(cloud)
     cloud.wait_until(lambda: len(cloud.vms("q")[0].processes()) >= 2, 30)
     print(*cloud.vms("q")[0].processes(), flush=True)
-    print(cloud.root, cloud.storage.url.rpartition(":")[2], flush=True)
+    print(cloud.root, cloud.storage.url.rpartition(":")[2].partition("/")[0], flush=True)
     time.sleep(600)
 """
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 
@@ -53,7 +54,7 @@ def serve(loop: Loop) -> Iterator[Callable[..., MetadataServer]]:
     servers = []
 
     def make(machine: Machine = MACHINE) -> MetadataServer:
-        servers.append(MetadataServer(loop, machine, token=_token, sign_identity=_identity))
+        servers.append(MetadataServer(loop, machine, Door(), token=_token, sign_identity=_identity))
         return servers[-1]
 
     yield make
@@ -77,9 +78,10 @@ def _identity(audience: str, machine: Machine) -> str:
 def ask(
     server: MetadataServer, path: str, method: str = "GET", body: str = "", flavor: str | None = "Google", **more: str
 ) -> Reply:
-    connection = http.client.HTTPConnection(server.address, timeout=20)
+    place, _, token = server.address.partition("/")
+    connection = http.client.HTTPConnection(place, timeout=20)
     try:
-        target = path if path.startswith("/") else f"/computeMetadata/v1/{path}"
+        target = f"/{token}" + (path if path.startswith("/") else f"/computeMetadata/v1/{path}")
         headers = ({"Metadata-Flavor": flavor} if flavor else {}) | more
         connection.request(method, target, body=body.encode() if body else None, headers=headers)
         response = connection.getresponse()
@@ -177,7 +179,10 @@ def test_a_directory_lists_its_names(server: MetadataServer) -> None:
     assert value(server, "instance/service-accounts/default/") == "aliases\nemail\nscopes\n"
     assert {"attributes/", "id", "network-interfaces/"} <= set(value(server, "instance/").split())
     moved = ask(server, "instance/attributes")
-    assert (moved.status, moved.headers["Location"]) == (301, "/computeMetadata/v1/instance/attributes/")
+    assert (moved.status, moved.headers["Location"]) == (
+        301,
+        f"/{server.address.partition(chr(47))[2]}/computeMetadata/v1/instance/attributes/",
+    )
 
 
 def test_a_directory_is_told_as_json_or_text(server: MetadataServer) -> None:
@@ -301,10 +306,14 @@ def test_a_directory_can_be_waited_for(server: MetadataServer) -> None:
 
 
 def test_one_connection_serves_many_requests(server: MetadataServer) -> None:
-    connection = http.client.HTTPConnection(server.address, timeout=10)
+    place, _, token = server.address.partition("/")
+    connection = http.client.HTTPConnection(place, timeout=10)
     for number in range(20):
         connection.request(
-            "PUT", "/computeMetadata/v1/instance/guest-attributes/n/k", str(number), {"Metadata-Flavor": "Google"}
+            "PUT",
+            f"/{token}/computeMetadata/v1/instance/guest-attributes/n/k",
+            str(number),
+            {"Metadata-Flavor": "Google"},
         )
         assert connection.getresponse().read() == b""
     connection.close()
@@ -315,7 +324,7 @@ def test_one_connection_serves_many_requests(server: MetadataServer) -> None:
 def test_nonsense_is_a_bad_request(server: MetadataServer) -> None:
     import socket
 
-    host, port = server.address.split(":")
+    host, port = server.address.partition("/")[0].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
         client.sendall(b"hello\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 400 ")

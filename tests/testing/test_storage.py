@@ -166,7 +166,7 @@ def test_the_server_dies_with_whoever_started_it(tmp_path: Path) -> None:
         "import os, signal\n"
         "from kinetic_orchestration.testing.storage import StorageServer\n"
         "server = StorageServer(); server.start()\n"
-        "print(server._port, server._keeper.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(server._place[1], server._keeper.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
     assert run.returncode == -signal.SIGKILL

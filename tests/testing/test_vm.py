@@ -324,8 +324,9 @@ for _ in range(3):
 def test_guest_attributes_are_seen_from_outside(room: Machines) -> None:
     script = """#!/usr/bin/env python3
 import http.client, os
-connection = http.client.HTTPConnection(os.environ["GCE_METADATA_HOST"])
-path = "/computeMetadata/v1/instance/guest-attributes/kinetic/state"
+host, _, token = os.environ["GCE_METADATA_HOST"].partition("/")
+connection = http.client.HTTPConnection(host)
+path = f"/{token}/computeMetadata/v1/instance/guest-attributes/kinetic/state"
 connection.request("PUT", path, b"up", {"Metadata-Flavor": "Google"})
 print(connection.getresponse().status, flush=True)
 """

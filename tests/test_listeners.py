@@ -1,0 +1,218 @@
+"""Every port that this project opens, knocked at by somebody else: a page of the web, or another user of the machine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import google.auth.credentials
+import grpc
+import pytest
+import requests
+from google.cloud import storage, tpu_v2
+from google.cloud.location import locations_pb2
+from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
+
+from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.metadata import Loop, MetadataServer
+
+ZONE = "us-east5-a"
+CREATE = f"/v2/projects/p/locations/{ZONE}/queuedResources?queuedResourceId=q"
+NODE = {"acceleratorType": "v6e-8", "runtimeVersion": "v2-alpha-tpuv6e", "metadata": {"startup-script": "echo mine"}}
+WANTED = json.dumps({"tpu": {"nodeSpec": [{"parent": f"projects/p/locations/{ZONE}", "nodeId": "q", "node": NODE}]}})
+JSON = {"Content-Type": "application/json"}
+WAIT = 30.0
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Emulator]:
+    with Emulator(zones=[ZONE], hosts=False) as cloud:
+        cloud.storage.make_bucket("bucket")
+        yield cloud
+
+
+@pytest.fixture
+def metadata() -> Iterator[Any]:
+    loop = Loop("a metadata server of a test")
+    machine = Machine("p", ZONE, "q", "v6e-8", "2x4", "v2-alpha-tpuv6e")
+    with Emulator(zones=[ZONE], hosts=False) as cloud:
+        door = getattr(cloud, "door", None)
+        server = MetadataServer(
+            loop, machine, *([door] if door else []), token=lambda *_: "t", sign_identity=lambda *_: "signed"
+        )
+        yield server
+        server.close()
+    loop.close()
+
+
+def ask(url: str, path: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
+    """To the server of `url`, whatever names a header gives it."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        if body is not None:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body.encode() if body is not None else None)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+# ---- the emulated cloud ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content_Type": "text/plain", "Origin": "https://evil.example"},
+        {"Content_Type": "application/json", "Origin": "null"},
+        {"Content_Type": "application/json", "Host": "evil.example"},
+        {"Content_Type": "application/json", "Host": "127.0.0.1"},
+        {"Content_Type": "text/plain"},
+        {},
+    ],
+    ids=["page", "file", "rebound name", "other port", "text", "nothing said"],
+)
+@pytest.mark.parametrize("knows", [True, False], ids=["with the token", "without"])
+def test_nobody_makes_a_machine_from_a_page_of_the_web(cloud: Emulator, headers: dict[str, str], knows: bool) -> None:
+    path = (urlsplit(cloud.rest.url).path if knows else "") + CREATE
+    status, told = ask(cloud.rest.url, path, "POST", WANTED, **headers)
+    assert status in (403, 415), told
+    assert "emulator" in told or "application/json" in told
+    assert cloud.queued_resources() == []
+
+
+@pytest.mark.parametrize("token", ["", "/wrong", "/%C3%A9", "/" + "x" * 32])
+def test_rest_and_bucket_ask_for_the_token(cloud: Emulator, token: str) -> None:
+    for url, path in (
+        (cloud.rest.url, CREATE.partition("?")[0]),
+        (cloud.rest.url, "/certs"),
+        (cloud.storage.url, "/storage/v1/b/bucket/o"),
+        (cloud.storage.url, "/storage/v1/b?project=p"),
+    ):
+        status, told = ask(url, token + path)
+        assert status == 403
+        assert "print-env" in told
+        assert ask(url, urlsplit(url).path + path)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example:80"}], ids=["page", "rebound name"]
+)
+def test_the_bucket_answers_no_page_of_the_web(cloud: Emulator, headers: dict[str, str]) -> None:
+    inside = urlsplit(cloud.storage.url).path
+    upload = f"{inside}/upload/storage/v1/b/bucket/o?uploadType=media&name=planted"
+    for method, path in (("GET", f"{inside}/storage/v1/b/bucket/o"), ("POST", upload)):
+        assert ask(cloud.storage.url, path, method, "x", **headers)[0] == 403
+    made = ask(
+        cloud.storage.url, f"{inside}/storage/v1/b?project=p", "POST", '{"name": "made"}', Content_Type="text/plain"
+    )
+    assert made[0] == 415
+    assert ask(cloud.storage.url, f"{inside}/storage/v1/b/made")[0] == 404
+    assert ask(cloud.storage.url, f"{inside}/storage/v1/b/bucket/o/planted")[0] == 404
+
+
+@pytest.mark.parametrize("sent", [(), (("x-emulator-token", "wrong"),)], ids=["none", "wrong"])
+def test_grpc_asks_for_the_token(cloud: Emulator, sent: tuple[tuple[str, str], ...]) -> None:
+    with grpc.insecure_channel(cloud.grpc.address.rpartition("@")[2]) as channel:
+        client = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
+        with pytest.raises(Exception, match="KINETIC_EMULATOR_GRPC"):
+            client.create_queued_resource(
+                parent=f"projects/p/locations/{ZONE}", queued_resource_id="q", metadata=sent, timeout=WAIT
+            )
+        with pytest.raises(Exception, match="KINETIC_EMULATOR_GRPC"):
+            client.list_locations(locations_pb2.ListLocationsRequest(name="projects/p"), metadata=sent, timeout=WAIT)
+        token = cloud.grpc.address.partition("@")[0]
+        page = ("origin", "https://evil.example")
+        with pytest.raises(Exception, match="KINETIC_EMULATOR_GRPC"):
+            client.list_nodes(
+                parent=f"projects/p/locations/{ZONE}", metadata=(("x-emulator-token", token), page), timeout=WAIT
+            )
+    assert cloud.queued_resources() == []
+
+
+def test_a_metadata_server_gives_its_identity_to_its_own_machine_only(metadata: Any) -> None:
+    place, _, token = metadata.address.partition("/")
+    path = "/computeMetadata/v1/instance/service-accounts/default/identity?audience=a"
+    flavor = {"Metadata_Flavor": "Google"}
+    assert ask(f"http://{place}", path, **flavor)[0] == 403
+    assert ask(f"http://{place}", f"/wrong{path}", **flavor)[0] == 403
+    assert ask(f"http://{place}", f"/{token}{path}", Host="evil.example", **flavor)[0] == 403
+    assert ask(f"http://{place}", f"/{token}{path}", Origin="https://evil.example", **flavor)[0] == 403
+    assert ask(f"http://{place}", f"/{token}{path}", **flavor) == (200, "signed")
+
+
+def test_an_unmodified_client_of_the_bucket_needs_its_address_and_nothing_else(
+    cloud: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud.storage.environ().items():
+        monkeypatch.setenv(name, value)
+    client = storage.Client(project="p", credentials=google.auth.credentials.AnonymousCredentials())  # type: ignore[no-untyped-call]
+    blob = client.bucket("bucket").blob("an object")
+    blob.upload_from_string(b"text")
+    found = client.bucket("bucket").get_blob("an object")
+    assert found is not None
+    assert found.download_as_bytes() == b"text"  # by the link that the server gives
+    big = client.bucket("bucket").blob("big", chunk_size=256 << 10)
+    big.upload_from_string(b"x" * (600 << 10))  # by the address that the server gives
+    assert big.size == 600 << 10
+    assert [item.name for item in client.list_blobs("bucket")] == ["an object", "big"]
+    assert requests.get(found.self_link, timeout=WAIT).json()["size"] == "4"
+
+
+def test_no_command_line_tells_the_token_and_the_server_behind_the_proxy_is_hidden(cloud: Emulator) -> None:
+    token = urlsplit(cloud.storage.url).path.strip("/").encode()
+    assert len(token) >= 32
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(entry.read_bytes())
+        except OSError:
+            continue
+    servers = [words for line in lines if b"-public-host" in (words := line.split(b"\0"))]
+    assert servers
+    assert not [line for line in lines if token in line]
+    ours = urlsplit(cloud.storage.url).netloc.encode()
+    words = next(words for words in servers if words[words.index(b"-public-host") + 1] == ours)
+    assert words[words.index(b"-host") + 1] != b"127.0.0.1"
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://127.0.0.1:{int(words[words.index(b'-port') + 1])}/storage/v1/b/bucket/o", timeout=WAIT)
+
+
+def test_two_emulators_have_two_tokens(cloud: Emulator) -> None:
+    with Emulator(zones=[ZONE], hosts=False) as other:
+        mine, theirs = (urlsplit(one.rest.url).path for one in (cloud, other))
+        assert mine != theirs
+        assert ask(other.rest.url, f"{mine}/certs")[0] == 403
+
+
+def test_a_file_of_the_printed_lines_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "cloud.env"
+    command = [sys.executable, "-m", "kinetic_orchestration.cli", "emulator", "--zone", ZONE]
+    with path.open("w", encoding="utf-8") as file:
+        path.chmod(0o644)
+        with subprocess.Popen([*command], stdout=file, stderr=subprocess.PIPE, text=True) as emulator:
+            assert emulator.stderr is not None
+            assert "running" in emulator.stderr.readline()
+            mode = stat.S_IMODE(path.stat().st_mode)
+            done = subprocess.run(
+                ["/bin/sh", "-c", '. "$1" && exec "$2" -m kinetic_orchestration.cli jobs', "sh", str(path), sys.executable],
+                env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KINETIC_HOME": str(tmp_path / "home")},
+                capture_output=True, text=True, timeout=WAIT,
+            )  # fmt: skip
+            emulator.send_signal(signal.SIGINT)
+    assert mode == 0o600
+    assert (done.returncode, done.stderr) == (0, "kinetic: no job is under way; --all lists those that ended, too\n")
