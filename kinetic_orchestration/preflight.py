@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import keras_kinetic, settings, trust
+from kinetic_orchestration import home, keras_kinetic, settings, trust
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.settings import Settings
 
@@ -142,7 +142,7 @@ def _home(here: Settings) -> Check:
     if problem:
         fix = "make it writable for this user, or name another folder with KINETIC_HOME"
         return Check("home", FAILED, f"{here.home}: {problem}", fix)
-    return Check("home", OK, f"{here.home} is writable")
+    return Check("home", OK, f"{here.home} is writable; {home.described(here.home)}")
 
 
 def _cannot_write(folder: Path) -> str:

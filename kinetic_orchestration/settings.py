@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration import home as home_module
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.notices import warn
 
@@ -127,7 +128,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
     environ = os.environ if environ is None else environ
     values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
-    home = _writable(home, sources["home"])
+    home = _usable(home, sources["home"])
     if values["store"].startswith("gs:/") and not values["store"].startswith("gs://"):
         raise UsageError(
             f"the store {values['store']!r} ({sources['store']}) has lost a slash, as it happens in pathlib: give the "
@@ -298,21 +299,28 @@ def _default_home() -> Path:
     return platformdirs.user_data_path("kinetic-orchestration")
 
 
-def _writable(home: Path, source: str) -> Path:
-    """The folder itself, or a temporary one where it cannot be written (ephemeral pods, read-only roots)."""
+def _usable(home: Path, source: str) -> Path:
+    """The folder itself, or a temporary one where it cannot be used (ephemeral pods, read-only roots)."""
+    advice, ours = "Name a folder that can be written", False
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home_module.make(home)
         if os.access(home, os.W_OK | os.X_OK):
             return home
         reason = "it is not writable"
+    except home_module.Unfit as error:
+        reason, advice, ours = error.reason, error.advice, error.ours
     except OSError as error:
         reason = error.strerror or str(error)
-    if source != "default":
-        raise UsageError(f"the home {home} ({source}) cannot be used: {reason}. Name a folder that can be written.")
-    fallback = Path(tempfile.gettempdir()) / f"kinetic-orchestration-{os.getuid()}"
-    fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if fallback.stat().st_uid != os.getuid():
-        raise UsageError(f"neither {home} nor {fallback} can be used here; set KINETIC_HOME to a folder of yours")
+    if source != "default" or ours:
+        raise UsageError(f"the home {home} ({source}) cannot be used: {reason}. {advice}.")
+    fallback = Path(tempfile.gettempdir()) / f"kinetic-orchestration-{os.geteuid()}"
+    try:
+        home_module.make(fallback)
+    except (home_module.Unfit, OSError) as error:
+        raise UsageError(
+            f"neither {home} ({reason}) nor {fallback} ({error}) can be used here; set KINETIC_HOME to a folder of "
+            "your own"
+        ) from None
     warn(
         f"{home} cannot be used ({reason}), so jobs are kept in {fallback}, which may not outlive this machine; "
         "set KINETIC_HOME to keep them elsewhere"

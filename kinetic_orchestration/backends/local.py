@@ -26,6 +26,7 @@ from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
+from kinetic_orchestration.home import private
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
 from kinetic_orchestration.values import (
@@ -108,9 +109,9 @@ class LocalBackend:
         self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
     ) -> str:
         run = self._run_of(intent.placement)
-        self._runs.mkdir(parents=True, exist_ok=True)
+        private(self._runs)
         with self._admission():
-            run.mkdir(exist_ok=True)
+            private(run)
             if wait := self._must_wait(plan.slice.hosts, run):
                 with contextlib.suppress(OSError):
                     run.rmdir()
