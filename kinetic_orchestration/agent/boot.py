@@ -549,6 +549,13 @@ def _pull(command: list[str], image: str) -> None:
     raise Failed(f"the image {image} could not be pulled within {PULL_PATIENCE:.0f} s: {said}")
 
 
+def is_googles(registry: str) -> bool:
+    """The host of an image's name, spoken to by HTTPS: `us-docker.pkg.dev`, `gcr.io`, `eu.gcr.io`."""
+    host, colon, port = registry.lower().partition(":")
+    known = [domain for domain in ("pkg.dev", "gcr.io") if host == domain or host.endswith(f".{domain}")]
+    return bool(known) and all(host.split(".")) and (not colon or port == "443")
+
+
 def in_container(image: str, command: list[str]) -> list[str]:
     """The same command inside the named image, with this machine's devices and network."""
     import shutil
@@ -561,9 +568,11 @@ def in_container(image: str, command: list[str]) -> list[str]:
     os.makedirs(login[1], mode=0o700, exist_ok=True)
     secret = os.path.join(login[1], "config.json")
     with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-        auth = base64.b64encode(f"oauth2accesstoken:{token()}".encode()).decode()
-        google = registry.endswith(("pkg.dev", "gcr.io"))
-        json.dump({"auths": {f"https://{registry}": {"auth": auth}}} if google else {}, file)
+        auths = {}
+        if is_googles(registry):  # nobody else is given this VM's token
+            auth = base64.b64encode(f"oauth2accesstoken:{token()}".encode()).decode()
+            auths = {f"https://{registry}": {"auth": auth}}
+        json.dump({"auths": auths}, file)
     say(f"the image {image} is pulled")
     try:
         _pull([docker, *login, "pull", "--quiet", image], image)

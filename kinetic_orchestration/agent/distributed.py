@@ -120,7 +120,7 @@ def environment(
         "LOCAL_WORLD_SIZE": "1",
         "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}),
     }
-    if leader.startswith("127."):  # else JAX's coordinator and gloo listen where other machines can reach them
+    if is_loopback(leader):  # else JAX's coordinator and gloo listen where other machines can reach them
         found["JAX_COORDINATOR_BIND_ADDRESS"] = coordinator
         found["GLOO_SOCKET_IFNAME"] = found["TP_SOCKET_IFNAME"] = LOOPBACK
     if slices > 1:  # within a slice, libtpu needs nothing but the machine's metadata
@@ -130,6 +130,12 @@ def environment(
     if join:
         found[JOIN] = json.dumps({"coordinator": coordinator, "hosts": hosts, "index": index})
     return found
+
+
+def is_loopback(address: str) -> bool:
+    """An address of this machine itself; a name that begins like one is none."""
+    parts = address.split(".")
+    return parts[0] == "127" and len(parts) == 4 and all(part.isdecimal() for part in parts)
 
 
 def install() -> None:

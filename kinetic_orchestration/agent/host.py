@@ -173,7 +173,7 @@ class Host:
             self._ask_account()
             self._keep_or_end_program()
         # With the other hosts, also where each is an imitation of a machine.
-        self.shares_machine = placed.result().startswith("127.")
+        self.shares_machine = distributed.is_loopback(placed.result())
         if self.at.resource:
             self._watch_machine()
         if promise := promised.result():

@@ -112,7 +112,7 @@ def check(archive: Path, root: Path, version: str) -> None:
         loaded = set(re.findall(r"\s(/\S+\.so[\d.]*)$", maps, re.MULTILINE))
     foreign = [
         path for path in loaded
-        if not path.startswith(os.path.realpath(name)) and not _ON_HOSTS.match(os.path.basename(path).encode())
+        if not path.startswith(os.path.realpath(name) + os.sep) and not _ON_HOSTS.match(os.path.basename(path).encode())
     ]  # fmt: skip
     if done.returncode or os.path.realpath(prefix) != os.path.realpath(name) or foreign:
         reason = done.stderr.strip() or f"it loads {', '.join(sorted(foreign)) or prefix}"

@@ -475,6 +475,36 @@ def test_a_pull_that_fails_in_passing_is_made_again_and_one_that_is_refused_is_t
     assert failed.value.cause == wire.INFRASTRUCTURE
 
 
+@pytest.mark.parametrize(
+    ("image", "given"),
+    [
+        ("us-docker.pkg.dev/p/r/i:1", "us-docker.pkg.dev"),
+        ("pkg.dev/i", "pkg.dev"),
+        ("EU.gcr.io/p/i@sha256:0", "EU.gcr.io"),
+        ("gcr.io:443/p/i", "gcr.io:443"),
+        ("evilpkg.dev/p/i", ""),
+        ("us-docker.evilpkg.dev/p/i", ""),
+        ("evilgcr.io/p/i", ""),
+        (".gcr.io/p/i", ""),
+        ("pkg.dev.evil.example/p/i", ""),
+        ("gcr.io:80/p/i", ""),
+        ("evil.example:443/gcr.io/i", ""),
+        ("gcr.io@evil.example/p/i", ""),
+    ],
+)
+def test_only_googles_registries_are_given_the_token_of_this_vm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, given: str
+) -> None:
+    monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
+    monkeypatch.setattr(boot, "token", lambda fresh=False: "secret")
+    (tmp_path / "docker").write_text(f'#!/bin/sh\ncat "$2/config.json" > {tmp_path}/told\n')
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    boot.in_container(image, ["python3", "-I", "agent"])
+    auths = json.loads((tmp_path / "told").read_text())["auths"]
+    assert list(auths) == ([f"https://{given}"] if given else [])
+
+
 def test_a_slice_is_gone_when_both_the_queued_resource_and_the_node_answer_404(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud that forgets the queued resource and leaves its node behind: seen, and the node is deleted."""
     asked: list[str] = []
