@@ -25,6 +25,7 @@ from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.step import identity_of, leave, place_of
 from dagster_kinetic.summary import headline
+from kinetic_orchestration import visible
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.identity import Identity, of
@@ -163,7 +164,7 @@ class FleetNarrator:
     def _told(self, place: int, event: Event) -> None:
         if isinstance(event, Output):
             hosts = self._hosts[place]
-            write(prefixed(event, hosts, f"[{place}] "))
+            write(visible.log(prefixed(event, hosts, f"[{place}] ")))
             if self._logs is not None:
                 self._logs.write(place, prefixed(event, hosts).encode("utf-8", "backslashreplace"))
         elif isinstance(event, Metrics):

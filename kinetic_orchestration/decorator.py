@@ -204,7 +204,8 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
     if checked.debug:
         raise UsageError(
             "debug=True waits in front of a function; for a command put the debugger into it: "
-            "['python', '-m', 'debugpy', '--listen', '127.0.0.1:5678', '--wait-for-client', 'train.py']"
+            "['python', '-m', 'debugpy', '--listen', '127.0.0.1:5678', '--wait-for-client', 'train.py'], "
+            "where every user of the machine can then attach"
         )
     folder = os.path.abspath(os.fspath(cwd) if cwd is not None else os.getcwd())
     if not os.path.isdir(folder):

@@ -35,9 +35,15 @@ A message says what happened, where the evidence is, and what to do next.
 
 from __future__ import annotations
 
+from kinetic_orchestration import visible
+
 
 class KineticError(Exception):
     """The root: `except KineticError` catches whatever this project raises itself."""
+
+    def __str__(self) -> str:
+        """It may quote what a job wrote, and ends up on terminals."""
+        return visible.log(super().__str__())
 
 
 class UsageError(KineticError, ValueError):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, lifecycle
+from kinetic_orchestration import act, attempts, lifecycle, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
@@ -447,7 +447,10 @@ def hands_of_this_process() -> Hands:
 
 
 class Printer:
-    """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each."""
+    """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each.
+
+    Whatever stands in them, a terminal obeys nothing of it but colours.
+    """
 
     def __init__(
         self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None
@@ -458,18 +461,18 @@ class Printer:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Output):
-            self._write(prefixed(event, self._hosts))
+            self._write(visible.log(prefixed(event, self._hosts)))
         elif isinstance(event, Change):
             detail = f": {event.message}" if event.message else ""
-            self._changes(f"kinetic: {event.phase}{detail}\n")
+            self._changes(visible.text(f"kinetic: {event.phase}{detail}") + "\n")
         elif isinstance(event, Metrics):
             step = "" if event.step is None else f" step {event.step}"
             values = " ".join(f"{name}={value:.6g}" for name, value in event.values.items())
-            self._write(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}\n")
+            self._write(visible.text(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}") + "\n")
         elif isinstance(event, Progress) and event.host == 0:
             of = f"/{event.total:g}" if event.total else ""
             said = f"{event.done:g}{of} {event.unit}".rstrip() + pace(event.rate, event.unit)
-            self._write(f"{_prefix(event.host, self._hosts)}progress: {said}\n")
+            self._write(visible.text(f"{_prefix(event.host, self._hosts)}progress: {said}") + "\n")
 
 
 def pace(rate: float, unit: str) -> str:

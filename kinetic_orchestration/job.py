@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, attempts, bill, lifecycle, links, settings, trust
+from kinetic_orchestration import act, attempts, bill, lifecycle, links, settings, trust, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import Backend, open_backend
@@ -643,7 +643,7 @@ def _write(text: str) -> None:
 
 def say(text: str) -> None:
     """A line about a job, beside its output."""
-    _write_error(f"kinetic: {text}\n")
+    _write_error(f"kinetic: {visible.text(text)}\n")
 
 
 def _write_error(text: str) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import sys
 import warnings
 
+from kinetic_orchestration import visible
+
 _OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
 _said: set[str] = set()
 
 
 def warn(message: str) -> None:
     """Warn where the user's code called into this project, so that Python shows that line."""
-    warnings.warn(message, stacklevel=_distance() + 1)
+    warnings.warn(visible.text(message), stacklevel=_distance() + 1)
 
 
 def warn_once(message: str) -> None:
     """The same, once in a process however many jobs it concerns."""
     if message not in _said:
         _said.add(message)
-        warnings.warn(message, stacklevel=_distance() + 1)
+        warnings.warn(visible.text(message), stacklevel=_distance() + 1)
 
 
 def tell_once(text: str) -> None:

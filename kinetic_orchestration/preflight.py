@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import re
 import shutil
 import socket
 import subprocess
@@ -108,6 +109,8 @@ def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
             value = ""  # 0 stands for what the machine holds
         elif name == "signing_key":
             value = "(set, not shown)" if value else ""
+        elif name in ("emulator", "emulator_grpc", "storage_emulator"):
+            value = re.sub(r"[^/@]+@|(?<=[^/]/)[^/].*", "(token, not shown)", value)
         elif name == "retention":
             value = f"{value / 86400:g}d"
         elif name == "zone_patience":

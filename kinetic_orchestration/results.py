@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from kinetic_orchestration import visible
 from kinetic_orchestration.act import Job, doubt_of_value
 from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import (
@@ -61,7 +62,7 @@ def error_of(job: Job, outcome: Outcome) -> Exception:
     if cause == wire.USER and failure is not None and failure.type:
         error = _user_error(job, outcome, failure)
         with suppress(Exception):  # notes are a courtesy; some classes forbid attributes
-            error.add_note(_evidence(job).strip())
+            error.add_note(visible.log(_evidence(job).strip()))
         return error
     if cause == wire.USER:
         return JobFailed(f"job {job.job_id} failed{where}: {reason}{_tail(failure)}{_evidence(job)}", **about)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,9 @@ from google.cloud import storage, tpu_v2
 from google.cloud.location import locations_pb2
 from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.agent import debugger
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
@@ -192,6 +199,19 @@ def test_no_command_line_tells_the_token_and_the_server_behind_the_proxy_is_hidd
         requests.get(f"http://127.0.0.1:{int(words[words.index(b'-port') + 1])}/storage/v1/b/bucket/o", timeout=WAIT)
 
 
+def test_doctor_does_not_show_the_token(
+    cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in cloud.environ().items():
+        monkeypatch.setenv(name, value)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    token = urlsplit(cloud.rest.url).path.strip("/")
+    assert f"http://127.0.0.1:{cloud.rest.port}/(token, not shown)" in shown
+    assert f"(token, not shown)127.0.0.1:{cloud.grpc.address.rpartition(':')[2]}" in shown
+    assert token not in shown
+
+
 def test_two_emulators_have_two_tokens(cloud: Emulator) -> None:
     with Emulator(zones=[ZONE], hosts=False) as other:
         mine, theirs = (urlsplit(one.rest.url).path for one in (cloud, other))
@@ -216,3 +236,82 @@ def test_a_file_of_the_printed_lines_is_for_its_owner_alone(tmp_path: Path) -> N
             emulator.send_signal(signal.SIGINT)
     assert mode == 0o600
     assert (done.returncode, done.stderr) == (0, "kinetic: no job is under way; --all lists those that ended, too\n")
+
+
+# ---- the debugger ----------------------------------------------------------------------------------------------
+
+
+@kinetic.run(accelerator="cpu", debug=True)
+def debugged(x: int) -> int:
+    return x + 1
+
+
+ATTACH = """
+import json, os, socket, sys
+os.setgid(65534), os.setuid(int(sys.argv[2]))
+body = json.dumps({"seq": 1, "type": "request", "command": "initialize", "arguments": {"adapterID": "t"}}).encode()
+family = socket.AF_INET6 if sys.argv[3] else socket.AF_INET
+with socket.socket(family) as connection:
+    connection.settimeout(10)
+    connection.connect((sys.argv[3] + "127.0.0.1", int(sys.argv[1])))
+    heard = b""
+    try:
+        connection.sendall(sys.argv[4].encode() + b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body)
+        while b"request_seq" not in heard and (more := connection.recv(4096)):
+            heard += more
+    except (ConnectionError, TimeoutError):
+        pass
+print("request_seq" in heard.decode())
+"""
+
+
+def attached(port: int, user: int, mapped: str = "", before: str = "") -> bool:
+    """Whether a debugger of a user is answered."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", ATTACH, str(port), str(user), mapped, before],
+        capture_output=True, text=True, timeout=WAIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip() == "True"
+
+
+def ports_of(words: str) -> set[int]:
+    """Where processes with these words in their command line listen."""
+    held = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if words.encode() in (process / "cmdline").read_bytes():
+                held |= {os.readlink(file).removeprefix("socket:[").rstrip("]") for file in (process / "fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in held}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_debugger_of_another_user_or_of_a_page_of_the_web_is_not_answered(home: Path) -> None:
+    job = debugged.run_async(1)
+    try:
+        found = None
+        deadline = time.monotonic() + WAIT
+        while found is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+            found = re.search(r"waiting for a debugger on 127\.0\.0\.1:(\d+)", job.logs() or "")
+        port = int(found[1])
+        listening = ports_of("debugpy/adapter")
+        assert port in listening and len(listening) >= 2  # editors' and programs'
+        for each in listening:
+            assert not attached(each, user=65534), "another user"
+            assert not attached(each, user=65534, mapped="::ffff:"), "another user, by IPv6"
+        assert not attached(port, user=0, before="POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"), "a browser of this user"
+        assert not job.status().final
+    finally:
+        job.cancel()
+
+
+def test_whose_a_connection_is_is_told_by_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        accepted, _ = server.accept()
+        with accepted:
+            assert debugger.is_mine(accepted)
+            assert debugger.is_mine(mine)
+            assert not debugger.is_mine(server)  # which nobody has connected

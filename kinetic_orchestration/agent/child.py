@@ -15,8 +15,6 @@ import signal
 import sys
 from typing import Any
 
-DEBUG_PATIENCE = 600.0
-
 
 def main() -> None:
     control = int(sys.argv[1])
@@ -83,7 +81,9 @@ def _call(go: dict[str, Any]) -> int:
     distributed.together = f"{outcome}.waits"
     try:
         if go["debug"]:
-            _wait_for_debugger(go["debug"])
+            from kinetic_orchestration.agent import debugger
+
+            debugger.wait(go["debug"], outcome)
         try:
             function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
         except payload.Tampered as error:
@@ -152,26 +152,3 @@ def _code(error: SystemExit) -> int:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _wait_for_debugger(port: int) -> None:
-    """On loopback, at the usual port or another that is free; after a while the function runs without."""
-    import threading
-
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
-    import debugpy  # noqa: T100
-
-    try:
-        _, port = debugpy.listen(("127.0.0.1", port))  # noqa: T100
-    except RuntimeError:  # another session has it
-        _, port = debugpy.listen(("127.0.0.1", 0))  # noqa: T100
-    os.environ["PYTHONBREAKPOINT"] = "debugpy.breakpoint"
-    patience = threading.Timer(DEBUG_PATIENCE, debugpy.wait_for_client.cancel)
-    patience.daemon = True
-    patience.start()
-    sys.stderr.write(
-        f"waiting for a debugger on 127.0.0.1:{port}, for {DEBUG_PATIENCE / 60:g} minutes; in an editor: "
-        f'{{"type": "debugpy", "request": "attach", "connect": {{"host": "127.0.0.1", "port": {port}}}}}\n'
-    )
-    debugpy.wait_for_client()  # noqa: T100
-    patience.cancel()

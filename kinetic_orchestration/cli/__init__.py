@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kinetic_orchestration import visible
 from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import guarded
 
 # The commands' modules; a command's function has its name.
 COMMANDS = {
@@ -33,9 +35,14 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; its exit code."""
+    _never_fail_to_print()
+    with guarded():
+        return _answered(argv)
+
+
+def _answered(argv: Sequence[str] | None) -> int:
     from kinetic_orchestration.cli.parser import make_parser
 
-    _never_fail_to_print()
     try:
         try:
             arguments = make_parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
@@ -73,7 +80,7 @@ def _run(command: Callable[[Any], int], arguments: Any) -> int:
             if arguments.debug:
                 raise
             sys.stdout.flush()
-            sys.stderr.write(f"kinetic: error: {_text(error)}\n")
+            sys.stderr.write(f"kinetic: error: {visible.log(_text(error))}\n")
             return codes.of(error)
 
 
@@ -84,7 +91,7 @@ def _text(error: BaseException) -> str:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write(f"kinetic: warning: {message}\n")
+    sys.stderr.write(f"kinetic: warning: {visible.text(str(message))}\n")
 
 
 def _never_fail_to_print() -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kinetic_orchestration import portrait, settings
+from kinetic_orchestration import portrait, settings, visible
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
@@ -92,7 +92,7 @@ def status(arguments: Namespace) -> int:
         print()
         show_table(("attempt", "lasted", "ended", "why"), rows, right=("attempt",))
     if peek.outcome is not None and peek.status.value != "SUCCEEDED":
-        print(f"{_failure(peek.outcome.verdict)}\nThe log: kinetic-orchestration logs {handle.job_id}")
+        print(f"{visible.log(_failure(peek.outcome.verdict))}\nThe log: kinetic-orchestration logs {handle.job_id}")
     return codes.of_status(state.value)
 
 
@@ -140,12 +140,12 @@ def result(arguments: Namespace) -> int:
         if arguments.json:
             show_json(_answer(handle, error=error))
         sys.stdout.flush()
-        sys.stderr.write(f"kinetic: error: {_told(error, handle)}\n")
+        sys.stderr.write(f"kinetic: error: {visible.log(_told(error, handle))}\n")
         return codes.FAILED
     if arguments.json:
         show_json(_answer(handle, value))
     else:
-        print(repr(value))
+        print(visible.text(repr(value)))
     return codes.OK
 
 

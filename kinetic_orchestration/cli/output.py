@@ -6,18 +6,57 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
+
+from kinetic_orchestration import visible
+
+
+class Guarded:
+    """A stream to a terminal, or on its way to one, whatever a pipe makes of it first: nothing in it is obeyed but
+    colours. The last of several guards: what names and messages are is cleaned where they are shown.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(visible.log(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def unguarded(stream: Any) -> TextIO:
+    """For who draws on a terminal, with text that is clean."""
+    found: TextIO = stream.stream if isinstance(stream, Guarded) else stream
+    return found
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Meanwhile, what a command prints, warns of and fails with."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Guarded(before[0]), Guarded(before[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 def show_json(document: Any) -> None:
     """One JSON document; whatever JSON has no word for becomes null."""
-    sys.stdout.write(json.dumps(plain(document), ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.write(visible.in_json(json.dumps(plain(document), ensure_ascii=False, indent=2)) + "\n")
 
 
 def show_json_line(item: Any) -> None:
-    sys.stdout.write(json.dumps(plain(item), ensure_ascii=False) + "\n")
+    sys.stdout.write(visible.in_json(json.dumps(plain(item), ensure_ascii=False)) + "\n")
 
 
 def plain(value: Any) -> Any:
@@ -37,6 +76,7 @@ def plain(value: Any) -> Any:
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Columns named in `right` hold numbers."""
+    rows = [[visible.text(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, rows, right)
         return
@@ -59,7 +99,7 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = Console(file=unguarded(sys.stdout))
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     least = 0
     for index, name in enumerate(columns):
@@ -87,7 +127,7 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Names and texts below each other; a text of several lines is kept in its column."""
     width = max(len(name) for name, _ in fields)
     for name, text in fields:
-        first, *more = text.splitlines() or [""]
+        first, *more = visible.text(text).splitlines() or [""]
         print(f"{name:<{width}}  {first}".rstrip())
         for line in more:
             print(f"{'':<{width}}  {line}".rstrip())
@@ -95,7 +135,7 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 def note(text: str) -> None:
     """A word beside the output."""
-    sys.stderr.write(f"kinetic: {text}\n")
+    sys.stderr.write(f"kinetic: {visible.text(text)}\n")
     sys.stderr.flush()
 
 
@@ -140,11 +180,13 @@ def _live(text: str) -> Iterator[Say]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task(text, total=None)
+    with Progress(
+        *columns, console=Console(file=unguarded(sys.stderr)), transient=True, redirect_stdout=False
+    ) as progress:
+        task = progress.add_task(visible.text(text), total=None)
 
         def say(text: str, *, detail: str = "") -> None:
-            progress.update(task, description=f"{text} · {detail}" if detail else text)
+            progress.update(task, description=visible.text(f"{text} · {detail}" if detail else text))
 
         yield say
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from kinetic_orchestration import visible
 from kinetic_orchestration.agent import payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import (
@@ -128,7 +129,7 @@ def revive(
             error = payload.load(path, failure.digest)
             if isinstance(error, Exception):
                 with contextlib.suppress(Exception):  # notes are a courtesy; some classes forbid attributes
-                    error.add_note(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}")
+                    error.add_note(visible.log(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}"))
                 return error
             why = "it is not one that a job may raise here"  # SystemExit, KeyboardInterrupt
         except payload.Tampered as error:

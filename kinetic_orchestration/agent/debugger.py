@@ -1,0 +1,136 @@
+"""Waiting for a debugger, of this user alone: whoever attaches runs code as the user whose program it is.
+
+debugpy listens on loopback and asks whoever connects for nothing, and editors have no token to give. So the kernel is
+asked whose each connection is. debugpy's adapter, the process to which editors connect, is started through this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 600.0
+CONNECTIONS = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network namespace, with the user of each
+_BEGINS = b"content-"  # a message of the debug adapter protocol; a page of the web could only have a browser say GET
+
+
+def wait(port: int, beside: str) -> None:
+    """On loopback, at this port or another that is free; after a while the function runs without. `beside` names the
+    files that this needs.
+    """
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
+    import debugpy  # noqa: T100
+
+    guarded = os.path.exists(CONNECTIONS[0])
+    if guarded:
+        debugpy.configure(python=_adapter(f"{beside}.adapter"))
+    with _only_mine() if guarded else contextlib.nullcontext():
+        try:
+            _, port = debugpy.listen(("127.0.0.1", port))  # noqa: T100
+        except RuntimeError:  # another session has it
+            _, port = debugpy.listen(("127.0.0.1", 0))  # noqa: T100
+    os.environ["PYTHONBREAKPOINT"] = "debugpy.breakpoint"
+    patience = threading.Timer(PATIENCE, debugpy.wait_for_client.cancel)
+    patience.daemon = True
+    patience.start()
+    open_to_all = "" if guarded else "; this system does not tell who connects, so ANY USER OF THIS MACHINE CAN ATTACH"
+    sys.stderr.write(
+        f"waiting for a debugger on 127.0.0.1:{port}, for {PATIENCE / 60:g} minutes{open_to_all}; in an editor: "
+        f'{{"type": "debugpy", "request": "attach", "connect": {{"host": "127.0.0.1", "port": {port}}}}}\n'
+    )
+    debugpy.wait_for_client()  # noqa: T100
+    patience.cancel()
+
+
+def _adapter(path: str) -> str:
+    """A program that runs debugpy's adapter as Python would, but through this file."""
+    words = shlex.join([sys.executable, os.path.abspath(__file__)])
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as file:
+        file.write(f'#!/bin/sh\nexec {words} "$@"\n')
+    return path
+
+
+@contextlib.contextmanager
+def _only_mine(kind: type[socket.socket] = socket.socket) -> Iterator[None]:
+    """Meanwhile, every `accept` of this process closes what other users have connected, and goes on waiting."""
+    accept = socket.socket.accept
+
+    def of_mine(listener: socket.socket) -> tuple[socket.socket, Any]:
+        while True:
+            connection, address = accept(listener)
+            if is_mine(connection):
+                return connection if kind is socket.socket else kind(fileno=connection.detach()), address
+            connection.close()
+
+    socket.socket.accept = of_mine  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        socket.socket.accept = accept  # type: ignore[method-assign]
+
+
+def is_mine(connection: socket.socket) -> bool:
+    """Its other end, on this machine, belongs to this user. Not if that cannot be told."""
+    try:
+        here, there = connection.getsockname(), connection.getpeername()
+        rows = {(_shown(there), _shown(here)), (_mapped(there), _mapped(here))}
+        for path in CONNECTIONS:
+            with open(path, encoding="ascii") as file:
+                for line in file:
+                    fields = line.split()
+                    if (fields[1], fields[2]) in rows and fields[7] == str(os.geteuid()):
+                        return True
+    except (OSError, IndexError):
+        pass
+    return False
+
+
+def _shown(address: tuple[Any, ...]) -> str:
+    """As the kernel shows it: words of 32 bits in this machine's order."""
+    host, port = address[:2]
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
+    return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}"
+
+
+def _mapped(address: tuple[Any, ...]) -> str:
+    """As one of a program that speaks IPv6 and means IPv4."""
+    host, port = address[:2]
+    return _shown((host if ":" in host else f"::ffff:{host}", port))
+
+
+class Spoken(socket.socket):
+    """A connection on which nothing is heard but the debug adapter protocol."""
+
+    heard = b""
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        count = super().recv_into(buffer, nbytes, flags)
+        missing = len(_BEGINS) - len(self.heard)
+        if missing > 0:
+            self.heard += bytes(memoryview(buffer)[: min(count, missing)]).lower()
+            if not _BEGINS.startswith(self.heard):
+                return 0  # the end, as it were
+        return count
+
+
+def _run_adapter() -> None:
+    import runpy
+
+    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # nothing of ours is meant there
+    del sys.argv[0]
+    with _only_mine(Spoken):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _run_adapter()

@@ -1,0 +1,56 @@
+"""Text of others on its way to a terminal, which obeys more than letters: it would set titles, fill the clipboard,
+clear the screen, answer in the keyboard's place, or show a line backwards.
+
+What is not to be obeyed is shown as Python writes it: `\\x1b]52;`. It knows neither streams nor what the text says.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# C0 but for tab and newline, DEL, C1 (which terminals obey in UTF-8, too), other ends of lines, what turns the
+# direction of writing (https://trojansource.codes), and halves of characters.
+_CONTROLS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_ALL: Final = re.compile(_CONTROLS)
+_BUT_COLOURS: Final = re.compile(rf"(\x1b\[[0-9;:]*m)|(?!\r){_CONTROLS}")
+_JSON: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONG: Final = {"2": 5, "5": 3}  # a colour of its own: so many parameters, by the second of them
+
+
+def text(of: str) -> str:
+    """For names, messages and values: lines of characters, and nothing that is obeyed."""
+    return _ALL.sub(_escaped, of)
+
+
+def log(of: str) -> str:
+    """For what a program has printed: its colours stay, and the returns to a line's beginning, as progress has."""
+    return _BUT_COLOURS.sub(_log_part, of)
+
+
+def in_json(document: str) -> str:
+    """The same document, with what `json.dumps(ensure_ascii=False)` leaves as it is."""
+    return _JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+def _log_part(found: re.Match[str]) -> str:
+    colours = found[1]
+    if colours is None:
+        return _escaped(found)
+    return colours if not _hides(re.split("[;:]", colours[2:-1])) else text(colours)
+
+
+def _hides(parameters: list[str]) -> bool:
+    """One of them is 8, by which text is there and not seen."""
+    at = 0
+    while at < len(parameters):
+        if parameters[at].lstrip("0") == "8":
+            return True
+        long = parameters[at].lstrip("0") in ("38", "48", "58")
+        at += _LONG.get("".join(parameters[at + 1 : at + 2]), 1) if long else 1
+    return False
