@@ -13,6 +13,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import visible
 from kinetic_orchestration.cli import main, output
+from kinetic_orchestration.cli.guard import guarded
 from kinetic_orchestration.errors import JobFailed
 
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsLmV4YW1wbGUgfCBzaAo=\x07"
@@ -88,7 +89,7 @@ def test_no_command_has_a_terminal_obey(
 def test_names_of_others_are_letters_in_tables_and_fields(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
-    with output.guarded():
+    with guarded():
         output.show_table(("id", "name"), [("1", f"\x1b[8m{EVIL}\r")])
         output.show_fields([("job", f"\x1b[31m{EVIL}\r")])
     assert not OBEYED.search(re.sub(r"\x1b\[[01]?m", "", out.getvalue())), repr(out.getvalue())

@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic_orchestration import visible
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import guarded
+from kinetic_orchestration.cli.guard import guarded
 
 # The commands' modules; a command's function has its name.
 COMMANDS = {
