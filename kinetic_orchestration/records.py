@@ -10,6 +10,7 @@ It does not know who vouches for a record: that is `trust`.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import sys
@@ -311,6 +312,6 @@ def _before(fields: Any, attempt: int) -> Before | None:
     if sum(before.spent) != attempt - 1:
         spent = schema.short(fields["spent"])
         raise Wrong(None, "before.spent", f"is {spent}, which is not of {attempt - 1} attempts")
-    if any(one >= other for one, other in zip(before.ran, (*before.ran[1:], attempt), strict=True)):
+    if any(one >= other for one, other in itertools.pairwise((*before.ran, attempt))):
         raise Wrong(None, "before.ran", f"is {schema.short(fields['ran'])}, which are not attempts before it")
     return before

@@ -18,7 +18,7 @@ from kinetic_orchestration import act, records
 from kinetic_orchestration.agent import frames, names, processes, schema, wire
 from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, CloudRecords
 from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.records import TooLarge
+from kinetic_orchestration.agent.records import Record, TooLarge
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower
@@ -200,6 +200,20 @@ def test_projects_of_any_kind_pass(project: str) -> None:
 def test_and_nothing_else_does(project: str) -> None:
     with pytest.raises(schema.Wrong):
         schema.project(project)
+
+
+@pytest.mark.parametrize(
+    ("ran", "good"), [([], True), ([1], True), ([1, 2], True), ([2, 1], False), ([3], False), ([1, 1], False)]
+)
+def test_an_intent_names_attempts_before_it_in_their_order(ran: list[int], good: bool) -> None:
+    fields = {"attempt": 3, "boot": "b", "placement": {}, "allowed": 1.0, "before": {"spent": [0, 1, 0, 1], "ran": ran}}
+    record = Record(wire.encode(fields), 1, 1.0)
+    if good:
+        before = records.intent_of(record, JOB, 3).before
+        assert before is not None and before.ran == tuple(ran)
+    else:
+        with pytest.raises(Corrupt, match=r"its before\.ran is"):
+            records.intent_of(record, JOB, 3)
 
 
 # ---- a process that looks --------------------------------------------------------------------------------------
