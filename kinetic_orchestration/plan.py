@@ -23,6 +23,7 @@ from kinetic_orchestration.spec import (
     Options,
     TpuVm,
     check_keras_backend,
+    image_of,
     refuse,
     slice_of,
 )
@@ -59,7 +60,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     backend = backend_of(options, settings)
     slice_ = slice_of(options)
     for name in IGNORED[backend]:
-        if getattr(options, name):
+        if image_of(options) if name == "container_image" else getattr(options, name):
             warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
     _tell_of_kinetics_settings(environ or {})
     env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
@@ -166,7 +167,7 @@ def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping
         "project": settings.project,
         "zones": zones,
         "spot": options.spot or slice_.spot,
-        "image": options.container_image or "",
+        "image": image_of(options),
         "cloud": {name: list(value) if isinstance(value, tuple) else value for name, value in {**plain, **own}.items()},
         "secret_refs": dict(options.secrets or {}),
         "affordable": _affordable(options, slice_, zones, cloud.num_slices, settings),

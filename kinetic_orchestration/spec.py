@@ -20,7 +20,19 @@ from kinetic_orchestration.values import Limits, Retry
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
 TPU_VM = "tpu-vm"
+KINETIC_IMAGES = ("bundled", "prebuilt")  # as container_image, Keras Kinetic's words for images that it builds
 KERAS_BACKENDS = ("jax", "tensorflow", "torch")  # on which it trains; "numpy" and "openvino" only infer
+
+
+# As github.com/distribution/reference has it: [registry[:port]/]path[:tag][@digest].
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_REGISTRY = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
+_PART = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?:{_REGISTRY}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+)
+LONGEST_REFERENCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,7 @@ def check_options(options: Options) -> Options:
     if options.keras_backend is not None:
         check_keras_backend("keras_backend", options.keras_backend)
     profile.asked(options.profile)
+    image_of(options)
     _check_volumes(options.volumes)
     _check_conflicts(options)
     for entry in fields(Limits):
@@ -162,6 +175,25 @@ def check_keras_backend(source: str, name: Any) -> None:
         hint = f": did you mean {near[0]!r}?" if near else ""
         *most, last = map(repr, KERAS_BACKENDS)
         raise UsageError(f"{source} is {name!r}, and Keras trains on {', '.join(most)} or {last}{hint}")
+
+
+def image_of(options: Options) -> str:
+    """The container that the job runs in; "" for none. Keras Kinetic's own two words name images that Kinetic builds:
+    nothing is built here, and hosts get locked packages instead.
+    """
+    image = options.container_image
+    if not image or image in KINETIC_IMAGES:
+        return ""
+    if isinstance(image, str) and len(image) <= LONGEST_REFERENCE and _REFERENCE.fullmatch(image):
+        return image
+    near = image.strip().lower() if isinstance(image, str) else ""
+    hint = f": did you mean {near!r}?" if near != image and near in KINETIC_IMAGES else ""
+    if not hint and near != image and _REFERENCE.fullmatch(near):
+        hint = f": did you mean {near!r}? A repository is written in small letters, without spaces around it"
+    raise UsageError(
+        f"container_image is {image!r}, which no registry can have{hint or ''}. It is an image's reference, such as "
+        "'us-docker.pkg.dev/my-project/images/train:7', or None for hosts with locked packages"
+    )
 
 
 def _check_volumes(volumes: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kinetic_orchestration import notices, plan
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm, check_options
 from kinetic_orchestration.values import Limits, Plan, Retry
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -132,7 +133,7 @@ def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("container_image", "prebuilt"), ("base_image_repo", "mine/kinetic"), ("cluster", "c"), ("namespace", "n"),
+        ("container_image", "gcr.io/me/i:1"), ("base_image_repo", "mine/kinetic"), ("cluster", "c"), ("namespace", "n"),
         ("zone", "us-east5-a"), ("project", "p"), ("spot", True), ("backend", "gke"), ("backend", "pathways"),
     ],
 )  # fmt: skip
@@ -176,3 +177,41 @@ def test_backends_are_refused_by_name() -> None:
         plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
     with pytest.raises(UsageError, match="there is no backend 'x'"):
         plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
+
+
+CLOUD = replace(SETTINGS, store="gs://bucket/kinetic", project="p", backend="tpu-vm")
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
+@pytest.mark.parametrize("settings", [SETTINGS, CLOUD])
+@pytest.mark.parametrize("word", ["bundled", "prebuilt", "", None])
+def test_keras_kinetics_words_for_the_images_that_it_builds_name_no_image(settings: Settings, word: str | None) -> None:
+    """And nothing of them is ignored, about which one would have to be warned."""
+    planned = plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=word)), settings)
+    assert planned.image == ""
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "python", "python:3.11", "gcr.io/p/i", "us-docker.pkg.dev/p/r/train:7", "localhost:5000/a__b/c-d.e:V_1.2",
+        "r/i@sha256:" + "0a" * 32, "r/i:1@sha256:" + "0a" * 32, "[::1]:5000/i", "Registry.Example/i",
+    ],
+)  # fmt: skip
+def test_an_image_is_named_as_docker_names_it(image: str) -> None:
+    planned = plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=image)), CLOUD)
+    assert planned.image == image
+
+
+@pytest.mark.parametrize(
+    ("image", "advice"),
+    [
+        ("My/Image", "did you mean 'my/image'"), (" prebuilt", "did you mean 'prebuilt'"),
+        ("r/i:", "such as 'us-docker"), ("https://gcr.io/p/i", "such as"), ("r/i:a b", "such as"), ("-r/i", "such as"),
+        ("r/i@sha256:12", "such as"), ("r//i", "such as"), (7, "container_image is 7"), ("r/" + "i" * 600, "such as"),
+        ("--privileged", "such as"), ("r/i\n", "did you mean 'r/i'"),
+    ],
+)  # fmt: skip
+def test_an_image_that_cannot_be_is_refused_before_anything_is_sent(image: Any, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        check_options(Options(accelerator="v5e-8", container_image=image))

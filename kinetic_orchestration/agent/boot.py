@@ -521,7 +521,7 @@ def python_of(version: str) -> str:
 _REFUSED = (
     ("unauthorized", "denied", "forbidden", "authentication required", "no basic auth"),
     ("manifest unknown", "not found", "name unknown", "invalid reference format", "repository does not exist",
-     "no matching manifest"),
+     "no matching manifest", "name invalid"),
 )  # fmt: skip
 
 
@@ -546,7 +546,8 @@ def _pull(command: list[str], image: str) -> None:
             )
         if unknown:
             raise Unusable(f"there is no image {image}: {said}\nPush it, or name another one")
-    raise Failed(f"the image {image} could not be pulled within {PULL_PATIENCE:.0f} s: {said}")
+    kind = Unusable if "no such host" in said.lower() else Failed  # a registry of that name, so long: there is none
+    raise kind(f"the image {image} could not be pulled within {PULL_PATIENCE:.0f} s: {said}")
 
 
 def is_googles(registry: str) -> bool:
@@ -562,7 +563,10 @@ def in_container(image: str, command: list[str]) -> list[str]:
 
     docker = shutil.which("docker")
     if docker is None:
-        raise Failed(f"there is no docker on this VM to run {image} with: choose a runtime version that has it")
+        raise Unusable(
+            f"there is no docker on this VM to run {image} with: choose a runtime version that has it, with "
+            "cloud=TpuVm(runtime_version=…), or leave container_image out"
+        )
     registry = image.partition("/")[0]
     login = ["--config", os.path.join(home(), "docker")]
     os.makedirs(login[1], mode=0o700, exist_ok=True)

@@ -458,6 +458,8 @@ def test_a_pull_that_fails_in_passing_is_made_again_and_one_that_is_refused_is_t
     for says, expected in (
         ("Error response from daemon: pull access denied for r/i", "artifactregistry.reader"),
         ("Error response from daemon: manifest for r/i:1 not found: manifest unknown", "there is no image r/i:1"),
+        ("invalid reference format: repository name (library/I) must be lowercase", "there is no image r/i:1"),
+        ("name invalid: Request contains an invalid argument.", "there is no image r/i:1"),
     ):
         docker.write_text(f"#!/bin/sh\necho x >> {told}\necho '{says}' >&2\nexit 1\n")
         told.unlink()
@@ -473,6 +475,16 @@ def test_a_pull_that_fails_in_passing_is_made_again_and_one_that_is_refused_is_t
     with pytest.raises(boot.Failed, match="toomanyrequests") as failed:
         boot.in_container("r/i:1", ["python3", "-I", "agent"])
     assert failed.value.cause == wire.INFRASTRUCTURE
+    docker.write_text("#!/bin/sh\necho 'dial tcp: lookup registry.exmaple: no such host'\nexit 1\n")
+    with pytest.raises(boot.Unusable, match=r"within 0 s.*no such host"):
+        boot.in_container("registry.exmaple/i:1", ["python3", "-I", "agent"])
+
+
+def test_a_machine_without_docker_is_no_matter_of_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(boot.Failed, match=r"no docker on this VM to run r/i:1 with.*runtime_version") as failed:
+        boot.in_container("r/i:1", ["python3", "-I", "agent"])
+    assert failed.value.cause == wire.CONFIGURATION
 
 
 @pytest.mark.parametrize(
