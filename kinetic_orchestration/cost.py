@@ -6,6 +6,7 @@ Where none is known the answer is None, never a guess. This module does not know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -166,6 +167,13 @@ def together(parts: Sequence[Estimate], *, attempts: int, queued: float, ready: 
     )
 
 
+def check_usd(usd: float) -> None:
+    if not isinstance(usd, int | float) or math.isnan(usd):
+        raise UsageError(f"limits.cost is {usd!r}: give dollars, as a number")
+    if usd <= 0:
+        raise UsageError(f"limits.cost is {usd!r}: a job that may cost nothing cannot run; leave it out for no limit")
+
+
 def affordable(
     usd: float,
     slice: Slice,
@@ -176,10 +184,7 @@ def affordable(
     overrides: Mapping[str, float] | None = None,
 ) -> float:
     """The seconds for which `usd` pays, in the dearest of the zones."""
-    if not isinstance(usd, int | float):
-        raise UsageError(f"limits.cost is {usd!r}: give dollars, as a number")
-    if usd <= 0:
-        raise UsageError(f"limits.cost is {usd!r}: a job that may cost nothing cannot run; leave it out for no limit")
+    check_usd(usd)
     rates = []
     for zone in zones or ("",):
         found = price(slice, zone, spot, overrides)

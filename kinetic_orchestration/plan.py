@@ -11,7 +11,7 @@ from typing import Any
 from kinetic_orchestration import profile
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.accelerators import zones as zones_of
-from kinetic_orchestration.cost import affordable
+from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.secret_shapes import is_secret, told_by_value
@@ -60,6 +60,8 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     backend = backend_of(options, settings)
     slice_ = slice_of(options)
     for name in IGNORED[backend]:
+        if name == "project" and options.secrets:  # which are read there, wherever the job runs
+            continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
     _tell_of_kinetics_settings(environ or {})
@@ -74,7 +76,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     )
     if backend == LOCAL:
         _check_local(options)
-        cloud: dict[str, Any] = {}
+        cloud: dict[str, Any] = {"secret_refs": dict(options.secrets or {})}
     else:
         _check_remote(options, settings, backend)
         limits = replace(limits, provision=limits.provision or PROVISION, run=limits.run or RUN)
@@ -211,12 +213,7 @@ def _check_local(options: Options) -> None:
     if options.cloud is not None and options.cloud.num_slices != 1:
         raise refuse("cloud=TpuVm(num_slices=…)", "local", "it emulates one slice; leave num_slices out")
     if options.limits.cost is not None:
-        raise refuse("limits.cost", "local", "nothing is charged on this machine; leave it out")
-    if options.secrets:
-        raise refuse(
-            "secrets=", "local",
-            "there is no Secret Manager here; name the variables in capture_env_vars, which go by an inherited pipe",
-        )  # fmt: skip
+        check_usd(options.limits.cost)
 
 
 def capture(
@@ -270,7 +267,7 @@ def describe(plan: Plan) -> str:
         ("capacity", "spot" if plan.spot else ""),
         ("image", plan.image),
         ("store", f"{plan.store}, deployment {plan.deployment}"),
-        ("limits", ", ".join(_limits(plan.limits)) or "none"),
+        ("limits", ", ".join(_limits(plan)) or "none"),
         ("retry", f"user {plan.retry.user}, preemption {plan.retry.preemption}, infra {plan.retry.infra}"),
         (
             "environment",
@@ -291,13 +288,13 @@ def _emulation(hosts: int) -> str:
     return "emulated by one process" if hosts == 1 else f"emulated by {hosts} processes"
 
 
-def _limits(limits: Limits) -> Iterator[str]:
+def _limits(plan: Plan) -> Iterator[str]:
     for name in ("provision", "run", "total", "stall"):
-        value = getattr(limits, name)
+        value = getattr(plan.limits, name)
         if value is not None:
             yield f"{name} {duration(value)}"
-    if limits.cost is not None:
-        yield f"cost ${limits.cost:.2f}"
+    if plan.limits.cost is not None:
+        yield f"cost ${plan.limits.cost:.2f}" + ("" if plan.remote else " (nothing is charged on this machine)")
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 A secret is written by whoever submits, read by the hosts with their own account, and removed when the job's value is
 collected; whatever is forgotten expires. It knows names and values, not what they are for.
+
+A job on this machine gets the same secrets from here: whoever submits reads them with their own credentials.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 from urllib.parse import quote
 
-from kinetic_orchestration import troubles
+from kinetic_orchestration import credentials, troubles
 from kinetic_orchestration.agent import schema
-from kinetic_orchestration.errors import BackendError, UsageError
+from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
 from kinetic_orchestration.google_rest import Answer, google
+from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Asked
 
@@ -69,6 +72,81 @@ def put(settings: Settings, name: str, value: str, expires: float, labels: Mappi
     return whole
 
 
+def check_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Refuse, before anything is sent, what `values_here` could never find. Nothing is asked."""
+    for variable, secret in wanted.items():
+        if not _SECRET.fullmatch(secret):
+            raise UsageError(
+                f"secrets={{{variable!r}: {secret!r}}} is no name of a secret: write the name that it has in Secret "
+                "Manager, or projects/PROJECT/secrets/NAME, or that with /versions/NUMBER"
+            )
+        try:
+            _whole(settings, secret)
+            credentials.credentials(settings)
+        except CredentialsError as error:
+            _from(environ, variable, secret, error)
+
+
+def values_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of secrets by the variables that are to hold them, as the hosts of Cloud TPU find them, but with the
+    credentials of this process. Where there is no project or nobody to be, the variable itself is taken.
+    """
+    check_here(settings, wanted, environ)
+    return {variable: _value_here(settings, variable, secret, environ) for variable, secret in wanted.items()}
+
+
+_SECRET = re.compile(
+    r"[A-Za-z0-9_-]{1,255}|projects/[a-z0-9][a-z0-9.:-]{0,99}/secrets/[A-Za-z0-9_-]{1,255}"
+    r"(?:/versions/[A-Za-z0-9_-]{1,63})?"
+)
+
+
+def _value_here(settings: Settings, variable: str, secret: str, environ: Mapping[str, str]) -> str:
+    try:
+        whole = _whole(settings, secret)
+        with google(settings) as api:
+            answer = api.call(
+                "GET", SERVICE, f"v1/{whole if '/versions/' in whole else f'{whole}/versions/latest'}:access"
+            )
+    except CredentialsError as error:
+        return _from(environ, variable, secret, error)
+    if answer.status == 404:
+        project, name = whole.split("/")[1::2][:2]
+        raise UsageError(
+            f"there is no {whole} for {variable} in Secret Manager: {answer.status_of().message}. Look at gcloud "
+            f"secrets versions list {name} --project={project}, or make it with gcloud secrets create {name} "
+            f"--project={project} --data-file=-"
+        )
+    if answer.status == 403:
+        raise UsageError(
+            f"the secret {whole} for {variable} could not be read: {answer.status_of().message}. On this machine the "
+            "secrets of a job are read with your own credentials, which need roles/secretmanager.secretAccessor on it"
+        )
+    _check(answer, settings, "secretmanager.versions.access", "read from")
+    return base64.b64decode(answer.body["payload"]["data"]).decode("utf-8", "surrogateescape")
+
+
+def _whole(settings: Settings, secret: str) -> str:
+    if secret.startswith("projects/"):
+        return secret
+    if not (project := credentials.project(settings)):
+        raise CredentialsError("no Google Cloud project is named")
+    return resource(project, secret)
+
+
+def _from(environ: Mapping[str, str], variable: str, secret: str, error: CredentialsError) -> str:
+    if variable not in environ:
+        raise UsageError(
+            f"the secret {secret} for {variable} cannot be read on this machine: {str(error).rstrip('.')}. Set the "
+            f"variable itself (export {variable}=…), or name the project with KINETIC_PROJECT and log in with "
+            f"'{credentials.LOGIN}'"
+        ) from None
+    warn_once(
+        f"{variable} is the one of this environment, not Secret Manager's {secret}: {str(error).partition('. ')[0]}"
+    )
+    return environ[variable]
+
+
 def delete(settings: Settings, whole: str, labels: Mapping[str, str]) -> bool:
     """Remove a secret with all its versions, if it has these labels; True once it is gone.
 
@@ -103,13 +181,13 @@ def kept(settings: Settings, label: str, value: str) -> Iterator[Kept]:
                 return
 
 
-def _check(answer: Answer, settings: Settings, permission: str) -> None:
+def _check(answer: Answer, settings: Settings, permission: str, what: str = "kept in") -> None:
     if answer.ok:
         return
     status = answer.status_of()
     needed = {"metadata": {"permission": permission, "service": f"{SERVICE}.googleapis.com"}}
     trouble = troubles.classify(status._replace(details=(needed, *status.details)), Asked(settings.project))
-    raise BackendError(f"a secret could not be kept in Secret Manager: {trouble.sentence}", trouble.cause)
+    raise BackendError(f"a secret could not be {what} Secret Manager: {trouble.sentence}", trouble.cause)
 
 
 def _stamp(seconds: float) -> str:

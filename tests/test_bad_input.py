@@ -303,8 +303,6 @@ def test_two_conflicting_settings(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"cloud": kinetic.TpuVm(num_slices=2)}, "num_slices=….*not possible on the local backend"),
-        ({"limits": kinetic.Limits(cost=10)}, "limits.cost is not possible on the local backend"),
-        ({"secrets": {"TOKEN": "projects/x"}}, "secrets= is not possible.*capture_env_vars"),
     ],
 )
 def test_options_of_ours_that_mean_nothing_here_are_refused_by_name(options: dict[str, Any], message: str) -> None:

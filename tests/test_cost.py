@@ -28,7 +28,7 @@ from kinetic_orchestration.cost import (
     times,
     together,
 )
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.plan import describe, make_plan
 from kinetic_orchestration.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
@@ -332,6 +332,18 @@ class _Nowhere(LocalBackend):
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
         name = names.slice_of(plan.store, plan.deployment, job_id, attempt)
         return {"backend": "tpu-vm", "project": plan.project, "zone": ZONE, "name": name, "hosts": plan.hosts}
+
+
+def test_a_cost_limit_never_bites_on_this_machine_and_the_plan_says_so(tmp_path: Path) -> None:
+    """The code is the same in both places; what it says is still read."""
+    here = settings.load({}, home=tmp_path)
+    there = JobSpec("f", Options(accelerator="tpu7x-8", limits=Limits(cost=10)))
+    plan = make_plan(there, here)
+    assert (plan.limits.cost, plan.affordable) == (10, 0.0)
+    assert "cost $10.00 (nothing is charged on this machine)" in describe(plan)
+    for wrong in ("10", 0, -1, float("nan")):
+        with pytest.raises(errors.UsageError, match=r"limits\.cost is"):
+            make_plan(JobSpec("f", Options(accelerator="cpu", limits=Limits(cost=wrong))), here)  # type: ignore[arg-type]
 
 
 def _job(records: Records, tmp_path: Path, plan: Plan) -> act.Job:

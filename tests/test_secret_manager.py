@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kinetic_orchestration import secret_manager, settings
-from kinetic_orchestration.errors import BackendError
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import credentials, secret_manager, settings
+from kinetic_orchestration.errors import BackendError, KineticError, UsageError
 from kinetic_orchestration.google_rest import google
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.testing import Emulator
 
+MARK = "c1fa96"[::-1]  # of values, in no file that travels with a job
 LABELS = {"kinetic-mark": "0123abcd", "kinetic-job": "job-1"}
 
 
@@ -83,3 +87,92 @@ def test_an_api_that_is_not_enabled_is_named(cloud: Emulator, here: Settings) ->
     cloud.disable("secretmanager.googleapis.com")
     with pytest.raises(BackendError, match=r"gcloud services enable secretmanager\.googleapis\.com"):
         secret_manager.put(here, "a", "x", time.time() + 60, LABELS)
+
+
+# ---- on this machine -----------------------------------------------------------------------------------------------
+
+
+def backwards() -> str:
+    """Because the store has what is returned."""
+    return os.environ["MODEL_TOKEN"][::-1]
+
+
+def on_this_machine(secret: str, **options: Any) -> Any:
+    job = kinetic.run(accelerator="cpu", secrets={"MODEL_TOKEN": secret}, **options)(backwards).run_async()
+    return job.result()[::-1]
+
+
+@pytest.fixture
+def pointed(cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """At the emulated Secret Manager, with a store on this machine."""
+    monkeypatch.setattr("kinetic_orchestration.google_rest.PAUSES", (0.01, 0.01))
+    for name in ("KINETIC_EMULATOR", "KINETIC_PROJECT"):
+        monkeypatch.setenv(name, cloud.environ()[name])
+    monkeypatch.setenv("KINETIC_BACKEND", "local")
+    return cloud
+
+
+def test_a_job_here_gets_its_secrets_from_secret_manager_and_the_store_never_sees_them(
+    pointed: Emulator, home: Path
+) -> None:
+    """With the caller's own rights, in each form in which a job on Cloud TPU names them."""
+    model = pointed.add_secret("model", f"first-{MARK}")
+    with google(settings.load()) as api:
+        newest = base64.b64encode(f"newest-{MARK}".encode()).decode()
+        assert api.call("POST", "secretmanager", f"v1/{model}:addVersion", {"payload": {"data": newest}}).ok
+    assert on_this_machine("model") == f"newest-{MARK}"
+    assert on_this_machine("projects/emulated/secrets/model") == f"newest-{MARK}"
+    assert on_this_machine("projects/emulated/secrets/model/versions/1") == f"first-{MARK}"
+    assert not [path for path in home.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        ("other", r"projects/emulated/secrets/other for MODEL_TOKEN.*gcloud secrets create other"),
+        ("projects/emulated/secrets/model/versions/7", r"versions/7 for MODEL_TOKEN.*gcloud secrets"),
+        ("x/../prod", r"no name of a secret"),
+        ("projects/p/secrets/a?b", r"no name of a secret"),
+    ],
+)
+def test_a_secret_that_is_not_there_ends_a_job_here_before_it_begins(
+    pointed: Emulator, secret: str, message: str
+) -> None:
+    pointed.add_secret("model", "x")
+    with pytest.raises(KineticError, match=message):
+        on_this_machine(secret)
+
+
+def test_a_secret_that_may_not_be_read_is_told_with_the_role(pointed: Emulator) -> None:
+    pointed.add_secret("model", "x")
+    pointed.deny("client", "secretmanager.versions.access")
+    with pytest.raises(KineticError, match=r"roles/secretmanager\.secretAccessor"):
+        on_this_machine("model")
+
+
+@pytest.fixture
+def no_google(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop that has never heard of Google Cloud."""
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "nothing"))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    credentials._default.cache_clear()
+
+
+@pytest.mark.usefixtures("no_google")
+@pytest.mark.filterwarnings("ignore:MODEL_TOKEN is the one of this environment")
+@pytest.mark.parametrize("secret", ["model", "projects/p/secrets/model"])
+def test_without_a_project_or_credentials_the_variable_of_that_name_is_taken(
+    secret: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_TOKEN", f"mine-{MARK}")
+    assert on_this_machine(secret) == f"mine-{MARK}"
+    assert not [path for path in home.rglob("*") if path.is_file() and MARK.encode() in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("no_google")
+def test_without_either_the_job_is_refused_with_the_lines_that_help(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"MODEL_TOKEN.*export MODEL_TOKEN=.*KINETIC_PROJECT.*gcloud auth"):
+        on_this_machine("model")
+    assert not list((home / "store").glob("*/jobs/*")), "nothing was sent"

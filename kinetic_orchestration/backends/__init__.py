@@ -66,7 +66,7 @@ def open_backend(name: str, settings: Settings) -> Backend:
     if name == "local":
         from kinetic_orchestration.backends.local import LocalBackend
 
-        return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment)
+        return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, settings)
     if name == "tpu-vm":
         from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 

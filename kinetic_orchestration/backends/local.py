@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration import secret_manager
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.assignment import Assignment
@@ -29,6 +30,7 @@ from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.home import private
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
+from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.values import (
     ABSENT,
     ELSEWHERE,
@@ -60,7 +62,12 @@ FAREWELL_PATIENCE = 2.0
 
 
 class LocalBackend:
-    def __init__(self, home: Path, max_hosts: int, store: str, deployment: str) -> None:
+    def __init__(
+        self, home: Path, max_hosts: int, store: str, deployment: str, settings: Settings | None = None
+    ) -> None:
+        """`settings`: by which the secrets of a job are read that names some."""
+        self._settings = settings
+        self._known: dict[str, dict[str, str]] = {}  # secrets of jobs that still wait for a place
         self._home = home
         self._runs = home / "run"
         self._max_hosts = max_hosts
@@ -70,6 +77,8 @@ class LocalBackend:
         check_size(plan.slice, self._max_hosts)
         for mount in plan.volumes:
             _check_mount(mount)
+        if plan.secret_refs and self._settings is not None:
+            secret_manager.check_here(self._settings, plan.secret_refs, os.environ)
 
     def prepare(self) -> None:
         pass
@@ -110,6 +119,7 @@ class LocalBackend:
     ) -> str:
         run = self._run_of(intent.placement)
         private(self._runs)
+        secrets = {**secrets, **self._referred(plan, job_id)}
         with self._admission():
             private(run)
             if wait := self._must_wait(plan.slice.hosts, run):
@@ -117,7 +127,16 @@ class LocalBackend:
                     run.rmdir()
                 return wait
             self._launch(plan, job_id, spec_digest, intent, secrets)
+        self._known.pop(job_id, None)
         return ""
+
+    def _referred(self, plan: Plan, job_id: str) -> dict[str, str]:
+        """The values that the job's hosts are handed by their pipe: asked for before others have to wait for it."""
+        if not plan.secret_refs or self._settings is None:
+            return {}
+        if job_id not in self._known:
+            self._known[job_id] = secret_manager.values_here(self._settings, plan.secret_refs, os.environ)
+        return self._known[job_id]
 
     def _launch(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> None:
         if not sys.executable:

@@ -24,6 +24,14 @@ def test_a_task_waits_on_its_worker_and_its_templates_are_rendered(airflow: Airf
     assert "DEFERRED" not in done["log"]
 
 
+def test_a_task_on_this_machine_takes_what_is_said_of_money_and_secrets_for_the_cloud(
+    airflow: Airflow, home: Path
+) -> None:
+    told = {"STORY_TOKEN": "of-the-worker", "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(home)}
+    done = airflow("run_dag", home, environ=told, dag_id="has_a_secret_and_a_cost_limit")
+    assert done["xcoms"]["train/return_value"] == "rekrow-eht-fo"
+
+
 def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="waits_on_a_triggerer")
     assert done["states"] == {"train": "success", "after": "success"}

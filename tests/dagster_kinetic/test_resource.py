@@ -239,6 +239,24 @@ def test_a_run_inside_any_asset_and_many_in_one_step():
     assert dg.materialize([sums], resources={"kinetic": KineticResource()}).output_for_node("sums") == [3, 10]
 
 
+@pytest.mark.filterwarnings("ignore:STORY_TOKEN is the one of this environment")
+def test_a_run_on_this_machine_takes_what_is_said_of_money_and_secrets_for_the_cloud(monkeypatch, tmp_path):
+    for name, value in {"STORY_TOKEN": "x", "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+    @dg.asset
+    def told(context: dg.AssetExecutionContext, kinetic: KineticResource):
+        def read():
+            import os
+
+            return os.environ["STORY_TOKEN"]
+
+        return kinetic.run(read, accelerator="cpu", context=context)
+
+    resource = KineticResource(limits={"cost": 5}, secrets={"STORY_TOKEN": "story"})
+    assert dg.materialize([told], resources={"kinetic": resource}).output_for_node("told") == "x"
+
+
 def test_a_resource_runs_functions_outside_of_dagster_too(capfd):
     assert KineticResource().run(pow, args=(2, 5), accelerator="cpu") == 32
     assert "cost: $0.00" in capfd.readouterr().err

@@ -9,6 +9,7 @@ from airflow.sdk import Asset, dag, task
 from helper_of_dags import doubled
 
 from airflow_kinetic import KineticJobSensor, KineticTPUOperator, kinetic_task
+from kinetic_orchestration import Limits
 
 OFFSET = 100
 
@@ -33,6 +34,17 @@ def waits_on_a_worker():
         gcp_conn_id="there_is_no_such_connection",  # and none is opened for a job on this machine
         deferrable=False,
     )
+
+
+@dag(schedule=None)
+def has_a_secret_and_a_cost_limit():
+    @task.kinetic(accelerator="cpu", secrets={"STORY_TOKEN": "story"}, limits=Limits(cost=5))
+    def train() -> str:
+        import os
+
+        return os.environ["STORY_TOKEN"][::-1]
+
+    train()
 
 
 @dag(schedule=None)
@@ -227,7 +239,7 @@ def senses():
 
 
 for declare in (
-    waits_on_a_worker, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
+    waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses,
 ):  # fmt: skip
