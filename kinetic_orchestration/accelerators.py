@@ -42,6 +42,7 @@ class Slice:
     api: Api
     devices_per_chip: int = 1
     spot: bool = False
+    whichever: bool = False  # no model was named: where there are GPUs, those are meant
 
     @property
     def devices_per_host(self) -> int:
@@ -61,6 +62,8 @@ class Slice:
             text = f"{self.name}: {_count(self.chips, 'GPU')}, 1 host"
         else:
             text = f"{self.name}: {_count(self.chips, 'device')}, 1 host"
+        if self.kind != "tpu" and self.hosts > 1:
+            text += f", {self.hosts} processes"
         return f"{text}, spot" if self.spot else text
 
     def to_json(self) -> dict[str, Any]:
@@ -337,7 +340,8 @@ def parse(name: str) -> Slice:
         found = _tpu(rest)
     if found is None:
         raise UnknownAccelerator(_explain(name, kind, rest))
-    return replace(found, spot=spot and found.kind != "cpu")
+    whichever = found.kind == "gpu" and (rest == "" or _is_number(rest) or text == "gpu")
+    return replace(found, spot=spot and found.kind != "cpu", whichever=whichever)
 
 
 def from_accelerator_type(name: str) -> Slice:
@@ -352,6 +356,22 @@ def from_accelerator_type(name: str) -> Slice:
     if rest or chips not in tpu.topologies or chips > tpu.cloud_largest:
         raise UnknownAccelerator(_explain_cloud_size(name, tpu, int(match[2])))
     return tpu.slice(chips)
+
+
+def unnamed(slice: Slice) -> Slice:
+    """Of one that names no model: without what would be true of the model that Kinetic means by it."""
+    return replace(
+        slice,
+        name="gpu" if slice.chips == 1 else f"gpu:{slice.chips}",
+        generation="gpu",
+        hbm_gib_per_chip=0,
+        peak_bf16_tflops_per_chip=0,
+    )
+
+
+def by_process(slice: Slice) -> Slice:
+    """The same hardware with a process for each of its devices, as so many hosts on one machine."""
+    return replace(slice, hosts=slice.chips, chips_per_host=1)
 
 
 def catalogue() -> tuple[Slice, ...]:
@@ -386,7 +406,9 @@ def link(slice: Slice) -> str:
     """What joins its chips: ICI, NVLink or PCIe; empty for one that has nothing to join."""
     if slice.chips == 1 or slice.kind == "cpu":
         return ""
-    return "ICI" if slice.kind == "tpu" else _GPUS[slice.generation].link
+    if slice.kind == "tpu":
+        return "ICI"
+    return _GPUS[slice.generation].link if slice.generation in _GPUS else ""
 
 
 def _split(text: str) -> tuple[str, str]:

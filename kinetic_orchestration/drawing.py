@@ -190,7 +190,7 @@ def _legend(slice: Slice) -> list[str]:
         lines.append(f"[n] is a host with {slice.chips_per_host} chips ({shape}), linked to its neighbours.")
     if _layers(slice) > 1:
         lines.append("═ links every chip to the one at its place in the next layer.")
-    if slice.kind == "gpu" and slice.chips > 1:
+    if slice.kind == "gpu" and accelerators.link(slice):
         lines.append(f"═ {accelerators.link(slice)}")
     wraps = accelerators.wraps(slice)
     if wraps and all(wraps):

@@ -315,6 +315,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "env": plan.env,
         "devices": plan.slice.devices_per_host,
         "emulated": plan.emulated,
+        "processes": plan.processes,
         "distributed": plan.distributed,
         "output_dir": plan.output_dir or f"{store.url}/{names.output_dir(job)}",
         "checkpoint_dir": f"{store.url}/{names.checkpoint_dir(identity.key)}",

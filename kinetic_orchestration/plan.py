@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from kinetic_orchestration import profile
-from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.accelerators import Slice, by_process, unnamed
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
@@ -24,6 +24,7 @@ from kinetic_orchestration.spec import (
     TpuVm,
     check_keras_backend,
     image_of,
+    processes_of,
     refuse,
     slice_of,
 )
@@ -59,6 +60,10 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
     options = spec.options
     backend = backend_of(options, settings)
     slice_ = slice_of(options)
+    processes = processes_of(options, slice_)
+    if backend == LOCAL:
+        slice_ = unnamed(slice_) if slice_.whichever else slice_
+        slice_ = by_process(slice_) if processes > 1 else slice_
     for name in IGNORED[backend]:
         if name == "project" and options.secrets:  # which are read there, wherever the job runs
             continue
@@ -101,6 +106,8 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         volumes=tuple(options.volumes or ()),
         argv=spec.argv,
         distributed=settings.distributed if options.distributed is None else options.distributed,
+        emulation_asked=backend == LOCAL and is_asked_for(LOCAL, options, settings),
+        processes=processes,
         isolated=options.requirements is not None,
         abort_without_owner=settings.on_owner_lost == "abort",
         compile_cache=settings.compile_cache,
@@ -144,6 +151,8 @@ def _check_remote(options: Options, settings: Settings, backend: str) -> None:
         raise UsageError(
             f"the {backend} backend needs a Google Cloud project: name it with project= or KINETIC_PROJECT"
         )
+    if options.processes not in (None, 1):
+        raise refuse("processes=", backend, "a host of a TPU slice is one process; it is for GPUs of this machine")
     if options.debug:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
 
@@ -202,6 +211,13 @@ def backend_of(options: Options, settings: Settings) -> str:
     if backend in LATER:
         raise Unsupported(f"{LATER[backend]} ({backend}) is not part of this version; use backend='local'")
     raise UsageError(f"there is no backend {backend!r}; there is {', '.join(BACKENDS)}")
+
+
+def is_asked_for(backend: str, options: Options, settings: Settings) -> bool:
+    """Whether somebody has named this backend, in the call or in what is set, and it is not only what is left."""
+    if options.backend == backend:
+        return True
+    return settings.backend == backend and settings.sources.get("backend", "default") != "default"
 
 
 def absolute(folder: str) -> str:

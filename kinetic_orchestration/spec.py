@@ -20,6 +20,7 @@ from kinetic_orchestration.values import Limits, Retry
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
 TPU_VM = "tpu-vm"
+EACH_GPU = "gpu"
 KINETIC_IMAGES = ("bundled", "prebuilt")  # as container_image, Keras Kinetic's words for images that it builds
 KERAS_BACKENDS = ("jax", "tensorflow", "torch")  # on which it trains; "numpy" and "openvino" only infer
 
@@ -94,6 +95,7 @@ class Options:
     deployment: str | None = None
     distributed: bool | None = None
     keras_backend: str | None = None
+    processes: int | str | None = None
     profile: Profile | int | str | None = None
     partition_key: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +127,7 @@ def check_options(options: Options) -> Options:
     if not isinstance(options.accelerator, str):
         raise UsageError(f"accelerator is a name such as 'v5e-8', not {options.accelerator!r}")
     _check_types(options)
-    slice_of(options)
+    processes_of(options, slice_of(options))
     _check_names(options)
     if options.keras_backend is not None:
         check_keras_backend("keras_backend", options.keras_backend)
@@ -252,6 +254,24 @@ def slice_of(options: Options) -> accelerators.Slice:
     if options.cloud is not None and options.cloud.accelerator_type:
         return accelerators.from_accelerator_type(options.cloud.accelerator_type)
     return accelerators.parse(options.accelerator)
+
+
+def processes_of(options: Options, slice_: accelerators.Slice) -> int:
+    """How many processes run the function on one machine: 1, or one for each of its GPUs."""
+    asked = options.processes
+    if asked is None or (asked == 1 and not isinstance(asked, bool)):
+        return 1
+    if slice_.kind == "tpu":
+        raise UsageError(
+            f"processes={asked!r} is for GPUs, and a host of {slice_.name} is one process with all its chips: leave "
+            "processes out"
+        )
+    if asked != EACH_GPU and (asked != slice_.chips or isinstance(asked, bool)):
+        raise UsageError(
+            f"processes is {asked!r}: it is {EACH_GPU!r}, one process for each GPU ({slice_.chips} for {slice_.name}), "
+            "or None, one process for all of them"
+        )
+    return slice_.chips
 
 
 def options_from(given: Mapping[str, Any]) -> Options:

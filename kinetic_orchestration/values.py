@@ -67,6 +67,8 @@ class Plan:
     argv: tuple[str, ...] = ()
     distributed: bool = True
     emulated: bool = True
+    emulation_asked: bool = False  # where there is no such hardware, this machine's processors are to stand for it
+    processes: int = 1  # of one machine: each a host of its own, with one of the machine's devices
     slices: int = 1
     project: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried

@@ -280,7 +280,7 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
 
         @kinetic.run(
           accelerator="tpu-v5litepod-4",
-          container_image="prebuilt",
+          container_image="gcr.io/my/image:0",
           base_image_repo="mycompany/kinetic",
           zone="us-central1-a",
           project="my-project",
@@ -320,6 +320,7 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
         KINETIC_ZONE="europe-west4-b",
         KINETIC_CLUSTER="c",
         KINETIC_NAMESPACE="n",
+        KINETIC_BACKEND="local",
         KINETIC_BASE_IMAGE_REPO="r",
         KINETIC_LOG_LEVEL="DEBUG",
     )

@@ -55,6 +55,7 @@ class KineticOptions(TypedDict, total=False):
     output_dir: str | None
     distributed: bool | None
     keras_backend: str | None
+    processes: int | str | None
     profile: Profile | int | str | None
     partition_key: str | None
     labels: Mapping[str, str] | None

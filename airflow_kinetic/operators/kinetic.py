@@ -142,6 +142,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         output_dir: str | None = None,
         distributed: bool | None = None,
         keras_backend: str | None = None,
+        processes: int | str | None = None,
         profile: Profile | int | str | None = None,
         partition_key: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -183,6 +184,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.output_dir = output_dir
         self.distributed = distributed
         self.keras_backend = keras_backend
+        self.processes = processes
         self.profile = profile
         self.partition_key = partition_key
         self.labels = labels

@@ -7,8 +7,8 @@ class Assignment:
     """Enough for a host to find its work, and the digests that vouch for it."""
 
     __slots__ = (
-        "attempt", "boot", "deadline", "home", "host", "hosts", "job", "marker", "python", "resource", "run", "spec",
-        "store",
+        "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "python", "resource", "run",
+        "spec", "store",
     )  # fmt: skip
 
     def __init__(
@@ -26,6 +26,7 @@ class Assignment:
         marker: str,
         resource: str = "",
         deadline: str = "",
+        devices: str = "",
     ) -> None:
         self.store = store
         self.job = job
@@ -39,6 +40,7 @@ class Assignment:
         self.python = python  # that runs the program, if that is known before everything else
         self.marker = marker
         self.resource = resource  # what this host deletes when all is over: itself; "" on this machine
+        self.devices = devices  # of this machine that are this host's, as JSON; "": nobody keeps count of them
         self.deadline = deadline  # when it does so in any case, by the store's clock; "" on this machine
 
     @classmethod

@@ -44,6 +44,8 @@ def tpus() -> Callable[[], dict[str, Any]]:
 
 def gpus() -> Callable[[], dict[str, Any]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if "MIG-" in visible:
+        raise LookupError("a slice of MIG says nothing of its own")
     wanted = {int(index) for index in visible.split(",")} if visible.replace(",", "").isdigit() else set()
     try:
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 JOIN = "KINETIC_JOIN"
 EXPECT = "KINETIC_EXPECT"
+OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the devices that it sees is its own
 TRACE = "KINETIC_TRACE"  # what of the program is to be profiled, as JSON
 ALLOW = "KINETIC_ALLOW_CPU"  # the user's word that a program may run without the accelerator it is on
 
@@ -43,7 +44,8 @@ STALE = (
 STALE_NAMES = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
     | {"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"}
-    | {"TF_CONFIG", "CLOUD_TPU_TASK_ID", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", JOIN, EXPECT, TRACE}
+    | {"TF_CONFIG", "CLOUD_TPU_TASK_ID", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", JOIN, EXPECT, TRACE, OWN}
+    | {"JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"}
 )
 # Of the machine, not of a topology.
 KEPT = frozenset({"TPU_LIBRARY_PATH", "TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"})
@@ -65,13 +67,9 @@ def emulated(devices: int) -> dict[str, str]:
         "NPROC": str(max(32, 4 * devices)),
         "TPU_SKIP_MDS_QUERY": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "ROCR_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "-1",
     }
-
-
-def real(devices: int, visible: str | None) -> dict[str, str]:
-    """Of this machine's GPUs, or of those that were visible to the submitter, as many as were asked for."""
-    chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(chosen[:devices])}
 
 
 def on_gpu(given: Mapping[str, str]) -> dict[str, str]:
@@ -90,12 +88,20 @@ def on_tpu(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(
-    index: int, hosts: int, addresses: Sequence[str], ports: Mapping[str, int], *, join: bool = True, slices: int = 1
+    index: int,
+    hosts: int,
+    addresses: Sequence[str],
+    ports: Mapping[str, int],
+    *,
+    join: bool = True,
+    slices: int = 1,
+    processes: int = 1,
 ) -> dict[str, str]:
     """What each framework needs to find the other hosts. On one host only torch needs anything: code that asks for a
     process group gets one of one process, at a port that is free.
 
-    Without `join` nothing is joined by itself; the variables are there for code that does it.
+    Without `join` nothing is joined by itself; the variables are there for code that does it. So many `processes` of
+    them share a machine, one after the other.
     """
     if hosts == 1:
         alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
@@ -116,8 +122,8 @@ def environment(
         "MASTER_PORT": str(ports["torch"]),
         "WORLD_SIZE": str(hosts),
         "RANK": str(index),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(index % processes),
+        "LOCAL_WORLD_SIZE": str(processes),
         "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}),
     }
     if is_loopback(leader):  # else JAX's coordinator and gloo listen where other machines can reach them
@@ -158,6 +164,8 @@ def install() -> None:
         join = None
     after.setdefault("keras", []).append(lambda keras: _attend_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
+    if os.environ.get(OWN):
+        after.setdefault("tensorflow", []).append(_see_own)
     if TRACE in os.environ:
         from kinetic_orchestration.agent import profiler, tracers
 
@@ -283,6 +291,14 @@ def _check_tensorflow_gpu(tensorflow: Any) -> None:
             f"tensorflow {tensorflow.__version__} sees no GPU and would compute on the CPU of this GPU host: require "
             f"tensorflow[and-cuda], or set {ALLOW}=1 to allow it"
         )
+
+
+def _see_own(tensorflow: Any) -> None:
+    """It would take memory on all that it sees; torch takes none unasked, and JAX has a variable for it."""
+    gpus = tensorflow.config.list_physical_devices("GPU")
+    own = int(os.environ[OWN])
+    if own < len(gpus):
+        tensorflow.config.set_visible_devices(gpus[own], "GPU")
 
 
 _JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin")

@@ -12,7 +12,7 @@ import stat
 import time
 
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.agent.start import lock_of
+from kinetic_orchestration.agent.start import lock_of, told
 
 TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
     me = processes.find(guard)
     started = me.started if me else ""
     # By hand: to import json would take longer than all the rest here.
-    owner = f'{{"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"}}'
+    owner = told(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
     os.pwrite(lock, owner.encode(), 0)
     processes.adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

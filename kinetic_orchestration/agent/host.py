@@ -35,7 +35,7 @@ REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as their
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
 PROOF_PACE = 5.0
 COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
-DEVICES = ("CUDA_VISIBLE_DEVICES",)  # which of the machine's the program is given
+DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
 LONGEST_UNIT = 80  # of what is done: a beat that is too large is none
 
 
@@ -357,6 +357,9 @@ class Host:
         if task.get("device_metrics"):
             kind = "" if task["emulated"] else task["accelerator"]["kind"]
             seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
+            if distributed.OWN in message["env"]:  # of those that it shares with others
+                own = int(message["env"][distributed.OWN])
+                seen = {name: value.split(",")[own] for name, value in seen.items()}
             variable, value = self.at.marker.split("=", 1)
             environ = {**os.environ, **task["env"], **seen, variable: value}
             self._measuring().begin(kind, self.ready.python, environ)

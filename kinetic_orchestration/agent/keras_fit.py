@@ -180,7 +180,10 @@ class _Hosts:
         return [float(number) for number in tensor]
 
     def _device(self) -> str:
-        return "cuda" if self._group.get_backend() == "nccl" else "cpu"
+        if self._group.get_backend() != "nccl":
+            return "cpu"
+        own = os.environ.get("KINETIC_OWN_DEVICE", "")
+        return f"cuda:{own}" if own else "cuda"
 
     def _flat(self, tensors: Iterable[Any]) -> Iterator[tuple[list[Any], Any]]:
         """Few tensors of one kind, since every message costs as much as a round trip; one at a time, and none much

@@ -36,10 +36,11 @@ def orders(
     """
     env = {
         **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
-        **_devices(at, task, environ),
         **distributed.environment(
-            at.host, at.hosts, addresses, ports, join=task["distributed"], slices=task.get("slices", 1)
+            at.host, at.hosts, addresses, ports,
+            join=task["distributed"], slices=task.get("slices", 1), processes=task.get("processes", 1),
         ),
+        **_devices(at, task, environ),
         **extra,
         "KINETIC_JOB_ID": at.job,
         "KINETIC_HOST_INDEX": str(at.host),
@@ -78,7 +79,12 @@ def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]
     given = {**environ, **task["env"]}
     if task["accelerator"]["kind"] == "tpu":
         return distributed.on_tpu(given)
-    return {**distributed.real(task["devices"], environ.get("CUDA_VISIBLE_DEVICES")), **distributed.on_gpu(given)}
+    import json
+
+    env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else {}
+    if distributed.OWN in env and "KERAS_TORCH_DEVICE" not in given:
+        env["KERAS_TORCH_DEVICE"] = f"cuda:{env[distributed.OWN]}"
+    return {**env, **distributed.on_gpu(given)}
 
 
 def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]:

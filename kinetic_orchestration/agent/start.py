@@ -96,6 +96,8 @@ def take(assignment: Assignment) -> int | None:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if assignment.devices:  # which nobody else gets as long as this lock is held
+                os.write(lock, told(assignment, "").encode())
             os.link(fresh, name)
         except FileExistsError:
             os.close(lock)
@@ -114,9 +116,19 @@ def take(assignment: Assignment) -> int | None:
             time.sleep(0.005)
             continue
         if os.fstat(lock).st_nlink:  # of a life that was killed
+            if assignment.devices:
+                os.ftruncate(lock, os.pwrite(lock, told(assignment, "").encode(), 0))
             return lock
         os.close(lock)
     return None
+
+
+def told(assignment: Assignment, more: str) -> str:
+    """What the lock's file says, as JSON: first the devices, which are there before the file has its name. `more` is
+    what is known later: it only adds to the text, so that who reads meanwhile finds the same devices.
+    """
+    parts = [part for part in (f'"devices": {assignment.devices}' if assignment.devices else "", more) if part]
+    return "{" + ", ".join(parts) + "}"
 
 
 def lock_of(assignment: Assignment) -> str:

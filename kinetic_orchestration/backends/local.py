@@ -26,8 +26,10 @@ from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
+from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.home import private
+from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.requirements import uv_settings
 from kinetic_orchestration.settings import Settings
@@ -46,6 +48,7 @@ from kinetic_orchestration.values import (
     Staged,
 )
 
+TPU = "TPU"  # as a device that one job has
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
 GOOGLE = "0x1ae0"  # as a vendor on the PCI bus
 TPU_DEVICES = {  # as jax/_src/hardware_utils.py has them
@@ -75,6 +78,10 @@ class LocalBackend:
 
     def check(self, plan: Plan) -> None:
         check_size(plan.slice, self._max_hosts)
+        if plan.slice.kind == "gpu" and not plan.emulation_asked:
+            _choice(plan.slice)
+        elif plan.slice.kind == "cpu" and (unseen := gpus.hidden(os.environ.get("PATH", ""))):
+            warn_once(f"accelerator={plan.slice.name!r} hides this machine's GPUs ({unseen}): 'gpu' takes one")
         for mount in plan.volumes:
             _check_mount(mount)
         if plan.secret_refs and self._settings is not None:
@@ -84,6 +91,8 @@ class LocalBackend:
         pass
 
     def emulates(self, slice_: Slice) -> bool:
+        if slice_.kind == "gpu":
+            return not gpus.choice(slice_, gpus.here(os.environ).gpus).kinds
         return not has_real(slice_)
 
     def dry_run(self, plan: Plan) -> str:
@@ -122,11 +131,16 @@ class LocalBackend:
         secrets = {**secrets, **self._referred(plan, job_id)}
         with self._admission():
             private(run)
-            if wait := self._must_wait(plan.slice.hosts, run):
-                with contextlib.suppress(OSError):
-                    run.rmdir()
+            devices = None
+            try:
+                wait, devices = self._admit(plan, run)
+            finally:
+                if devices is None:
+                    with contextlib.suppress(OSError):
+                        run.rmdir()
+            if devices is None:
                 return wait
-            self._launch(plan, job_id, spec_digest, intent, secrets)
+            self._launch(plan, job_id, spec_digest, intent, secrets, devices)
         self._known.pop(job_id, None)
         return ""
 
@@ -138,14 +152,72 @@ class LocalBackend:
             self._known[job_id] = secret_manager.values_here(self._settings, plan.secret_refs, os.environ)
         return self._known[job_id]
 
-    def _launch(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]) -> None:
+    def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
+        """What of the machine each host gets, and nobody else while its lock is held; or why the job has to wait."""
+        if wait := self._must_wait(plan.slice.hosts, run):
+            return wait, None
+        if plan.emulated or plan.slice.kind == "cpu":
+            return "", []
+        leases = self._leases(run)
+        if plan.slice.kind == "tpu":  # whose driver gives all chips to one process
+            if TPU in leases:
+                return f"waiting for this machine's TPU: {leases[TPU]} has it", None
+            return "", [{"ids": [TPU], "env": {}}]
+        return self._gpus_for(plan.slice, run, leases)
+
+    def _gpus_for(self, slice_: Slice, run: Path, leases: Mapping[str, str]) -> tuple[str, list[dict[str, Any]] | None]:
+        choice, hosts = _choice(slice_), slice_.hosts
+        taken = self._taken(run) or choice.take(leases.keys())
+        if not taken:
+            there = max(map(len, choice.kinds))
+            holders = ", ".join(sorted(set(leases.values())))
+            noun = "a GPU" if choice.needed == 1 else f"{choice.needed} GPUs"
+            return f"waiting for {noun}: this machine has {there}, and others have too many of them ({holders})", None
+        whole = [gpu.id for gpu in taken]
+        return "", [
+            {
+                "ids": [whole[host]] if hosts > 1 else whole,
+                "taken": whole,
+                "env": gpus.environment(taken, host, hosts),
+            }
+            for host in range(hosts)
+        ]
+
+    def _taken(self, run: Path) -> tuple[gpus.Gpu, ...]:
+        """What this placement has already, when its submission is made once more."""
+        for lock in _locks(run).values():
+            if (names := _devices_of(lock).get("taken", [])) and _held(lock):
+                there = {gpu.id: gpu for gpu in gpus.here(os.environ).gpus}
+                return tuple(there[name] for name in names if name in there)
+        return ()
+
+    def _leases(self, besides: Path) -> dict[str, str]:
+        """Which device which job has. Of hosts that were killed, a program that outlives them goes on with theirs."""
+        found: dict[str, str] = {}
+        for other in self._runs.iterdir() if self._runs.is_dir() else ():
+            if other.name[0] == "." or other == besides:
+                continue
+            for lock in _locks(other).values():
+                ids = _devices_of(lock).get("ids", [])
+                if ids and (_held(lock) or processes.marked(marker(other))):
+                    found |= dict.fromkeys(map(str, ids), other.name.rpartition("-")[0])
+        return found
+
+    def leases(self) -> dict[str, str]:
+        """For people: which device, by its id, which job has."""
+        return self._leases(self._runs)
+
+    def _launch(
+        self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        devices: Sequence[Mapping[str, Any]],
+    ) -> None:  # fmt: skip
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
         private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
         handed = json.dumps({name: values for name, values in private.items() if values}).encode()
         launchers: list[subprocess.Popen[bytes]] = []
         try:
-            self._start(plan, job_id, spec_digest, intent, handed, launchers)
+            self._start(plan, job_id, spec_digest, intent, handed, devices, launchers)
         except OSError as error:
             raise BackendError(
                 f"this machine could not start {plan.slice.hosts} hosts: {error.strerror}. It may have too many "
@@ -163,6 +235,7 @@ class LocalBackend:
         spec_digest: str,
         intent: Intent,
         handed: bytes,
+        devices: Sequence[Mapping[str, Any]],
         launchers: list[subprocess.Popen[bytes]],
     ) -> None:
         """One launcher for each host; those that were started are in the list whatever happens."""
@@ -170,6 +243,7 @@ class LocalBackend:
         run = self._run_of(intent.placement)
         for host in range(plan.slice.hosts):
             assignment = self.assignment(plan, job_id, spec_digest, intent, host)
+            assignment.devices = json.dumps(devices[host]) if devices else ""
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(folder / "__main__.py"), *assignment.words()],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
@@ -371,17 +445,32 @@ def memory() -> int:
     return min(total, limit)
 
 
+def _choice(slice_: Slice) -> gpus.Choice:
+    """What of this machine suits a slice of GPUs; if nothing ever could, the error that says what there is."""
+    found = gpus.here(os.environ)
+    choice = gpus.choice(slice_, found.gpus)
+    if choice.kinds:
+        return choice
+    seen = gpus.told(found.gpus) or "none"
+    hidden = len(gpus.listed(os.environ).gpus) - len(found.gpus)
+    if hidden:
+        variables = "CUDA_VISIBLE_DEVICES and its like"
+        seen += f" ({hidden} more {'is' if hidden == 1 else 'are'} hidden from this process by {variables})"
+    why = f"; {'; '.join(found.troubles)}" if found.troubles else ""
+    advice = "Ask for what is there ('gpu', 'gpu:2'), or say backend='local' to have it emulated on the processor"
+    if slice_.whichever and any(gpu.is_slice for gpu in found.gpus):
+        advice = "A program can use one slice of MIG: ask for 'gpu', or say processes='gpu' for one process on each"
+    noun = "1 GPU" if slice_.chips == 1 else f"{slice_.chips} GPUs"
+    model = "" if slice_.whichever else f" of model {slice_.generation}"
+    raise UsageError(f"{slice_.name} is {noun}{model}, and this machine's drivers list {seen}{why}. {advice}")
+
+
 def has_real(slice_: Slice, root: Path = Path("/")) -> bool:
-    """Whether this very machine is what was asked for, so that nothing is emulated. `root` is where it is looked at."""
-    if slice_.hosts != 1 or slice_.kind == "cpu":
+    """Whether this machine's chips are the TPU slice that was asked for. `root` is where it is looked at."""
+    if slice_.hosts != 1 or slice_.kind != "tpu":
         return False
-    if slice_.kind == "tpu":
-        nodes = [*(root / "dev").glob("accel[0-9]*"), *(root / "dev/vfio").glob("[0-9]*")]
-        return len(nodes) == slice_.chips and slice_.generation in _tpus(root)
-    models = [_text(path).lower() for path in (root / "proc/driver/nvidia/gpus").glob("*/information")]
-    wanted = slice_.generation.split("-")  # "a100-80gb" is "NVIDIA A100-SXM4-80GB"
-    fitting = [model for model in models if all(re.search(rf"\b{word}\b", model) for word in wanted)]
-    return len(fitting) >= slice_.chips
+    nodes = [*(root / "dev").glob("accel[0-9]*"), *(root / "dev/vfio").glob("[0-9]*")]
+    return len(nodes) == slice_.chips and slice_.generation in _tpus(root)
 
 
 def _tpus(root: Path) -> set[str]:
@@ -420,6 +509,22 @@ def _held(lock: Path) -> bool:
     finally:
         os.close(opened)
     return not lock.exists()  # it ended between the listing and the look: neither dead nor here
+
+
+def _devices_of(lock: Path) -> dict[str, Any]:
+    """What a host has of the machine: its lock's file says so from the first moment on, and more is only added."""
+    for _ in range(100):
+        try:
+            text = lock.read_text(encoding="utf-8")
+        except OSError:
+            return {}
+        if not text:
+            return {}
+        with contextlib.suppress(ValueError):
+            owner = json.loads(text)
+            return dict(owner.get("devices") or {}) if isinstance(owner, dict) else {}
+        time.sleep(0.001)  # it is just being written
+    return {}
 
 
 def _owner(lock: Path) -> dict[str, Any] | None:

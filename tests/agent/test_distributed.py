@@ -163,9 +163,15 @@ def test_an_emulated_host_has_its_devices_and_threads_enough_for_their_collectiv
     assert distributed.emulated(16)["NPROC"] == "64"
 
 
-def test_of_more_gpus_than_asked_for_only_so_many_are_visible() -> None:
-    assert distributed.real(2, None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
-    assert distributed.real(2, "5,6,7") == {"CUDA_VISIBLE_DEVICES": "5,6"}
+def test_processes_of_one_machine_count_their_ranks_as_torchrun_does() -> None:
+    ports = {"jax": 1, "torch": 2, "tensorflow": 3, "megascale": 9}
+    found = [
+        distributed.environment(index, 4, ["127.0.0.1"] * 4, ports, processes=processes)
+        for index, processes in ((0, 4), (3, 4), (3, 1))
+    ]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in found] == [
+        ("0", "0", "4"), ("3", "3", "4"), ("3", "0", "1")
+    ]  # fmt: skip
 
 
 # -- the join ---------------------------------------------------------------------------------------------------
