@@ -49,6 +49,8 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
         if is_final(value := given[name]):
             untemplated(value, name, example)
     unknown |= {name for name in templated if name in given and not is_final(given[name])}
+    if "accelerator" in unknown:  # whether it has several processes depends on that
+        unknown.add("processes")
     known = Options()  # what stands for the rest until it is rendered
     stand_ins = {name: getattr(known, name) for name in unknown & OPTION_NAMES}
     zones = () if "zones" in unknown else given["zones"]

@@ -82,6 +82,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
         lambda: _backend(here),
         lambda: _disk(here),
         lambda: _machine(here),
+        lambda: _gpus(here, environ),
         _loopback,
         lambda: _uv(environ),
         _frameworks,
@@ -218,6 +219,17 @@ def _machine(here: Settings) -> Check:
         fix = "slices of more than one host may not fit here; set KINETIC_MAX_HOSTS, or use a larger machine"
         return Check("machine", WARNING, found, fix)
     return Check("machine", OK, found)
+
+
+def _gpus(here: Settings, environ: Mapping[str, str]) -> Check:
+    from kinetic_orchestration.backends import local
+
+    rows, listed = local.gpus_and_holders(here, environ)
+    found = "; ".join(f"{gpu}: {f'{holder} has it' if holder else 'free'}" for gpu, holder in rows)
+    if listed.troubles:
+        fix = f"jobs can have no GPU that its driver does not list: {'; '.join(listed.troubles)}"
+        return Check("gpus", WARNING, found or "none, though there is a driver", fix)
+    return Check("gpus", OK, found or "none")
 
 
 def _loopback() -> Check:

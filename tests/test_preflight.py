@@ -25,7 +25,7 @@ def test_a_machine_that_is_well_passes_every_check(home: Path) -> None:
     report = examine()
     assert report.ok, report.checks
     assert [entry.name for entry in report.checks] == (
-        ["python", "home", "store", "backend", "disk", "machine", "loopback", "uv", "frameworks"]
+        ["python", "home", "store", "backend", "disk", "machine", "gpus", "loopback", "uv", "frameworks"]
     )
     assert str(home) in check(report, "home").found
     assert "emulates slices of up to" in check(report, "machine").found

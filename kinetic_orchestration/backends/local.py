@@ -389,6 +389,13 @@ class LocalBackend:
         return ""
 
 
+def gpus_and_holders(here: Settings, environ: Mapping[str, str]) -> tuple[list[tuple[gpus.Gpu, str]], gpus.Found]:
+    """The GPUs that jobs may have, each with the job that has it, or ""; and what the drivers said."""
+    found = gpus.here(environ)
+    leases = LocalBackend(here.home, here.max_hosts, here.store, here.deployment).leases() if found.gpus else {}
+    return [(gpu, leases.get(gpu.id, "")) for gpu in found.gpus], found
+
+
 def marker(run: Path) -> str:
     """The assignment that every process of a placement carries in its environment."""
     return f"KINETIC_PLACEMENT={run}"

@@ -43,9 +43,16 @@ def accelerators(arguments: Namespace) -> int:
 
         slice_ = table.parse(arguments.name)
         if arguments.json:
-            show_json(_record(slice_) | {"drawing": draw(slice_)})
-        else:
-            print(draw(slice_), end="")
+            show_json(_record(slice_) | {"drawing": draw(slice_)} | ({"here": _here()} if slice_.kind == "gpu" else {}))
+            return codes.OK
+        print(draw(slice_), end="")
+        if slice_.kind == "gpu":
+            print("\nOn this machine:" + ("" if (found := _here()) else " no GPU"))
+            for gpu in found:
+                holder = f"{gpu['job']} has it" if gpu["job"] else "free"
+                print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
+            if slice_.whichever:
+                print(f"backend='local' takes any of them for {arguments.name!r}; elsewhere it means {slice_.name}.")
         return codes.OK
     known = table.catalogue()
     if arguments.json:
@@ -65,6 +72,18 @@ def accelerators(arguments: Namespace) -> int:
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
     show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
     return codes.OK
+
+
+def _here() -> list[dict[str, Any]]:
+    """The GPUs of this machine, and which job has each."""
+    from kinetic_orchestration import settings
+    from kinetic_orchestration.backends import local
+
+    rows, _ = local.gpus_and_holders(settings.load(store="", deployment="local"), os.environ)
+    return [
+        {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
+        for gpu, holder in rows
+    ]
 
 
 def _record(slice_: table.Slice) -> dict[str, Any]:

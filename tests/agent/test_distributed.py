@@ -477,3 +477,11 @@ def test_keras_begins_on_a_framework_that_is_there_if_nobody_says_which(
         (tmp_path / "keras.json").write_text(json.dumps({"backend": configured}))
     done = on_tpu(tmp_path, "import keras", **{"KINETIC_EXPECT": "", "KERAS_HOME": str(tmp_path), **environ})
     assert (done.returncode, done.stdout) == (0, f"{taken}\n"), done.stderr
+
+
+def test_tensorflow_sees_only_the_gpu_of_its_process(tmp_path: Path) -> None:
+    """Of several on one machine: it would take memory on all of them."""
+    text = TENSORFLOW.format("['first', 'second']")
+    (tmp_path / "tensorflow.py").write_text(text + "    set_visible_devices = staticmethod(print)\n")
+    done = on_tpu(tmp_path, "import tensorflow", KINETIC_EXPECT="gpu", KINETIC_OWN_DEVICE="1")
+    assert (done.returncode, done.stdout) == (0, "second GPU\n"), done.stderr

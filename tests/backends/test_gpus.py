@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import accelerators
+from kinetic_orchestration import accelerators, cli, preflight
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.backends.local import LocalBackend
@@ -333,3 +333,29 @@ def test_a_job_on_the_cpu_says_that_it_hides_the_gpus(home: Path, tools: Callabl
     assert len(told) == 1
     assert (found["CUDA_VISIBLE_DEVICES"], found["ROCR_VISIBLE_DEVICES"]) == ("", "")
     assert found["HIP_VISIBLE_DEVICES"] == "-1"
+
+
+def test_doctor_and_accelerators_show_the_gpus_and_who_has_them(
+    home: Path, tmp_path: Path, tools: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools(nvidia_smi=gpu_tools.nvidia(L4, "Tesla T4"))
+    go = tmp_path / "go"
+    go.mkdir()
+    job = kinetic.run(accelerator="gpu")(hold).run_async(str(go))
+    until(lambda: list(go.iterdir()), "the program")
+    found = next(check for check in preflight.examine(os.environ).checks if check.name == "gpus")
+    assert (found.state, found.found) == ("ok", f"NVIDIA L4 (0): {job.job_id} has it; Tesla T4 (1): free")
+    assert cli.main(["accelerators", "gpu"]) == 0
+    shown = capsys.readouterr().out
+    assert f"  0  NVIDIA L4  {UUID.format(0)}  {job.job_id} has it\n  1  Tesla T4  {UUID.format(1)}  free\n" in shown
+    assert cli.main(["accelerators", "gpu", "--json"]) == 0
+    assert [gpu["job"] for gpu in json.loads(capsys.readouterr().out)["here"]] == [job.job_id, ""]
+    (go / "go").touch()
+    job.result(timeout=60)
+
+
+def test_doctor_hears_a_driver_that_does_not_work(home: Path, tools: Callable[..., None]) -> None:
+    tools(nvidia_smi="Unable to determine the device handle for GPU0: Unknown Error\n", code=255)
+    found = next(check for check in preflight.examine(os.environ).checks if check.name == "gpus")
+    assert found.state == "warning"
+    assert "Unable to determine the device handle" in found.fix
