@@ -8,22 +8,27 @@ jobs: who has which is told to it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.accelerators import Slice
+
+if TYPE_CHECKING:
+    import ctypes
 
 NVIDIA = "NVIDIA"
 AMD = "AMD"
 LONGEST_ANSWER = 20.0  # of a vendor's tool; without nvidia-persistenced it wakes the driver first
 FRESH = 10.0  # seconds for which a list is believed: jobs that wait look again and again
+TOOLS = ("nvidia-smi", "rocm-smi")
+SIGNS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA's driver, of the one of WSL, of AMD's
 LIBRARY = "libnvidia-ml.so.1"
 OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the devices that it sees is its own
 
@@ -60,7 +65,7 @@ def here(environ: Mapping[str, str]) -> Found:
 def listed(environ: Mapping[str, str]) -> Found:
     """All that the drivers show."""
     path = environ.get("PATH", "")
-    tools = tuple(shutil.which(name, path=path) or "" for name in ("nvidia-smi", "rocm-smi"))
+    tools = tuple(shutil.which(name, path=path) or "" for name in TOOLS)
     at, known = _known.get(tools, (0.0, Found()))
     if at and time.monotonic() - at < FRESH:
         return known
@@ -127,6 +132,9 @@ class _Nvml:
     """The few calls of NVML that are needed, https://docs.nvidia.com/deploy/nvml-api."""
 
     def __init__(self) -> None:
+        import ctypes  # which only those load who look for a GPU
+
+        self._c = ctypes
         self._library = ctypes.CDLL(LIBRARY)
         self.call("nvmlInit_v2")
 
@@ -135,26 +143,26 @@ class _Nvml:
             raise OSError(f"{name} answers {code}")
 
     def number(self, name: str, *arguments: Any) -> int:
-        found = ctypes.c_uint()
-        self.call(name, *arguments, ctypes.byref(found))
+        found = self._c.c_uint()
+        self.call(name, *arguments, self._c.byref(found))
         return found.value
 
     def text(self, name: str, device: ctypes.c_void_p) -> str:
-        found = ctypes.create_string_buffer(96)
-        self.call(name, device, found, ctypes.c_uint(96))
+        found = self._c.create_string_buffer(96)
+        self.call(name, device, found, self._c.c_uint(96))
         return found.value.decode("utf-8", "replace")
 
     def device(self, name: str, *arguments: Any) -> ctypes.c_void_p:
-        found = ctypes.c_void_p()
-        self.call(name, *arguments, ctypes.byref(found))
+        found = self._c.c_void_p()
+        self.call(name, *arguments, self._c.byref(found))
         return found
 
     def gpu(self, index: int) -> list[Gpu]:
-        whole = self.device("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
+        whole = self.device("nvmlDeviceGetHandleByIndex_v2", self._c.c_uint(index))
         model = self.text("nvmlDeviceGetName", whole)
-        mode, pending = ctypes.c_uint(), ctypes.c_uint()
+        mode, pending = self._c.c_uint(), self._c.c_uint()
         try:
-            self.call("nvmlDeviceGetMigMode", whole, ctypes.byref(mode), ctypes.byref(pending))
+            self.call("nvmlDeviceGetMigMode", whole, self._c.byref(mode), self._c.byref(pending))
         except (OSError, AttributeError):  # one that has no such thing, or a driver that is older
             mode.value = 0
         if not mode.value:
@@ -162,7 +170,7 @@ class _Nvml:
         found = []
         for number in range(self.number("nvmlDeviceGetMaxMigDeviceCount", whole)):
             try:
-                part = self.device("nvmlDeviceGetMigDeviceHandleByIndex", whole, ctypes.c_uint(number))
+                part = self.device("nvmlDeviceGetMigDeviceHandleByIndex", whole, self._c.c_uint(number))
             except OSError:  # no slice at this place
                 continue
             name = self.text("nvmlDeviceGetName", part)
@@ -313,5 +321,9 @@ def environment(taken: Sequence[Gpu], host: int, hosts: int) -> dict[str, str]:
 
 @functools.cache
 def hidden(path: str) -> str:
-    """What a job on the CPU does not see of this machine, for people; looked up once."""
+    """What a job on the CPU does not see of this machine, for people; looked up once, and only where there is a sign of
+    a driver: most machines have none, and would load and look for nothing.
+    """
+    if not any(map(os.path.exists, SIGNS)) and not any(shutil.which(tool, path=path) for tool in TOOLS):
+        return ""
     return told(listed({"PATH": path}).gpus)

@@ -225,6 +225,7 @@ def test_what_a_mapped_task_is_given_by_another_one_is_not_refused_before(airflo
     "options",
     [
         {"accelerator": "{{ params.slice }}"},
+        {"accelerator": "{{ params.gpus }}", "processes": "gpu"},
         {"backend": "tpu-vm", "store": "{{ var.value.store }}"},
         {"labels": "{{ params.labels }}", "zones": "{{ params.zones }}", "op_args": "{{ params.args }}"},
     ],
