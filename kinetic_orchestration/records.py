@@ -82,6 +82,7 @@ SLICE = Fields(
         "api": line(schema.WORD),
         "devices_per_chip": whole(1, 64),
         "spot": flag,
+        "whichever": flag,
     },
 )
 CLOUD = Fields(
@@ -117,9 +118,10 @@ PLAN = Fields(
         "secrets": many(variable, 1000),
         "volumes": many(path, 1000),
         "argv": many(text(schema.PAGE)),
-        **dict.fromkeys(("distributed", "emulated", "spot", "isolated"), flag),
+        **dict.fromkeys(("distributed", "emulated", "emulation_asked", "spot", "isolated"), flag),
         **dict.fromkeys(("abort_without_owner", "compile_cache", "device_metrics"), flag),
         "slices": slices,
+        "processes": hosts,
         "project": project,
         "zones": many(zone, 1000),
         "image": line(),
