@@ -19,7 +19,7 @@ from dagster_kinetic import _compat
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.summary import failure_of, metadata_of, number
-from kinetic_orchestration import portrait
+from kinetic_orchestration import emulation, portrait, settings
 from kinetic_orchestration.cost import times
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
@@ -70,7 +70,8 @@ class Narrator:
             self._logs.close()
 
     def begin(self, plan: Plan) -> None:
-        self._context.log.info(f"job {self._handle.job_id} runs {plan.name} on {plan.hardware}")
+        remark = emulation.remark(plan, settings.load(deployment=plan.deployment))
+        self._context.log.info(f"job {self._handle.job_id} runs {plan.name} on {plan.hardware}{remark}")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Output):

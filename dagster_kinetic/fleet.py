@@ -25,12 +25,12 @@ from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.step import identity_of, leave, place_of
 from dagster_kinetic.summary import headline
-from kinetic_orchestration import visible
+from kinetic_orchestration import emulation, visible
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.identity import Identity, of
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.launch import find, launch, other_than_asked, settings_for
+from kinetic_orchestration.launch import find, launch, other_than_asked, planned, settings_for
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Change, Event, Metrics, Output
@@ -99,6 +99,9 @@ def map_in_step(
     """Run all the jobs as this step, and return what became of each, in the order of their inputs."""
     if not specs:
         return []
+    plan, here, _ = planned(specs[0])  # what refuses one of them refuses all
+    log = dg.get_dagster_logger() if context is None else context.log  # none of a map outside of any step
+    log.info(f"{len(specs)} jobs run {plan.name}, each on {plan.hardware}{emulation.remark(plan, here)}")
     fleet: Fleet | None = None
     narrator: FleetNarrator | None = None
     ends: dict[int, Ended] = {}

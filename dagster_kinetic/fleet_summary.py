@@ -83,6 +83,8 @@ class FleetSummary:
             "jobs": self._size,
             "jobs_failed": len(self._errors),
             "accelerator": jobs[0].accelerator if jobs else "",
+            "where": ", ".join(dict.fromkeys(job.where for job in jobs)),
+            "emulated": any(job.emulated for job in jobs),
             **_together(costs),
             "table": dg.MetadataValue.md(self._table()),
         }
@@ -126,6 +128,7 @@ def _together(costs: Sequence[Estimate]) -> dict[str, Any]:
         "held_seconds": round(sum(cost.ready_seconds for cost in costs), 3),
         "chip_hours": sum(cost.chip_hours for cost in costs),
         "cost_usd_estimate": sum(known) if len(known) == len(priced) else None,
+        "cost_prices": "; ".join(dict.fromkeys(cost.note for cost in costs)),
     }
 
 

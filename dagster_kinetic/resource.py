@@ -31,6 +31,7 @@ from dagster_kinetic.config import (
 from dagster_kinetic.labels import labels_of
 from kinetic_orchestration import settings
 from kinetic_orchestration.decorator import RemoteCallable
+from kinetic_orchestration.emulation import kinetics_own
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, JobSpec, Options, TpuVm, check_function, check_options, name_of
 
@@ -221,7 +222,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             given = {"partition_key": _compat.partition_of(context), **given}
         function = plain_function(function)
         options = self._options({**(written(decorated) if decorated is not None else {}), **given}, context)
-        return JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {}))
+        return JobSpec(
+            name_of(function), options, function, tuple(call[0]), dict(call[1] or {}), meant=kinetics_own(options)
+        )
 
     def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
         """Whole options: this resource's where nothing is given, and over all of them what the launch says."""

@@ -53,15 +53,18 @@ class Slice:
     def devices(self) -> int:
         return self.chips * self.devices_per_chip
 
-    def __str__(self) -> str:
+    @property
+    def shape(self) -> str:
+        """The same for people, without a word of where it is."""
         if self.kind == "tpu":
             hosts = f"{_count(self.hosts, 'host')} × {_count(self.chips_per_host, 'chip')}"
-            reached = f"Cloud TPU {self.accelerator_type}" if self.accelerator_type else "through GKE"
-            text = f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}, {reached}"
-        elif self.kind == "gpu":
-            text = f"{self.name}: {_count(self.chips, 'GPU')}, 1 host"
-        else:
-            text = f"{self.name}: {_count(self.chips, 'device')}, 1 host"
+            return f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}"
+        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, 1 host"
+
+    def __str__(self) -> str:
+        text = self.shape
+        if self.kind == "tpu":
+            text += f", Cloud TPU {self.accelerator_type}" if self.accelerator_type else ", through GKE"
         if self.kind != "tpu" and self.hosts > 1:
             text += f", {self.hosts} processes"
         return f"{text}, spot" if self.spot else text

@@ -16,18 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kinetic_orchestration import act
+from kinetic_orchestration import act, emulation
 from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.errors import JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
-from kinetic_orchestration.launch import launch, settings_for
+from kinetic_orchestration.launch import launch, planned
 from kinetic_orchestration.notices import warn, warn_once
-from kinetic_orchestration.plan import backend_of
 from kinetic_orchestration.records import GROUP, GROUP_END, fields_of
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, slice_of
+from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus
 from kinetic_orchestration.watch import Rung, watcher_of
@@ -269,8 +268,8 @@ def submit_all(
             "key= names one job and has no meaning for a batch: whoever submits it again has new jobs. To find these "
             "again: kinetic.attach_batch(batch.group_id)"
         )
-    here = settings_for(specs[0])
-    store, backend = open_store(here.store, here.deployment), backend_of(specs[0].options, here)
+    plan, here, _ = planned(specs[0])
+    store, backend = open_store(here.store, here.deployment), plan.backend
     group_id = f"grp-{secrets.token_hex(6)}"
     me = processes.find(os.getpid())
     record = {
@@ -288,7 +287,7 @@ def submit_all(
     store.create(names.group(group_id), encoded)
     batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), store, open_backend(backend, here))
     first = specs[0]
-    say(f"batch {group_id} runs {first.name} {len(specs)} times on {slice_of(first.options)}")
+    say(f"batch {group_id} runs {first.name} {len(specs)} times on {plan.hardware}{emulation.remark(plan, here)}")
     driver = _Driver(
         batch, specs, here.deployment, max_concurrent or len(specs),
         fail_fast=fail_fast, cancel_running=fail_fast and cancel_running_on_fail,

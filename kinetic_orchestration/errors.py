@@ -9,6 +9,7 @@
     │   ├── ConflictingSettings           two settings that exclude each other
     │   ├── KeyTaken                      a key names a job of another call, and `on_conflict="error"` was asked for
     │   ├── Unsupported                   a wish that this backend refuses by name
+    │   ├── NotEmulated                   hardware is meant, and only an emulation of it is there
     │   └── TooBig                        more hosts than this machine can hold
     ├── StoreError                        the store refused, is full, or cannot keep its promises
     │   ├── Denied                        a permission or a policy forbids it; the message says who may change that
@@ -76,6 +77,10 @@ class KeyTaken(UsageError):
 
 class Unsupported(UsageError):
     """A wish that this backend refuses by name."""
+
+
+class NotEmulated(UsageError):
+    """Hardware is meant, and only an emulation of it is there: nothing was run."""
 
 
 class TooBig(UsageError):

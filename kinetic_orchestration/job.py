@@ -21,6 +21,7 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.cost import Estimate, times
+from kinetic_orchestration.emulation import remark
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,
@@ -323,6 +324,16 @@ class JobHandle(Generic[R]):
         return str(self._job.spec()["task"]["output_dir"])
 
     @property
+    def where(self) -> str:
+        """Where it runs: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …"""
+        return self._job.plan().where
+
+    @property
+    def emulated(self) -> bool:
+        """Whether ordinary processors stand for its accelerator."""
+        return self._job.plan().stands_in
+
+    @property
     def hosts(self) -> int:
         """How many hosts each attempt has."""
         return self._job.policy.hosts
@@ -404,7 +415,7 @@ def submitted(job: Job) -> JobHandle[Any]:
     """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
     plan = job.plan()
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
-    say(f"{job.job_id} {verb} {plan.name} on {plan.hardware}")
+    say(f"{job.job_id} {verb} {plan.name} on {plan.hardware}{remark(plan, settings.load(deployment=plan.deployment))}")
     return JobHandle(job)
 
 

@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, owner, settings, trust
+from kinetic_orchestration import act, emulation, owner, settings, trust
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
@@ -27,9 +27,10 @@ from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, Kinetic
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.identity import Identity, job_id, of
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.plan import make_plan, zones_named
 from kinetic_orchestration.reaper import reap_now_and_then
 from kinetic_orchestration.records import IDENTITY, fields_of, spec_of
+from kinetic_orchestration.regions import Location
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec, check_options
@@ -52,16 +53,15 @@ only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
 def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable[[str], object] | None = None) -> Job:
     """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent."""
     _refuse_if_only_looking(spec)
-    here = settings_for(spec)
-    plan = make_plan(spec, here, os.environ)
-    store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
+    plan, here, backend = planned(spec)
+    store = open_store(plan.store, plan.deployment)
     backend.check(plan)
     backend.prepare()
     if plan.remote:
         from kinetic_orchestration import preflight_cloud
 
         preflight_cloud.require(replace(here, service_account=str(plan.cloud["service_account"])))
-    plan = replace(plan, emulated=backend.emulates(plan.slice))
+        plan = replace(make_plan(spec, here, os.environ, bucket_for(spec, plan, here)), emulated=plan.emulated)
     identity = identity or identity_of(spec)
     plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
     believed, written = trust.of(here), None
@@ -92,6 +92,25 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     if plan.abort_without_owner:
         owner.beat(launched)
     return launched
+
+
+def planned(spec: JobSpec) -> tuple[Plan, Settings, Backend]:
+    """PLAN, as far as it goes without asking anybody: refused if it would be emulated though hardware is meant."""
+    here = settings_for(spec)
+    plan = make_plan(spec, here, os.environ)
+    backend = open_backend(plan.backend, here)
+    plan = replace(plan, emulated=backend.emulates(plan.slice))
+    emulation.check_hardware(plan, here)
+    return plan, here, backend
+
+
+def bucket_for(spec: JobSpec, plan: Plan, here: Settings) -> Location | None:
+    """Where the store's bucket lies, if that decides the zones."""
+    if not plan.remote or zones_named(spec.options, here):
+        return None
+    from kinetic_orchestration.bucket_location import location_of
+
+    return location_of(here)
 
 
 def identity_of(spec: JobSpec) -> Identity:
@@ -140,8 +159,9 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
     except (StoreError, JobNotFound):  # whoever follows it hears of that, with more patience
         return Other()
     wanted = make_plan(spec, here, os.environ)
+    wanted = make_plan(spec, here, os.environ, bucket_for(spec, wanted, here))
     named = {
-        "hardware": (has.hardware, wanted.hardware),
+        "hardware": (has.asked, wanted.asked),
         "spot": (has.spot, wanted.spot),
         "zones": (", ".join(has.zones) or "any", ", ".join(wanted.zones) or "any"),
     }

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from kinetic_orchestration import profile
+from kinetic_orchestration import emulation, profile, regions
 from kinetic_orchestration.accelerators import Slice, by_process, unnamed
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
+from kinetic_orchestration.regions import Location
 from kinetic_orchestration.secret_shapes import is_secret, told_by_value
 from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.spec import (
@@ -55,9 +56,14 @@ NEVER_BY_WILDCARD = frozenset(
 DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 
 
-def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
-    """From what was asked and what is set to what will be done. `environ` is where captured variables come from."""
+def make_plan(
+    spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None, bucket: Location | None = None
+) -> Plan:
+    """From what was asked and what is set to what will be done. `environ` is where captured variables come from;
+    `bucket` is where the store lies: unless somebody names zones, they are those of it alone.
+    """
     options = spec.options
+    emulation.check(spec, settings)
     backend = backend_of(options, settings)
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
@@ -88,7 +94,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
-        cloud = _cloud(options, settings, slice_, environ or {})
+        cloud = _cloud(options, settings, slice_, environ or {}, bucket)
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
     return Plan(
@@ -157,10 +163,22 @@ def _check_remote(options: Options, settings: Settings, backend: str) -> None:
         raise refuse("debug=True", backend, "an editor cannot reach its hosts; debug on the local backend")
 
 
-def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str]) -> dict[str, Any]:
+def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
+    """Those that somebody has chosen. A reservation that is given by its whole path has chosen its own."""
+    cloud = options.cloud or TpuVm()
+    parts = cloud.reservation.split("/")
+    own = (parts[3],) if len(parts) > 4 else ()
+    return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
+
+
+def _cloud(
+    options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str], bucket: Location | None
+) -> dict[str, Any]:
     """What a plan for other machines has besides."""
     cloud = options.cloud or TpuVm()
-    zones = tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or zones_of(slice_)
+    zones = zones_named(options, settings)
+    if not zones:
+        zones = zones_of(slice_) if bucket is None else regions.near(zones_of(slice_), bucket, slice_.name)
     own = {
         "network": cloud.network or settings.network,
         "subnetwork": cloud.subnetwork or settings.subnetwork,
@@ -277,7 +295,7 @@ def describe(plan: Plan) -> str:
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         ("accelerator", plan.hardware),
-        ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.emulated else plan.backend),
+        ("backend", f"{plan.backend} ({_emulation(plan.hosts)})" if plan.stands_in else plan.backend),
         ("project", plan.project),
         ("zones", ", ".join(plan.zones)),
         ("capacity", "spot" if plan.spot else ""),

@@ -16,7 +16,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, troubles
+from kinetic_orchestration import credentials, regions, troubles
+from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
 from kinetic_orchestration.google_rest import Answer, Google, google
 from kinetic_orchestration.parallel import side_by_side
@@ -83,7 +84,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if any(finding.name in ("credentials", "project") and finding.state == FAILED for finding in found):
         return
     with google(settings) as api:
-        yield from _at_once([partial(look, settings, api) for look in (_secrets, _quota, _keys)])
+        yield from _at_once([partial(look, settings, api) for look in (_zones, _secrets, _quota, _keys)])
 
 
 def _needed(settings: Settings, patience: float | None = None) -> Iterator[Finding]:
@@ -179,6 +180,23 @@ def _bucket(settings: Settings, patience: float | None) -> Finding:
     except KineticError as error:
         return Finding("bucket", FAILED, f"{settings.store} cannot be used", str(error))
     return Finding("bucket", OK, f"{store.url} can be written and cleaned")
+
+
+def _zones(settings: Settings, api: Google) -> Finding:
+    """Whether data crosses regions between the bucket and the hosts."""
+    del api  # the location is asked once in a process, by whoever needs it first
+    try:
+        bucket = location_of(settings)
+    except BackendError as error:
+        if settings.zones:
+            return Finding("egress", OK, f"not known: where the bucket {bucket_of(settings)} lies cannot be read")
+        return Finding("egress", FAILED, "no zones are named, and those near the bucket are not known", str(error))
+    if not settings.zones:
+        return Finding("egress", OK, f"none by default: jobs run in zones of the bucket's {bucket}")
+    told = regions.egress(settings.zones, bucket)
+    if all(map(bucket.holds, settings.zones)):
+        return Finding("egress", OK, told)
+    return Finding("egress", WARNING, told, "Name zones of the bucket's location alone, or take a bucket in theirs")
 
 
 def _secrets(settings: Settings, api: Google) -> Finding:

@@ -24,6 +24,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "store": (("KINETIC_STORE",), "", "where what is shipped lies: a folder or gs://bucket/prefix"),
     "deployment": (("KINETIC_DEPLOYMENT",), "", "one installation of one orchestrator: the prefix of all in the store"),
     "backend": (("KINETIC_BACKEND",), "", "where jobs run: tpu-vm with a project and a gs:// store, else local"),
+    "require_hardware": (
+        ("KINETIC_REQUIRE_HARDWARE",),
+        "false",
+        "refuse every job that would be emulated: on this machine's CPU, or by an emulated cloud",
+    ),
     "project": (
         ("KINETIC_PROJECT",),
         "",
@@ -89,6 +94,7 @@ class Settings:
     store: str
     deployment: str
     backend: str
+    require_hardware: bool = False
     project: str = ""
     zone: str = ""
     zones: tuple[str, ...] = ()
@@ -153,6 +159,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         store=values["store"],
         deployment=values["deployment"],
         backend=values["backend"],
+        require_hardware=_boolean("require_hardware", values["require_hardware"]),
         project=values["project"],
         zone=values["zone"],
         zones=tuple(filter(None, (zone.strip() for zone in (values["zones"] or values["zone"]).split(",")))),

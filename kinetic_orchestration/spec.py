@@ -113,6 +113,7 @@ class JobSpec:
     argv: tuple[str, ...] = ()
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
+    meant: tuple[str, ...] = ()  # what else of the launch means Google Cloud, as its user wrote it
 
 
 ON_CONFLICT = ("return", "error")  # what becomes of a key that names a job of another call

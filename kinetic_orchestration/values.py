@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent.wire import Beat, Verdict
 
+EMULATED_HERE = "emulated on this machine's CPU"
+EMULATED_CLOUD = "emulated cloud"
+
 
 class JobStatus(enum.Enum):
     """What people see of a job."""
@@ -92,9 +95,32 @@ class Plan:
         return self.slice.hosts * self.slices
 
     @property
-    def hardware(self) -> str:
-        """What all its hosts are, for people."""
+    def asked(self) -> str:
+        """The hardware that was asked for, wherever it is."""
         return f"{self.slices} slices of {self.slice}" if self.slices > 1 else str(self.slice)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether ordinary processors stand for the hardware that was asked for; a CPU stands for nothing."""
+        return self.emulated and self.slice.kind != "cpu"
+
+    @property
+    def where(self) -> str:
+        """Where it runs, in the one wording that logs, metadata and tables share."""
+        if self.remote:
+            cloud = f"Cloud TPU {self.slice.accelerator_type}"
+            return f"{cloud} of an {EMULATED_CLOUD}, emulated on a CPU" if self.emulated else cloud
+        if self.slice.kind == "cpu":
+            return "this machine's CPU"
+        if self.emulated:
+            return EMULATED_HERE
+        return f"this machine's own {'GPUs' if self.slice.kind == 'gpu' else 'TPU'}"
+
+    @property
+    def hardware(self) -> str:
+        """The shape of all its hosts, and where they are, for people."""
+        shape = f"{self.slices} slices of {self.slice.shape}" if self.slices > 1 else self.slice.shape
+        return f"{shape}, {self.where}{', spot' if self.spot or self.slice.spot else ''}"
 
     @property
     def remote(self) -> bool:

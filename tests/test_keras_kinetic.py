@@ -316,8 +316,6 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
         KAGGLE_USERNAME="me",
         KAGGLE_KEY="yek",
         WANDB_MODE="offline",
-        KINETIC_PROJECT="other-project",
-        KINETIC_ZONE="europe-west4-b",
         KINETIC_CLUSTER="c",
         KINETIC_NAMESPACE="n",
         KINETIC_BACKEND="local",
@@ -337,6 +335,28 @@ def test_kinetics_own_options_are_warned_about_once_and_not_refused(run: Run, tm
     assert {"backend='pathways' is Keras Kinetic's", "backend='gke' is Keras Kinetic's"} <= {
         text.partition(";")[0] for text in warned
     }
+
+
+def test_its_settings_mean_the_cloud_unless_emulation_is_asked_for(run: Run) -> None:
+    """In Keras Kinetic they say where to run, so here they do, too: without a store such a program is refused."""
+    source = """
+        import kinetic
+
+
+        @kinetic.run(accelerator="v5litepod-1")
+        def train():
+          return "trained"
+
+
+        try:
+          print(train())
+        except ValueError as error:
+          print(error)
+    """
+    there = {"KINETIC_PROJECT": "other-project", "KINETIC_ZONE": "europe-west4-b"}
+    refused = run(source, **there).stdout
+    assert "KINETIC_PROJECT, KINETIC_ZONE mean Google Cloud" in refused and "KINETIC_STORE=gs://" in refused
+    assert run(source, KINETIC_BACKEND="local", **there).stdout == "trained\n"
 
 
 def test_resuming_from_the_output_directory(run: Run, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_call_runs_on_a_host_and_returns_its_value_with_its_lines_and_the_reso
     assert add(20, b=22) == 42
     out, err = capfd.readouterr()
     assert "adding 20 and 22\n" in out and "to stderr\n" in out
-    assert re.search(r"kinetic: job-[0-9a-f]{12} runs add on cpu: 1 device, 1 host\n", err)
+    assert re.search(r"kinetic: job-[0-9a-f]{12} runs add on cpu: 1 device, 1 host, this machine's CPU\n", err)
     assert "kinetic: succeeded\n" in err and "cost: $0.00" in err
 
 
@@ -112,7 +112,7 @@ def test_every_hosts_lines_are_led_by_its_number(capfd: pytest.CaptureFixture[st
     assert where() == (0, 4)  # host 0's value
     out, err = capfd.readouterr()
     assert {line for line in out.splitlines() if "I am" in line} == {f"[host {n}] I am {n}" for n in range(4)}
-    assert "runs where on v5e-16: 16 chips (4x4), 4 hosts × 4 chips, Cloud TPU v5litepod-16" in err
+    assert "runs where on v5e-16: 16 chips (4x4), 4 hosts × 4 chips, emulated on this machine's CPU\n" in err
 
 
 def test_run_async_does_not_wait_and_says_what_it_started(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ class KineticOptions(TypedDict, total=False):
     accelerator: str
     name: str | None
     env: Mapping[str, str] | None
-    gcp_conn_id: str
+    gcp_conn_id: str | None
     impersonation_chain: str | Sequence[str] | None
     project_id: str | None
     deferrable: bool

@@ -40,6 +40,7 @@ from airflow_kinetic.links.kinetic import (
     urls_of,
 )
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, StoreError, UsageError
@@ -49,6 +50,7 @@ from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
     DEFAULT_ACCELERATOR,
     JobSpec,
+    Options,
     TpuVm,
     check_function,
     check_options,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.act import Job
     from kinetic_orchestration.follow import Follower
 
+WHERE_KEY = "kinetic_where"  # in XCom: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
 LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
@@ -79,7 +82,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     :param accelerator: such as ``v5e-8`` (templated)
     :param name: what the job is called; by default as its function or script (templated)
     :param env: variables of the program, which all who read the store can read: secrets go in `secrets` (templated)
-    :param gcp_conn_id: the connection to Google Cloud. A job on this machine needs none (templated)
+    :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine
+        needs none, and a task that names one is not emulated for want of a store (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     :param project_id: by default the connection's (templated)
     :param deferrable: wait on a triggerer instead of on a worker
@@ -115,7 +119,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         accelerator: str = DEFAULT_ACCELERATOR,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
-        gcp_conn_id: str = DEFAULT_CONNECTION,
+        gcp_conn_id: str | None = None,
         impersonation_chain: str | Sequence[str] | None = None,
         project_id: str | None = None,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
@@ -157,7 +161,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.accelerator = accelerator
         self.name = name
         self.env = env
-        self.gcp_conn_id = gcp_conn_id
+        self.gcp_conn_id = gcp_conn_id or DEFAULT_CONNECTION
+        self._names_connection = gcp_conn_id is not None  # then the task means Google Cloud
         self.impersonation_chain = impersonation_chain
         self.project_id = project_id
         self.deferrable = deferrable
@@ -218,7 +223,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             spec, place = self._placed(self._spec(context))
             with self._looked_after(context, place):
                 job = self._launched(spec, place, context)
-                self.log.info("Job %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, job.job_id)
+                self._say_where(job)
                 self.kinetic_urls = urls_of(job.job_id, place)
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 if self.deferrable and Follower(job).step() is None and not self._killed:
@@ -343,21 +348,35 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 raise UsageError(f"the script {self.script} is not there: looked for it as {file}")
             argv = ("python", file.name, *map(str, args))
             name = _checked_name(self.name or file.name)
-            return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env)
+            return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env, meant=self._meant(options))
         function = self.python_callable
         kwargs = with_context(function, args, kwargs, context)
         name = _checked_name(self.name) if self.name else name_of(function)
-        return JobSpec(name, options, function, args, kwargs, env=env)
+        return JobSpec(name, options, function, args, kwargs, env=env, meant=self._meant(options))
+
+    def _meant(self, options: Options) -> tuple[str, ...]:
+        """What of the task means Google Cloud, by the names of its own parameters."""
+        own = (
+            ("gcp_conn_id", self.gcp_conn_id if self._names_connection else None),
+            ("impersonation_chain", self.impersonation_chain),
+        )
+        return (
+            *(f"{name}={value!r}" for name, value in own if value),
+            *(text.replace("project=", "project_id=") for text in emulation.kinetics_own(options)),
+        )
 
     def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
+        from kinetic_orchestration.launch import settings_for
+
         place = Place.here(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
-        if not place.is_google:
-            return spec, place
-        return dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project)), place
+        if place.is_google:
+            spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project))
+        emulation.check(spec, settings_for(spec))  # before anything of a job is written down
+        return spec, place
 
     def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
@@ -460,6 +479,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             # By a person, who does not want to see it begin again; a retry would only find it cancelled.
             raise AirflowFailException(str(error_of(job, outcome)))
         profile, curves = self._show_profile(job), self._show_curves(job)
+        if self.do_xcom_push:
+            context["ti"].xcom_push(key=WHERE_KEY, value=job.plan().where)
         value, whole = value_for_xcom(job, outcome, xcom_limit())
         if not whole:
             self.multiple_outputs = False  # one URI, whatever the function was annotated with
@@ -470,6 +491,16 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         more = {"value": "" if value is None else uri_of_result(job, outcome), "profile": profile, "curves": curves}
         self._tell_outlets(context, job, outcome, metrics, more)
         return value
+
+    def _say_where(self, job: Job) -> None:
+        from kinetic_orchestration import settings
+
+        plan = job.plan()
+        remark = emulation.remark(plan, settings.load(deployment=plan.deployment))
+        self.log.info(
+            "Job %s. It runs %s on %s%s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, plan.name,
+            plan.hardware, remark, job.job_id,
+        )  # fmt: skip
 
     def _show_profile(self, job: Job) -> str:
         """Where it lies; "" if there is none."""
@@ -514,7 +545,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             return
         plan = job.plan()
         told: dict[str, Any] = {
-            "job_id": job.job_id, "accelerator": plan.slice.name, "attempts": outcome.attempts,
+            "job_id": job.job_id, "accelerator": plan.slice.name, "where": plan.where, "emulated": plan.stands_in,
+            "attempts": outcome.attempts,
             "output_dir": self._output(), **{name: text for name, text in more.items() if text},
             "metrics": dict(metrics),
         }  # fmt: skip

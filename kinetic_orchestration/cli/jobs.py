@@ -48,11 +48,11 @@ def jobs(arguments: Namespace) -> int:
         rows = [
             (
                 handle.job_id, handle.func_name, handle.accelerator, peek.status.value, str(peek.attempts),
-                age(handle.age()), "$0.00" if cost.emulated else dollars(cost.usd),
+                age(handle.age()), "$0.00" if cost.emulated else dollars(cost.usd), _where(handle, peek),
             )
             for handle, peek, cost in found
         ]  # fmt: skip
-        columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost")
+        columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost", "where")
         show_table(columns, rows, right=("attempts", "age", "cost"))
         sys.stdout.flush()
         for handle, peek, _ in found:
@@ -75,6 +75,7 @@ def status(arguments: Namespace) -> int:
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
             ("accelerator", f"{handle.accelerator} on {handle.backend}, {_hosts(handle.hosts)}"),
+            ("where", handle.where),
             ("state", _state(peek)),
             *_place(peek),
             ("created", f"{handle.created_at}, {age(handle.age())} ago"),
@@ -260,6 +261,8 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
         "name": handle.func_name,
         "accelerator": handle.accelerator,
         "backend": handle.backend,
+        "where": handle.where,
+        "emulated": handle.emulated,
         "hosts": handle.hosts,
         "state": peek.status.value,
         "phase": peek.phase,
@@ -274,6 +277,10 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
         "held_seconds": round(cost.ready_seconds, 3),
         "cost": {"usd": 0.0 if cost.emulated else cost.usd, "chip_hours": cost.chip_hours, "emulated": cost.emulated},
     }
+
+
+def _where(handle: JobHandle[Any], peek: Peek) -> str:
+    return f"{handle.where}, {peek.zone}" if peek.zone else handle.where
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:

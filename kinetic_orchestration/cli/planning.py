@@ -11,26 +11,29 @@ import tempfile
 import traceback
 import warnings
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import cost, launch
+from kinetic_orchestration import cost, emulation, launch, regions
 from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.backends import open_backend
+from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, size, working
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
-from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.tree import Snapshot
-from kinetic_orchestration.plan import describe, make_plan
+from kinetic_orchestration.plan import backend_of, describe, make_plan, zones_named
+from kinetic_orchestration.regions import Location
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, JobSpec, Options, check_function, name_of
+from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.values import Plan
 
 LARGEST = 3
@@ -41,13 +44,14 @@ def plan(arguments: Namespace) -> int:
         warnings.simplefilter("always", UserWarning)
         spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
-            planned, bundle = _dry_run(spec)
+            planned, bundle, egress = _dry_run(spec)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
     if arguments.json:
-        show_json(_document(planned, bundle, told, files=arguments.files))
+        show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None})
         return codes.OK
     print(describe(planned))
-    show_fields([*_prices(planned, launch.settings_for(spec)), *_contents(bundle)])
+    told_egress = [("egress     ", egress)] if egress else []
+    show_fields([*_prices(planned, launch.settings_for(spec)), *told_egress, *_contents(bundle)])
     if request := open_backend(planned.backend, launch.settings_for(spec)).dry_run(planned):
         print(f"\n{request}")
     if arguments.files and bundle.project is not None:
@@ -82,23 +86,48 @@ def spec_of(arguments: Namespace) -> JobSpec:
     return JobSpec(name_of(function), replace(options, **place), function)
 
 
-def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle]:
-    """The way of `launch`, as far as nothing is sent."""
+def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle, str]:
+    """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
     here = _complete(launch.settings_for(spec), spec)
     planned = make_plan(spec, here, os.environ)
+    egress = ""
+    if planned.remote:
+        bucket, egress = _bucket(
+            here, zones_named(spec.options, here), real=launch.settings_for(spec).store == here.store
+        )
+        planned = make_plan(spec, here, os.environ, bucket)
+        egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
     backend = open_backend(planned.backend, here)
     if not planned.remote:
         backend.check(planned)
     planned = replace(planned, emulated=backend.emulates(planned.slice))
+    emulation.check_hardware(planned, here)
     parent = here.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
-        return planned, package(spec, planned, here, Path(folder), os.environ)
+        return planned, package(spec, planned, here, Path(folder), os.environ), egress
+
+
+def _bucket(here: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
+    """Where the bucket lies, if it is one and can be asked; else what to say instead of an egress."""
+    if not real:
+        return None, ""
+    try:
+        return location_of(here), ""
+    except KineticError as error:
+        if not named:
+            warn(f"a job would be refused, and all known zones stand for its own here: {error}")
+        return None, f"not known: where the bucket {bucket_of(here)} lies cannot be read"
 
 
 def _complete(here: Settings, spec: JobSpec) -> Settings:
-    """A dry run asks nobody, so it needs no account, no project and no bucket yet: others stand for them."""
-    if (spec.options.backend or here.backend) == LOCAL:
+    """A dry run needs no account, no project and no bucket yet: others stand for them."""
+    try:
+        emulation.check(spec, here)
+    except NotEmulated as error:  # it is planned as it is meant, and said what a job would be refused for
+        warn(str(error))
+        here = replace(here, backend=TPU_VM)
+    if backend_of(spec.options, here) == LOCAL:
         return here
     if not here.project:
         warn("no project is named (KINETIC_PROJECT): your-project stands for it here, and a job needs one")

@@ -145,11 +145,15 @@ class Emulator(Cloud):
         }
 
     def environ(
-        self, project: str = PROJECT, store: str = f"gs://{BUCKET}/kinetic", deployment: str = "test"
+        self,
+        project: str = PROJECT,
+        store: str = f"gs://{BUCKET}/kinetic",
+        deployment: str = "test",
+        location: str = "",
     ) -> dict[str, str]:
-        """What a client needs in its environment to run its jobs here; the store's bucket is made."""
+        """What a client needs in its environment to run its jobs here; the store's bucket is made, in `location`."""
         if store.startswith("gs://"):
-            self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project)
+            self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project, location)
         zones = ",".join(self._zones) if self._own_zones else ""
         return {
             "KINETIC_BACKEND": "tpu-vm",

@@ -21,10 +21,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from email.utils import formatdate, parsedate_to_datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from kinetic_orchestration.errors import UsageError
@@ -154,6 +155,7 @@ class StorageServer:
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
+        self._places: dict[str, tuple[str, tuple[str, ...]]] = {}  # of buckets that lie elsewhere than the server says
         self._lock = threading.Lock()
         self._starts = 0
         self._place = "127.0.0.1", 0
@@ -218,8 +220,12 @@ class StorageServer:
         if self._proxy is not None:
             self._proxy.drop()
 
-    def make_bucket(self, name: str, project: str = "emulated") -> str:
-        """Make a bucket if there is none of that name; its address."""
+    def make_bucket(self, name: str, project: str = "emulated", location: str = "", regions: Iterable[str] = ()) -> str:
+        """Make a bucket if there is none of that name; its address.
+
+        `location`: as Google writes it, such as US-EAST5, NAM4 or EU (US-CENTRAL1); with `regions`, a dual-region that
+        its owner has put together.
+        """
         import urllib.error
         import urllib.request
 
@@ -235,6 +241,8 @@ class StorageServer:
                 if error.code != 409:
                     raise ValueError(f"no bucket can be called {name!r}: {error.read().decode()}") from None
         self._buckets.add(name)
+        if location:
+            self._places[name] = (location.upper(), tuple(region.upper() for region in regions))
         return f"gs://{name}"
 
     def fail(
@@ -349,7 +357,10 @@ class StorageServer:
             connection.close()
 
     def revises(self, request: Request, status: int) -> bool:
-        return status == 404 or request.path == "/storage/v1/b" or (bool(self.skew) and _what(request)[0] != "get")
+        verb = _what(request)[0]
+        return (
+            status == 404 or request.path == "/storage/v1/b" or verb == "bucket" or (bool(self.skew) and verb != "get")
+        )
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer:
         """Say of a 404 what is missing, as Google does; shift the times of a store whose clock is off."""
@@ -357,12 +368,25 @@ class StorageServer:
         bucket, _, name = where.partition("/")
         if verb == "bucket" and status == 200:
             with contextlib.suppress(ValueError, TypeError, KeyError):  # a listing has no name
-                self._buckets.add(str(json.loads(body)["name"]))
+                found = json.loads(body)
+                self._buckets.add(str(found["name"]))
+                body = self._placed(found, body)
         if status == 404 and verb in PERMISSIONS and bucket:
             if bucket not in self._buckets:
                 return _refusal("no bucket", verb, where)
             return _worded(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
         return Answer(status, self.link(_TIMES.sub(self._shift, body) if self.skew else body))
+
+    def _placed(self, bucket: dict[str, Any], body: bytes) -> bytes:
+        """A bucket's metadata with where it lies; the server says the same of all."""
+        if (place := self._places.get(str(bucket["name"]))) is None:
+            return body
+        name, regions = place
+        kind = "dual-region" if regions or (name[-1].isdigit() and "-" not in name) else "multi-region"
+        bucket |= {"location": name, "locationType": "region" if "-" in name else kind}
+        if regions:
+            bucket["customPlacementConfig"] = {"dataLocations": list(regions)}
+        return json.dumps(bucket).encode()
 
     def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
         kept = [(name, value) for name, value in fields if name.lower() != "date"]

@@ -51,7 +51,10 @@ def config_of(**given: Any) -> dict[str, Any]:
     return {"ops": {"sized": {"config": given}}}
 
 
-def test_a_run_config_names_another_slice_and_other_bounds_and_what_it_leaves_out_stays() -> None:
+def test_a_run_config_names_another_slice_and_other_bounds_and_what_it_leaves_out_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", "local")  # zones mean the cloud
     found = materialized(sized, run_config=config_of(accelerator="v5e-8", limits={"run": "3h"}, zones=["us-east5-a"]))
     assert (found["kinetic/accelerator"], found["hosts"], found["value"]) == ("v5e-8", 1, 1)
     limits = plan_of(found["kinetic/job_id"]).limits

@@ -32,6 +32,7 @@ def waits_on_a_worker():
         op_kwargs={"run": "{{ run_id }}"},
         accelerator="{{ 'v5e' }}-1",
         gcp_conn_id="there_is_no_such_connection",  # and none is opened for a job on this machine
+        backend="local",
         deferrable=False,
     )
 

@@ -1,0 +1,54 @@
+"""The location of the store's bucket: asked once in a process, by one request for its metadata.
+
+What follows from it is `regions`' to say.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kinetic_orchestration import regions
+from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.google_rest import google
+from kinetic_orchestration.regions import Location
+from kinetic_orchestration.settings import Settings
+
+_known: dict[tuple[str, str], Location] = {}
+_lock = threading.Lock()
+
+
+def bucket_of(settings: Settings) -> str:
+    return settings.store.removeprefix("gs://").partition("/")[0]
+
+
+def location_of(settings: Settings) -> Location:
+    """Raises BackendError, which says why it is not known and what to name instead. A failure is asked again."""
+    bucket = bucket_of(settings)
+    key = (settings.storage_emulator, bucket)
+    with _lock:
+        if key in _known:
+            return _known[key]
+    with google(settings) as api:
+        params = {"fields": "location,locationType,customPlacementConfig"}
+        if settings.quota_project:
+            params["userProject"] = settings.quota_project
+        answer = api.call("GET", "storage", f"storage/v1/b/{bucket}", params=params)
+    if not answer.ok:
+        raise BackendError(_unknown(bucket, f"its metadata cannot be read ({answer.status_of().message})"), _CAUSE)
+    found = regions.location(bucket, answer.body)
+    if found is None:
+        raise BackendError(_unknown(bucket, f"{answer.body.get('location')!r} is no location known here"), _CAUSE)
+    with _lock:
+        return _known.setdefault(key, found)
+
+
+_CAUSE = "configuration"
+
+
+def _unknown(bucket: str, why: str) -> str:
+    return (
+        f"where the bucket {bucket} lies is not known: {why}. Without that, no zone is chosen for you, since data that "
+        "crosses regions is billed. Name the zones (KINETIC_ZONES=…, or cloud=TpuVm(zones=[…])); or let it be read: "
+        f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=user:YOU "
+        "--role=roles/storage.legacyBucketReader"
+    )

@@ -1,0 +1,102 @@
+"""Emulation is never a fallback: what of a launch means Google Cloud, and what is refused instead of being emulated.
+
+Pure. Keras Kinetic's own options (`project`, `zone`, `spot`) mean nothing by themselves in a program of its kind, which
+runs on the local backend as it stands. In an orchestrator's task they mean it, and so does every setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from kinetic_orchestration.errors import NotEmulated
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.values import Plan
+
+# Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
+# machines for other programs' sake.
+OF_THE_CLOUD = (
+    *("project", "zone", "zones", "service_account", "impersonate", "quota_project", "network", "subnetwork"),
+    *("emulator", "emulator_grpc"),
+)
+_ELSEWHERE = ("default", "argument", "GOOGLE_CLOUD_PROJECT")
+_KINETICS = ("project", "zone", "spot")
+
+
+def check(spec: JobSpec, settings: Settings) -> None:
+    """Refuse a job that means Google Cloud and would run on this machine, because a line is missing that says where."""
+    if settings.backend != "local" or settings.sources.get("backend") != "default" or spec.options.backend == "local":
+        return
+    bucket = settings.store.startswith("gs://")
+    found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]
+    if bucket:
+        found.append(f"the store {settings.store}")
+    if not found:
+        return
+    missing = [
+        *(() if settings.project else ("KINETIC_PROJECT=my-project (or project=)",)),
+        *(() if bucket else ("KINETIC_STORE=gs://my-bucket/kinetic (or store=)",)),
+    ]
+    lacks = "no project" if bucket else f"{settings.store} is a folder of this machine, which its hosts cannot reach"
+    raise NotEmulated(
+        f"{spec.name} was not run: {', '.join(found)} {'mean' if len(found) > 1 else 'means'} Google Cloud, and {lacks}"
+        f"{' is named' if bucket else ''}, so it could only be emulated on this machine's CPU. Add what is missing: "
+        f"{' and '.join(missing)}. To have it emulated here: KINETIC_BACKEND=local (or backend='local')"
+    )
+
+
+def kinetics_own(options: Options) -> tuple[str, ...]:
+    """Those of Keras Kinetic's options that mean Google Cloud wherever they are not read for its programs' sake."""
+    return tuple(_written(name, getattr(options, name)) for name in _KINETICS if getattr(options, name))
+
+
+def check_hardware(plan: Plan, settings: Settings) -> None:
+    """Refuse every emulation where somebody has said that none is wanted. `plan` knows whether it is one."""
+    if not (settings.require_hardware and plan.stands_in):
+        return
+    named = settings.sources.get("require_hardware", "")
+    if plan.remote:
+        way = "unset KINETIC_EMULATOR, KINETIC_EMULATOR_GRPC and STORAGE_EMULATOR_HOST"
+    else:
+        way = "name a project and a store (KINETIC_PROJECT, KINETIC_STORE=gs://…), or an accelerator that is here"
+    raise NotEmulated(
+        f"{plan.name} was not run: hardware is required (KINETIC_REQUIRE_HARDWARE, from {named}), and "
+        f"{plan.slice.name} would be {plan.where}. To have the hardware, {way}; to allow "
+        "emulation, KINETIC_REQUIRE_HARDWARE=false"
+    )
+
+
+def remark(plan: Plan, settings: Settings) -> str:
+    """A word for the first line of a job of which somebody might expect that it runs elsewhere; "" if nobody would."""
+    if plan.remote or settings.sources.get("project") != "GOOGLE_CLOUD_PROJECT":
+        return ""
+    return f" (GOOGLE_CLOUD_PROJECT={settings.project} alone means no cloud: that takes KINETIC_STORE=gs://… as well)"
+
+
+def _of_options(options: Options) -> list[str]:
+    if options.cloud is None:
+        return []
+    silent = TpuVm()
+    said = [entry.name for entry in fields(TpuVm) if getattr(options.cloud, entry.name) != getattr(silent, entry.name)]
+    return [_written(name, _plain(getattr(options.cloud, name))) for name in said]
+
+
+def _of_settings(settings: Settings) -> list[str]:
+    found = []
+    for name in OF_THE_CLOUD:
+        source = settings.sources.get(name, "default")
+        if getattr(settings, name) and source not in _ELSEWHERE:
+            found.append(source if not source.startswith("[") else f"{name} of {source}")
+    return list(dict.fromkeys(found))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _written(name: str, value: Any) -> str:
+    return f"{name}={value!r}"

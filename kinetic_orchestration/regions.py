@@ -1,0 +1,88 @@
+"""Bucket locations: which regions one has, which zones lie in it, and what is billed for reading from elsewhere. Pure.
+
+Source: https://docs.cloud.google.com/storage/docs/locations. Reads within a bucket's region, or within either region of
+a dual-region, bear no data transfer charge; reads of a multi-region always do. Dollars are not told: no price of a GiB
+with a source and a date is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.errors import NoPlace
+
+# Where Google names a pair of regions by one word.
+_PAIRS = {
+    "ASIA1": ("asia-northeast1", "asia-northeast2"),
+    "EUR4": ("europe-north1", "europe-west4"),
+    "NAM4": ("us-central1", "us-east1"),
+}
+_AREAS = {"US": "us-", "EU": "europe-", "ASIA": "asia-"}
+_NOT_IN_THE_EU = ("europe-west2", "europe-west6")
+
+
+class Location(NamedTuple):
+    """Where a bucket lies. Either it has `regions`, or it is a large area and has all of those."""
+
+    bucket: str
+    name: str  # as Google writes it: US-CENTRAL1, NAM4, US
+    regions: tuple[str, ...] = ()
+
+    @property
+    def is_area(self) -> bool:
+        return not self.regions
+
+    def holds(self, zone: str) -> bool:
+        region = region_of(zone)
+        if self.regions:
+            return region in self.regions
+        return region.startswith(_AREAS[self.name]) and not (self.name == "EU" and region in _NOT_IN_THE_EU)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(self.regions)})" if len(self.regions) > 1 else self.name
+
+
+def region_of(zone: str) -> str:
+    return zone.rpartition("-")[0]
+
+
+def location(bucket: str, fields: Mapping[str, Any]) -> Location | None:
+    """From a bucket's metadata; None for a location that is not known here."""
+    name = str(fields.get("location", "")).upper()
+    placed = fields.get("customPlacementConfig")
+    pair = placed.get("dataLocations") if isinstance(placed, Mapping) else None
+    if isinstance(pair, Sequence) and not isinstance(pair, str) and pair:
+        return Location(bucket, name, tuple(str(region).lower() for region in pair))
+    if name in _PAIRS:
+        return Location(bucket, name, _PAIRS[name])
+    if name in _AREAS:
+        return Location(bucket, name)
+    return Location(bucket, name, (name.lower(),)) if "-" in name else None
+
+
+def near(zones: Iterable[str], bucket: Location, what: str) -> tuple[str, ...]:
+    """The zones in the bucket's location, in their order. `what` is the hardware, for a refusal: there may be none."""
+    zones = tuple(zones)
+    found = tuple(zone for zone in zones if bucket.holds(zone))
+    if zones and not found:
+        regions = ", ".join(dict.fromkeys(map(region_of, zones)))
+        raise NoPlace(
+            f"{what} is not known to be in {bucket}, where the bucket {bucket.bucket} lies. Take a bucket in {regions} "
+            f"(KINETIC_STORE=gs://…), or name zones elsewhere, between which and the bucket data is billed as "
+            f"inter-region egress: KINETIC_ZONES={','.join(zones)}"
+        )
+    return found
+
+
+def egress(zones: Iterable[str], bucket: Location) -> str:
+    """What is billed for the data that hosts in these zones read, for people; "" for no zones."""
+    zones = tuple(zones)
+    outside = [zone for zone in zones if not bucket.holds(zone)]
+    if outside:
+        return f"{', '.join(outside)} outside the bucket's {bucket}: data is billed as inter-region egress"
+    if not zones:
+        return ""
+    if bucket.is_area:
+        return f"all zones are in the bucket's {bucket}, a multi-region: reading it is billed as data transfer"
+    return f"none: all zones are in the bucket's {bucket}"

@@ -1,0 +1,236 @@
+"""A job runs where its launch says, or not at all; and everybody who tells of it says where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import cli, emulation, notices, settings
+from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.errors import NotEmulated, UsageError
+from kinetic_orchestration.launch import planned
+from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.testing import Emulator
+
+PROGRAM = """
+import kinetic_orchestration as kinetic
+
+@kinetic.run(accelerator="v5e-1"{options})
+def train():
+    return "trained"
+
+if __name__ == "__main__":
+    print(train())
+"""
+
+
+def script(folder: Path, options: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    program = folder / "train.py"
+    program.write_text(PROGRAM.format(options=options), encoding="utf-8")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GOOGLE_")}
+    return subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder, env={**clean, **environ}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def planned_with(environ: dict[str, str], home: Path, options: Options, *meant: str) -> Any:
+    here = settings.load({"KINETIC_HOME": str(home), "KINETIC_PROFILE_FILE": "/none", **environ}, **_place(options))
+    return make_plan(JobSpec("train", options, meant=meant), here, environ)
+
+
+def _place(options: Options) -> dict[str, str | None]:
+    return {name: getattr(options, name) for name in ("store", "deployment", "project", "zone")}
+
+
+# ---- refused instead of emulated ---------------------------------------------------------------------------
+
+
+def test_a_script_with_a_project_and_no_store_is_refused_with_the_line_that_is_missing(
+    home: Path, tmp_path: Path
+) -> None:
+    done = script(tmp_path, KINETIC_PROJECT="p", KINETIC_ZONES="us-west4-a", KINETIC_SERVICE_ACCOUNT="vm@p")
+    assert done.returncode == 1 and done.stdout == ""
+    told = done.stderr.strip().splitlines()[-1]
+    assert "KINETIC_PROJECT, KINETIC_ZONES, KINETIC_SERVICE_ACCOUNT mean Google Cloud" in told
+    assert "KINETIC_STORE=gs://my-bucket/kinetic (or store=)" in told and "KINETIC_BACKEND=local" in told
+    assert not (home / "store").exists(), "nothing was written"
+
+
+def test_local_says_that_emulation_is_wanted_and_the_first_line_says_that_it_is_one(home: Path, tmp_path: Path) -> None:
+    done = script(tmp_path, KINETIC_PROJECT="p", KINETIC_BACKEND="local")
+    assert done.stdout.splitlines()[-1] == "trained", done.stderr
+    first = next(line for line in done.stderr.splitlines() if " runs train on " in line)
+    assert first.endswith("v5e-1: 1 chip (1x1), 1 host × 1 chip, emulated on this machine's CPU")
+    assert "Cloud TPU" not in first
+
+
+def test_a_bare_google_cloud_project_means_no_cloud_and_the_first_line_says_so(home: Path, tmp_path: Path) -> None:
+    done = script(tmp_path, GOOGLE_CLOUD_PROJECT="of-the-machine")
+    assert done.stdout.splitlines()[-1] == "trained", done.stderr
+    first = next(line for line in done.stderr.splitlines() if " runs train on " in line)
+    assert "emulated on this machine's CPU (GOOGLE_CLOUD_PROJECT=of-the-machine alone means no cloud" in first
+
+
+SETTINGS = {
+    "KINETIC_PROJECT": "p", "KINETIC_ZONE": "us-west4-a", "KINETIC_ZONES": "us-west4-a", "KINETIC_IMPERSONATE": "a@p",
+    "KINETIC_SERVICE_ACCOUNT": "a@p", "KINETIC_NETWORK": "lan", "KINETIC_SUBNETWORK": "lan", "KINETIC_QUOTA_PROJECT": "p",
+    "KINETIC_EMULATOR": "http://127.0.0.1:1", "KINETIC_EMULATOR_GRPC": "127.0.0.1:1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_setting_that_only_google_cloud_understands_means_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(NotEmulated, match=rf"{name} means Google Cloud.*KINETIC_STORE=gs://"):
+        planned_with({name: SETTINGS[name]}, tmp_path, Options(accelerator="v5e-1"))
+
+
+def test_a_profile_means_it_too_and_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "profiles.toml"
+    file.write_text('[default]\nproject = "p"\nzones = ["us-west4-a"]\n', encoding="utf-8")
+    with pytest.raises(NotEmulated, match=r"project of \[default\] in .*profiles.toml, zones of \[default\]"):
+        planned_with({"KINETIC_PROFILE_FILE": str(file)}, tmp_path, Options(accelerator="v5e-1"))
+    file.write_text('[default]\nproject = "p"\nbackend = "local"\n', encoding="utf-8")
+    assert planned_with({"KINETIC_PROFILE_FILE": str(file)}, tmp_path, Options(accelerator="v5e-1")).backend == "local"
+
+
+@pytest.mark.parametrize(
+    "cloud", [TpuVm(zones=["us-west4-a"]), TpuVm(service_account="a@p"), TpuVm(accelerator_type="v5p-8")]
+)
+def test_what_only_cloud_tpu_understands_means_it(cloud: TpuVm, tmp_path: Path) -> None:
+    accelerator = {} if cloud.accelerator_type else {"accelerator": "v5e-1"}
+    with pytest.raises(NotEmulated, match="means Google Cloud"):
+        planned_with({}, tmp_path, Options(cloud=cloud, **accelerator))
+    assert planned_with({}, tmp_path, Options(cloud=cloud, backend="local", **accelerator)).backend == "local"
+    assert planned_with({}, tmp_path, Options(cloud=TpuVm(), accelerator="v5e-1")).backend == "local"
+
+
+def test_a_bucket_without_a_project_is_told_what_it_lacks(tmp_path: Path) -> None:
+    place = {"KINETIC_STORE": "gs://b/k", "KINETIC_DEPLOYMENT": "d"}
+    with pytest.raises(NotEmulated, match=r"no project is named.*KINETIC_PROJECT=my-project \(or project=\)\. To have"):
+        planned_with(place, tmp_path, Options(accelerator="v5e-1"))
+    assert (
+        planned_with({**place, "KINETIC_BACKEND": "local"}, tmp_path, Options(accelerator="v5e-1")).store == "gs://b/k"
+    )
+    assert (
+        planned_with({**place, "GOOGLE_CLOUD_PROJECT": "p"}, tmp_path, Options(accelerator="v5e-1")).backend == "tpu-vm"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*no meaning")
+def test_keras_kinetics_own_options_mean_it_in_an_orchestrator_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+    options = Options(accelerator="v5e-1", project="p", zone="us-west4-a", spot=True)
+    assert planned_with({}, tmp_path, options).backend == "local"
+    meant = emulation.kinetics_own(options)
+    with pytest.raises(NotEmulated, match="project='p', zone='us-west4-a', spot=True mean Google Cloud"):
+        planned_with({}, tmp_path, options, *meant)
+
+
+# ---- hardware that is required -----------------------------------------------------------------------------
+
+
+def test_required_hardware_refuses_every_emulation_and_says_whose_word_that_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = JobSpec("train", Options(accelerator="v5e-4"))
+    monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
+    told = r"v5e-4 would be emulated on this machine's CPU.*KINETIC_PROJECT, KINETIC_STORE"
+    with pytest.raises(NotEmulated, match=told):
+        planned(spec)
+    with pytest.raises(NotEmulated):  # also where it is asked for: a shared setting outranks one program
+        planned(JobSpec("train", Options(accelerator="v5e-4", backend="local")))
+    plan, _, _ = planned(JobSpec("train", Options(accelerator="cpu")))
+    assert not plan.stands_in and plan.where == "this machine's CPU"
+
+
+def test_an_emulated_cloud_is_no_hardware_either(
+    tpu_cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in tpu_cloud.environ().items():  # `home` has taken them away
+        monkeypatch.setenv(name, value)
+    spec = JobSpec("train", Options(accelerator="v5e-4"))
+    plan, _, _ = planned(spec)
+    assert plan.where == "Cloud TPU v5litepod-4 of an emulated cloud, emulated on a CPU"
+    monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
+    with pytest.raises(NotEmulated, match=r"of an emulated cloud.*unset KINETIC_EMULATOR"):
+        planned(spec)
+
+
+def test_a_profile_may_require_hardware(tmp_path: Path) -> None:
+    file = tmp_path / "profiles.toml"
+    file.write_text("[default]\nrequire_hardware = true\n", encoding="utf-8")
+    here = settings.load({"KINETIC_HOME": str(tmp_path), "KINETIC_PROFILE_FILE": str(file)})
+    assert here.require_hardware is True and "[default]" in here.sources["require_hardware"]
+    with pytest.raises(UsageError, match="require_hardware is 'perhaps'"):
+        settings.load({"KINETIC_HOME": str(tmp_path), "KINETIC_REQUIRE_HARDWARE": "perhaps"})
+
+
+# ---- where it runs, in one wording -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "backend", "emulated", "where"),
+    [
+        ("v5e-4", "local", True, "emulated on this machine's CPU"),
+        ("v5e-4", "local", False, "this machine's own TPU"),
+        ("a100x2", "local", False, "this machine's own GPUs"),
+        ("cpu:8", "local", True, "this machine's CPU"),
+        ("v5e-4", "tpu-vm", False, "Cloud TPU v5litepod-4"),
+        ("v5e-4", "tpu-vm", True, "Cloud TPU v5litepod-4 of an emulated cloud, emulated on a CPU"),
+    ],
+)
+def test_one_wording_of_where(accelerator: str, backend: str, emulated: bool, where: str, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    here = settings.load({"KINETIC_HOME": str(tmp_path), "KINETIC_PROFILE_FILE": "/none", "KINETIC_BACKEND": "local"})
+    plan = make_plan(JobSpec("train", Options(accelerator=accelerator)), here)
+    plan = replace(plan, backend=backend, emulated=emulated)
+    assert plan.where == where
+    assert plan.hardware == f"{parse(accelerator).shape}, {where}"
+
+
+def test_jobs_and_status_say_where(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import kinetic_orchestration as kinetic
+
+    job = kinetic.command(["true"], accelerator="v5e-1")
+    job.result()
+    capsys.readouterr()
+    cli.main(["jobs", "--all"])
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.endswith("WHERE") and row.endswith("emulated on this machine's CPU")
+    cli.main(["status", job.job_id])
+    fields = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert fields["where"].strip() == "emulated on this machine's CPU"
+    cli.main(["status", job.job_id, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["where"], told["emulated"]) == ("emulated on this machine's CPU", True)
+
+
+def test_a_batch_is_refused_before_the_first_of_its_jobs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kinetic_orchestration as kinetic
+
+    monkeypatch.setenv("KINETIC_PROJECT", "p")
+    with pytest.raises(NotEmulated, match="KINETIC_PROJECT means Google Cloud"):
+        kinetic.run(accelerator="v5e-1")(lambda x: x).run_async_map([1, 2])
+    assert not (home / "store").exists()
+
+
+def test_plan_shows_what_is_meant_and_says_what_a_job_lacks(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM.format(options=""), encoding="utf-8")
+    monkeypatch.setenv("KINETIC_PROJECT", "p")
+    monkeypatch.setenv("KINETIC_ZONES", "us-west4-a")
+    assert cli.main(["plan", str(tmp_path / "train.py")]) == 0
+    shown = capsys.readouterr()
+    assert "Cloud TPU v5litepod-1" in shown.out and "KINETIC_STORE=gs://my-bucket/kinetic" in shown.err
