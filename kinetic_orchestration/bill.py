@@ -25,6 +25,7 @@ from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.cost import Estimate, estimate, together
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.records import fields_of, intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Intent, Plan
@@ -68,13 +69,22 @@ def ready_seconds(found: Sequence[Stay]) -> float:
     return sum(stay.ready for stay in found)
 
 
-def estimate_of(plan: Plan, found: Sequence[Stay], prices: Mapping[str, float]) -> Estimate:
+def estimate_of(
+    plan: Plan, found: Sequence[Stay], prices: Mapping[str, float], listed: PriceList = BUILT_IN
+) -> Estimate:
     """What the attempts cost, each where it was."""
     emulated = not plan.remote or plan.emulated
 
     def of(seconds: float, zone: str) -> Estimate:
         return estimate(
-            plan.slice, seconds, zone=zone, spot=plan.spot, overrides=prices, slices=plan.slices, emulated=emulated
+            plan.slice,
+            seconds,
+            zone=zone,
+            spot=plan.spot,
+            overrides=prices,
+            slices=plan.slices,
+            emulated=emulated,
+            listed=listed,
         )
 
     parts = [of(stay.ready, stay.zone) for stay in found if stay.had_hosts]

@@ -1,6 +1,6 @@
 """What a job's chips cost: list prices as a table, and estimates that say their date.
 
-The prices are USD per chip-hour from a public table, last edited on `PRICES_DATE`; settings override them.
+The prices are those of a `PriceList`; settings override them.
 Where none is known the answer is None, never a guess. This module does not know what ran, or what was billed.
 """
 
@@ -14,21 +14,22 @@ from typing import Literal
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.price_list import BUILT_IN, ON_DEMAND, PRICES, PRICES_DATE, SPOT, PriceList
 
-PRICES_DATE = "2024-12-23"
-# generation → region ("" = any) → on demand, spot. The first region stands in where no zone is named.
-PRICES: Mapping[str, Mapping[str, tuple[float, float | None]]] = {
-    "v3": {"": (2.00, None)},
-    "v4": {"": (3.22, None)},
-    "v5e": {"us-central1": (1.20, 0.63), "us-west4": (1.20, 0.51), "europe-west4": (1.56, 0.663)},
-    "v5p": {"us-east5": (4.20, 2.415)},
-    "v6e": {
-        "us-east1": (2.70, 1.89),
-        "us-east5": (2.70, 1.89),
-        "europe-west4": (2.97, 2.08),
-        "asia-northeast1": (3.24, 2.27),
-    },
-}
+__all__ = [
+    "PRICES",
+    "PRICES_DATE",
+    "Estimate",
+    "Price",
+    "Total",
+    "affordable",
+    "estimate",
+    "line",
+    "price",
+    "summary",
+    "times",
+    "together",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,11 @@ class Total:
 
 
 def price(
-    slice: Slice, zone: str | None = None, spot: bool = False, overrides: Mapping[str, float] | None = None
+    slice: Slice,
+    zone: str | None = None,
+    spot: bool = False,
+    overrides: Mapping[str, float] | None = None,
+    listed: PriceList = BUILT_IN,
 ) -> Price | None:
     """The price of one chip of `slice` for an hour, or None if none is known.
 
@@ -103,18 +108,19 @@ def price(
     for key in (f"{slice.generation}/{region}", slice.generation):
         if (usd := own.get(f"{key}:spot" if spot else key)) is not None:
             return Price(usd, region, "price from settings", "")
-    known = PRICES.get(slice.generation)
+    known = listed.regions(slice.generation)
     if not known:
         return None
-    found = region if region in known else next(iter(known))
-    on_demand, spot_usd = known[found]
-    what = "spot list price" if spot and spot_usd is not None else "list price"
-    source = f"{what} of {PRICES_DATE}"
+    found = region if region in known else known[0]
+    on_demand, cheap = (listed.rate(slice.generation, found, model) for model in (ON_DEMAND, SPOT))
+    rate = cheap if spot and cheap is not None else on_demand
+    assert rate is not None
+    source = f"{'spot list price' if rate.model == SPOT else 'list price'} of {rate.date}"
     if region and found not in ("", region):
         source += f" for {found}, none known for {region}"
-    if spot and spot_usd is None:
+    if spot and cheap is None:
         source += ", none known for spot"
-    return Price(spot_usd if spot and spot_usd is not None else on_demand, found, source, PRICES_DATE)
+    return Price(rate.usd, found, source, rate.date)
 
 
 def estimate(
@@ -126,9 +132,10 @@ def estimate(
     overrides: Mapping[str, float] | None = None,
     slices: int = 1,
     emulated: bool = False,
+    listed: PriceList = BUILT_IN,
 ) -> Estimate:
     """What `seconds` of the slice cost: chips are paid for while they are held, whatever they do."""
-    per_hour = price(slice, zone, spot, overrides)
+    per_hour = price(slice, zone, spot, overrides, listed)
     chips = 0 if slice.kind == "cpu" else slice.chips * slices
     chip_hours = chips * max(seconds, 0.0) / 3600
     return Estimate(
@@ -182,12 +189,13 @@ def affordable(
     slices: int = 1,
     spot: bool = False,
     overrides: Mapping[str, float] | None = None,
+    listed: PriceList = BUILT_IN,
 ) -> float:
     """The seconds for which `usd` pays, in the dearest of the zones."""
     check_usd(usd)
     rates = []
     for zone in zones or ("",):
-        found = price(slice, zone, spot, overrides)
+        found = price(slice, zone, spot, overrides, listed)
         if found is None:
             region = _region(zone)
             key = f"{slice.generation}{f'/{region}' if region else ''}{':spot' if spot or slice.spot else ''}"

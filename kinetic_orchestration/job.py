@@ -308,8 +308,8 @@ class JobHandle(Generic[R]):
     def cost(self) -> Estimate:
         """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
         plan = self._job.plan()
-        prices = settings.load(deployment=plan.deployment).prices
-        return bill.estimate_of(plan, bill.stays(self._job.store, self.job_id), prices)
+        here = settings.load(deployment=plan.deployment)
+        return bill.estimate_of(plan, bill.stays(self._job.store, self.job_id), here.prices, here.listed)
 
     def seconds(self) -> float:
         """How long its hosts were held, over all attempts."""

@@ -215,6 +215,7 @@ def _affordable(options: Options, slice_: Slice, zones: Iterable[str], slices: i
         slices=slices,
         spot=options.spot or slice_.spot,
         overrides=settings.prices,
+        listed=settings.listed,
     )
 
 

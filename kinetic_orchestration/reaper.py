@@ -257,7 +257,7 @@ def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation,
         return None
     if not plan.remote:
         return 0.0
-    found = price(plan.slice, placement.get("zone"), plan.spot, settings.prices)
+    found = price(plan.slice, placement.get("zone"), plan.spot, settings.prices, settings.listed)
     return None if found is None else found.usd_per_chip_hour * plan.slice.chips * plan.slices
 
 

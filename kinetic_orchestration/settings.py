@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration import home as home_module
+from kinetic_orchestration import price_list
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.notices import warn
+from kinetic_orchestration.price_list import BUILT_IN, PriceList
 
 # name → (variables in order, default, what it is)
 SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -105,6 +107,7 @@ class Settings:
     impersonate: str = ""
     quota_project: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
+    listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps in the home
     trust_store: bool = False
     signing_key: str = field(default="", repr=False)
     tools: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +173,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         impersonate=values["impersonate"],
         quota_project=values["quota_project"],
         prices=_prices(values["prices"]),
+        listed=price_list.read(home),
         trust_store=_boolean("trust_store", values["trust_store"]),
         signing_key=values["signing_key"],
         tools=dict(entry.strip().partition("=")[::2] for entry in values["tools"].split(",") if entry.strip()),

@@ -277,7 +277,7 @@ def test_without_jobs_the_list_says_how_to_see_more(ko: Ko) -> None:
 def test_jobs_lists_what_is_under_way_and_with_all_what_ended(ko: Ko, live: JobHandle[str]) -> None:
     done = ended(add.run_async(1, 2))
     rows = [line.split() for line in ko("jobs").out.splitlines()]
-    assert rows[0] == ["ID", "NAME", "ACCELERATOR", "STATE", "ATTEMPTS", "AGE", "COST"]
+    assert rows[0] == ["ID", "NAME", "ACCELERATOR", "STATE", "ATTEMPTS", "AGE", "COST", "WHERE"]
     assert [row[:5] for row in rows[1:]] == [[live.job_id, "wait_for", "cpu", "RUNNING", "1"]]
     both = [line.split()[:4] for line in ko("jobs", "--all").out.splitlines()[1:]]
     assert [done.job_id, "add", "cpu", "SUCCEEDED"] in both

@@ -199,10 +199,11 @@ def test_one_wording_of_where(accelerator: str, backend: str, emulated: bool, wh
     assert plan.hardware == f"{parse(accelerator).shape}, {where}"
 
 
-def test_jobs_and_status_say_where(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_and_status_say_where(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import kinetic_orchestration as kinetic
 
-    job = kinetic.command(["true"], accelerator="v5e-1")
+    (tmp_path / "program").mkdir()
+    job = kinetic.command(["true"], accelerator="v5e-1", cwd=tmp_path / "program")
     job.result()
     capsys.readouterr()
     cli.main(["jobs", "--all"])

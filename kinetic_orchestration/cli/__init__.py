@@ -29,6 +29,7 @@ COMMANDS = {
     "cancel": "jobs",
     "reap": "upkeep",
     "cost": "upkeep",
+    "prices": "prices",
     "emulator": "emulator",
 }
 

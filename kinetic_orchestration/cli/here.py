@@ -6,11 +6,15 @@ import os
 import sys
 from argparse import Namespace
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration import accelerators as table
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.cost import Price
+    from kinetic_orchestration.settings import Settings
 
 
 def doctor(arguments: Namespace) -> int:
@@ -36,19 +40,23 @@ def doctor(arguments: Namespace) -> int:
 
 
 def accelerators(arguments: Namespace) -> int:
-    from kinetic_orchestration.cost import price
+    from kinetic_orchestration import settings
 
+    here = settings.load(store="", deployment="local")  # of no store
     if arguments.name:
         from kinetic_orchestration.drawing import draw
 
         slice_ = table.parse(arguments.name)
         if arguments.json:
-            show_json(_record(slice_) | {"drawing": draw(slice_)} | ({"here": _here()} if slice_.kind == "gpu" else {}))
+            found = {"drawing": draw(slice_)} | ({"here": _gpus()} if slice_.kind == "gpu" else {})
+            show_json(_record(slice_, here) | found)
             return codes.OK
         print(draw(slice_), end="")
+        if slice_.kind == "tpu":
+            print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
         if slice_.kind == "gpu":
-            print("\nOn this machine:" + ("" if (found := _here()) else " no GPU"))
-            for gpu in found:
+            print("\nOn this machine:" + ("" if (gpus := _gpus()) else " no GPU"))
+            for gpu in gpus:
                 holder = f"{gpu['job']} has it" if gpu["job"] else "free"
                 print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
             if slice_.whichever:
@@ -56,27 +64,35 @@ def accelerators(arguments: Namespace) -> int:
         return codes.OK
     known = table.catalogue()
     if arguments.json:
-        show_json([_record(slice_) for slice_ in known])
+        show_json([_record(slice_, here) for slice_ in known])
         return codes.OK
     rows = []
     for slice_ in known:
-        cost = price(slice_)
+        cost = _price(slice_, here)
         rows.append(
             (
                 slice_.name, str(slice_.chips), slice_.topology or "-", str(slice_.hosts),
-                slice_.accelerator_type or "-",
+                slice_.accelerator_type or ("GKE only" if slice_.kind == "tpu" else "-"),
                 f"{slice_.hbm_gib_per_chip} GiB" if slice_.hbm_gib_per_chip else "-",
                 dollars(cost.usd_per_chip_hour * slice_.chips) if cost is not None else "-",
             )
         )  # fmt: skip
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
     show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
+    print(
+        f"\n$/hour: estimates by list prices of {here.listed.dates()}, in the first region that has one (`ko prices`)."
+    )
+    print(f"tpu7x: {NOT_REACHED}\n{MAINTAINED}")
+    sys.stdout.flush()
     return codes.OK
 
 
-def _here() -> list[dict[str, Any]]:
+NOT_REACHED = "reached through GKE only, which is not part of this version: jobs run on it emulated, or not at all."
+MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
+
+
+def _gpus() -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
-    from kinetic_orchestration import settings
     from kinetic_orchestration.backends import local
 
     rows, _ = local.gpus_and_holders(settings.load(store="", deployment="local"), os.environ)
@@ -86,13 +102,18 @@ def _here() -> list[dict[str, Any]]:
     ]
 
 
-def _record(slice_: table.Slice) -> dict[str, Any]:
+def _price(slice_: table.Slice, here: Settings) -> Price | None:
     from kinetic_orchestration.cost import price
 
-    cost = price(slice_)
+    return price(slice_, overrides=here.prices, listed=here.listed)
+
+
+def _record(slice_: table.Slice, here: Settings) -> dict[str, Any]:
+    cost = _price(slice_, here)
     return slice_.to_json() | {
         "devices": slice_.devices,
         "devices_per_host": slice_.devices_per_host,
         "zones": list(table.zones(slice_)),
         "usd_per_hour": cost.usd_per_chip_hour * slice_.chips if cost is not None else None,
+        "price": cost.source if cost is not None else None,
     }

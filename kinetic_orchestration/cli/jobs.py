@@ -55,6 +55,8 @@ def jobs(arguments: Namespace) -> int:
         columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost", "where")
         show_table(columns, rows, right=("attempts", "age", "cost"))
         sys.stdout.flush()
+        if notes := dict.fromkeys(cost.note for _, _, cost in found if cost.usd and not cost.emulated):
+            note(f"cost: estimates by {'; '.join(notes)}")
         for handle, peek, _ in found:
             if peek.message:
                 note(f"{handle.job_id}: {peek.message}; `status {handle.job_id}` moves it on")
@@ -275,7 +277,12 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
         "created": handle.created_at,
         "age_seconds": round(handle.age(), 3),
         "held_seconds": round(cost.ready_seconds, 3),
-        "cost": {"usd": 0.0 if cost.emulated else cost.usd, "chip_hours": cost.chip_hours, "emulated": cost.emulated},
+        "cost": {
+            "usd": 0.0 if cost.emulated else cost.usd,
+            "chip_hours": cost.chip_hours,
+            "emulated": cost.emulated,
+            "prices": cost.note,
+        },
     }
 
 

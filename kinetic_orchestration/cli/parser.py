@@ -126,6 +126,9 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--by", choices=("day", "week", "month"), default="day", help="one line for each (day)")
     command.add_argument("--jobs", action="store_true", help="one line for each job, too")
 
+    command = _add(commands, "prices", "show the list prices that estimates are made from, each with source and date")
+    command.add_argument("--refresh", action="store_true", help="read today's from Google's Billing Catalog first")
+
     command = _add(commands, "emulator", "run an emulated Google Cloud with TPUs until Ctrl-C", place=True)
     command.add_argument("--project", metavar="NAME", help="the project that the printed lines name")
     command.add_argument(

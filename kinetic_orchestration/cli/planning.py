@@ -200,7 +200,7 @@ def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
     if not planned.remote:
         return []
     zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
-    known = cost.price(planned.slice, zone, planned.spot, here.prices)
+    known = cost.price(planned.slice, zone, planned.spot, here.prices, here.listed)
     if known is None:
         return [("price      ", "none known; name one with KINETIC_PRICES")]
     hourly = dollars(known.usd_per_chip_hour * chips)

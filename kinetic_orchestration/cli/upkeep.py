@@ -14,6 +14,7 @@ from kinetic_orchestration.cli.output import age, dollars, note, show_fields, sh
 from kinetic_orchestration.cost import Estimate
 from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
 from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.price_list import PriceList
 
 DELETION_PATIENCE = 30.0
 ASKED_AT_ONCE = 8
@@ -30,14 +31,14 @@ def reap(arguments: Namespace) -> int:
     if arguments.json:
         show_json({"dry_run": arguments.dry_run, "reaped": [item._asdict() for item in found]})
     else:
-        _show_reaped(found, arguments.dry_run)
+        _show_reaped(found, arguments.dry_run, here.listed)
     results = {item.result for item in found}
     if results & {reaper.LEFT, reaper.UNREAD}:
         return codes.ENVIRONMENT
     return codes.RUNNING if reaper.DELETING in results else codes.OK
 
 
-def _show_reaped(found: list[reaper.Reaped], dry_run: bool) -> None:
+def _show_reaped(found: list[reaper.Reaped], dry_run: bool, listed: PriceList) -> None:
     placements = [item for item in found if item.what == "placement" or item.result == reaper.UNREAD]
     if placements:
         columns = ("zone", "what", "age", "per hour", "result", "why")
@@ -49,6 +50,8 @@ def _show_reaped(found: list[reaper.Reaped], dry_run: bool) -> None:
             for item in placements
         ]  # fmt: skip
         show_table(columns, cells, right=("age", "per hour"))
+        if any(item.usd_per_hour for item in placements):
+            note(f"per hour: estimates by list prices of {listed.dates()}, or by KINETIC_PRICES")
     if others := [item for item in found if item not in placements]:
         if placements:
             print()
@@ -84,11 +87,12 @@ def cost(arguments: Namespace) -> int:
     made = [(datetime.fromisoformat(handle.created_at).timestamp(), estimate) for handle, estimate in rows]
     totals = prices.summary(made, arguments.by)
     usd = sum(total.usd for total in totals)
+    dates = ", ".join(sorted({estimate.date for _, estimate in rows if estimate.date})) or "no date"
     stood_for = sum(estimate.usd or 0.0 for _, estimate in rows if estimate.emulated)
     if arguments.json:
         periods = [{**asdict(total), "goodput": total.goodput} for total in totals]
         jobs = [_record(handle, estimate) for handle, estimate in rows]
-        told = {"usd": usd, "emulated_usd": stood_for, "prices": prices.PRICES_DATE}
+        told = {"usd": usd, "emulated_usd": stood_for, "prices": dates}
         show_json({"periods": periods, "jobs": jobs, **told})
         return codes.OK
     if not totals:
@@ -100,9 +104,10 @@ def cost(arguments: Namespace) -> int:
     _show_totals(totals, arguments.by)
     unpriced = sum(total.unpriced for total in totals)
     known = f"; no price is known for {unpriced} of the jobs" if unpriced else ""
-    note(f"{dollars(usd)} in the last {arguments.since}, by list prices of {prices.PRICES_DATE}{known}")
+    note(f"{dollars(usd)} in the last {arguments.since}, by list prices of {dates}{known}")
     if stood_for:
-        note(f"emulated jobs cost nothing here; on the hardware they stood for: {dollars(stood_for)}")
+        what = f"{dollars(stood_for)}, by list prices of {dates}"
+        note(f"emulated jobs cost nothing here; on the hardware they stood for: {what}")
     return codes.OK
 
 

@@ -1,4 +1,4 @@
-"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage.
+"""The other Google APIs that a TPU pipeline meets: Secret Manager, Resource Manager, Service Usage, Billing Catalog.
 
 As much of each as one job needs, over REST, from and to JSON. Permissions, faults and the ledger are the cloud's.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing import catalogue, refusals
 from kinetic_orchestration.testing.faults import Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.refusals import Refusal
@@ -21,6 +21,8 @@ from kinetic_orchestration.testing.resources import Json, after, moment, page_to
 SECRETS = "secretmanager.googleapis.com"
 _RESOURCES = "cloudresourcemanager.googleapis.com"
 _SERVICES = "serviceusage.googleapis.com"
+_BILLING = "cloudbilling.googleapis.com"
+_SKUS = 5000  # a page
 _SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _PAYLOAD_LIMIT = 64 << 10
 
@@ -56,6 +58,8 @@ class Neighbours:
         self._cloud = cloud
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
+        self.skus = catalogue.skus()
+        """What the Billing Catalog of Compute Engine says."""
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Json, caller: Caller) -> Json:
         """One request. Raises Refusal, or LostAnswer once it is done."""
@@ -63,7 +67,8 @@ class Neighbours:
             found = route.path.fullmatch(path) if route.method == method else None
             if found is None:
                 continue
-            project, name = found["project"], found[0].split("/", 2)[2].partition(":")[0]
+            project = found.groupdict().get("project", "")  # a catalogue is of none
+            name = found[0].split("/", 2)[2].partition(":")[0]
             with self._cloud.meeting(route.verb, "", name, caller), self._cloud.changed:
                 self._cloud.demand_service(route.service, project)
                 if route.permission:
@@ -203,6 +208,14 @@ class Neighbours:
         ]
         return {"permissions": granted} if granted else {}
 
+    def _list_skus(self, asked: Asked) -> Json:
+        if asked.name.split("/")[1] != catalogue.SERVICE:
+            raise Refusal(5, f"Service {asked.name.split('/')[1]} not found.")
+        at = int(after(asked.query.get("pageToken", "")) or 0)
+        end = at + min(int(asked.query.get("pageSize", "0")) or _SKUS, _SKUS)
+        found: Json = {"skus": self.skus[at:end], "nextPageToken": ""}
+        return found | ({"nextPageToken": page_token(str(end))} if end < len(self.skus) else {})
+
     def _get_service(self, asked: Asked) -> Json:
         service = asked.name.rpartition("/")[2]
         state = "ENABLED" if self._cloud.is_enabled(service) else "DISABLED"
@@ -263,4 +276,5 @@ _ROUTES = (
     _route(
         "GET /v1/projects/P/services/S", "GetService", "serviceusage.services.get", Neighbours._get_service, _SERVICES
     ),
+    _route("GET /v1/services/S/skus", "ListSkus", "", Neighbours._list_skus, _BILLING),
 )  # fmt: skip
