@@ -109,7 +109,7 @@ class Plan:
         """Where it runs, in the one wording that logs, metadata and tables share."""
         if self.remote:
             cloud = f"Cloud TPU {self.slice.accelerator_type}"
-            return f"{cloud} of an {EMULATED_CLOUD}, emulated on a CPU" if self.emulated else cloud
+            return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
         if self.slice.kind == "cpu":
             return "this machine's CPU"
         if self.emulated:

@@ -213,3 +213,20 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/evaluating.md", "docs/cloud-tpu.md"])
+def test_it_is_said_at_the_top_on_what_it_was_proven_and_where_somebody_chooses_what_ends(name: str) -> None:
+    text = page(name)
+    top = "\n".join(text.splitlines()[:12])
+    assert "**Proven on an emulated Google Cloud, never yet on a TPU" in top
+    chosen = text.partition("## Where it runs")[2] if name == "README.md" else text
+    assert re.search(r"fixes only.{0,40}ends at v6e", chosen, re.S)
+
+
+def test_what_is_for_production_refuses_emulation_and_the_project_says_alpha() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for block in re.findall(r"```bash\n(.*?)```", path.read_text(encoding="utf-8"), re.S):
+            if "KINETIC_STORE=gs://" in block and "emulat" not in block:
+                assert "KINETIC_REQUIRE_HARDWARE=true" in block, path.name
+    assert "Development Status :: 3 - Alpha" in page("pyproject.toml")

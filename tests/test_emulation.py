@@ -160,7 +160,7 @@ def test_an_emulated_cloud_is_no_hardware_either(
         monkeypatch.setenv(name, value)
     spec = JobSpec("train", Options(accelerator="v5e-4"))
     plan, _, _ = planned(spec)
-    assert plan.where == "Cloud TPU v5litepod-4 of an emulated cloud, emulated on a CPU"
+    assert plan.where == "Cloud TPU v5litepod-4 of an emulated cloud"
     monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
     with pytest.raises(NotEmulated, match=r"of an emulated cloud.*unset KINETIC_EMULATOR"):
         planned(spec)
@@ -186,7 +186,7 @@ def test_a_profile_may_require_hardware(tmp_path: Path) -> None:
         ("a100x2", "local", False, "this machine's own GPUs"),
         ("cpu:8", "local", True, "this machine's CPU"),
         ("v5e-4", "tpu-vm", False, "Cloud TPU v5litepod-4"),
-        ("v5e-4", "tpu-vm", True, "Cloud TPU v5litepod-4 of an emulated cloud, emulated on a CPU"),
+        ("v5e-4", "tpu-vm", True, "Cloud TPU v5litepod-4 of an emulated cloud"),
     ],
 )
 def test_one_wording_of_where(accelerator: str, backend: str, emulated: bool, where: str, tmp_path: Path) -> None:
