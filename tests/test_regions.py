@@ -71,7 +71,7 @@ def test_what_is_billed_is_told_without_a_price(zones: tuple[str, ...], bucket: 
 def place(tpu_cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The environment of a job whose bucket lies somewhere; `home` has taken the cloud's own away."""
 
-    def go(location: str = "", bucket: str = "placed") -> Emulator:
+    def go(location: str = "US-CENTRAL1", bucket: str = "placed") -> Emulator:
         for name, value in tpu_cloud.environ(store=f"gs://{bucket}/k", location=location).items():
             monkeypatch.setenv(name, value)
         return tpu_cloud
@@ -104,10 +104,10 @@ def test_a_job_runs_in_its_buckets_region_alone(place: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("location", "wanted"),
-    [("US", tuple(z for z in V6E if z.startswith("us-"))), ("EU", ("europe-west4-a",)), ("", ("us-central1-b",))],
+    [("US", tuple(z for z in V6E if z.startswith("us-"))), ("EU", ("europe-west4-a",)), ("US-CENTRAL1", ("us-central1-b",))],
 )
 def test_the_buckets_own_word_decides(place: Any, location: str, wanted: tuple[str, ...]) -> None:
-    place(location, f"b-{location.lower() or 'plain'}")
+    place(location, f"b-{location.lower()}")
     assert asked() == wanted
 
 

@@ -32,6 +32,7 @@ from kinetic_orchestration.testing.vm import Machines, Vm
 
 PROJECT = "emulated"
 BUCKET = "emulated"
+LOCATION = "US"  # where each generation has a zone
 _BOOTS_AT_ONCE = 8
 _LOOK = 0.1
 _ROOTS = "emulated-cloud-"
@@ -149,7 +150,7 @@ class Emulator(Cloud):
         project: str = PROJECT,
         store: str = f"gs://{BUCKET}/kinetic",
         deployment: str = "test",
-        location: str = "",
+        location: str = LOCATION,
     ) -> dict[str, str]:
         """What a client needs in its environment to run its jobs here; the store's bucket is made, in `location`."""
         if store.startswith("gs://"):

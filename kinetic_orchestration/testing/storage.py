@@ -242,7 +242,7 @@ class StorageServer:
                     raise ValueError(f"no bucket can be called {name!r}: {error.read().decode()}") from None
         self._buckets.add(name)
         if location:
-            self._places[name] = (location.upper(), tuple(region.upper() for region in regions))
+            self._places.setdefault(name, (location.upper(), tuple(region.upper() for region in regions)))
         return f"gs://{name}"
 
     def fail(
