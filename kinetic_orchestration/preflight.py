@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import home, keras_kinetic, settings, trust
-from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration import emulation, home, keras_kinetic, settings, trust
 from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import LOCAL, JobSpec, Options
 
 OK = "ok"
 WARNING = "warning"
@@ -182,7 +182,21 @@ def _backend(here: Settings) -> Check:
     except KineticError as error:
         later = f"; {LATER[here.backend]} is not part of this version" if here.backend in LATER else ""
         return Check("backend", FAILED, f"{error}{later}", "set KINETIC_BACKEND=local")
-    return Check("backend", OK, here.backend)
+    try:
+        emulation.check(JobSpec("a job", Options()), here)
+    except NotEmulated as error:
+        return Check("backend", FAILED, "Google Cloud is meant, and jobs cannot run there", str(error))
+    if here.backend != LOCAL:
+        emulated = bool(here.emulator or here.emulator_grpc)
+        found = f"{here.backend}, on an emulated cloud" if emulated else here.backend
+    else:
+        emulated = True
+        found = f"{here.backend}: what this machine does not have is emulated on its CPU"
+    if here.require_hardware and emulated:
+        return Check(
+            "backend", WARNING, f"{found}, and KINETIC_REQUIRE_HARDWARE refuses that", "name a project and a store"
+        )
+    return Check("backend", OK, found)
 
 
 def _cloud(here: Settings) -> Iterator[Check]:

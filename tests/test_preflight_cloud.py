@@ -43,7 +43,7 @@ def found(cloud: Emulator, home: Path, name: str, **environ: str) -> Finding:
 def test_a_project_that_is_ready_passes_and_what_can_be_known_is_told(cloud: Emulator, tmp_path: Path) -> None:
     findings = list(preflight_cloud.examine(here(cloud, tmp_path)))
     assert [finding.name for finding in findings] == [
-        "credentials", "Cloud TPU API", "permissions", "service account", "bucket", "Secret Manager", "quota",
+        "credentials", "Cloud TPU API", "permissions", "service account", "bucket", "egress", "Secret Manager", "quota",
         "encryption",
     ]  # fmt: skip
     assert {finding.state for finding in findings} == {OK}, findings
@@ -165,8 +165,8 @@ def test_without_credentials_the_login_command_is_named(tmp_path: Path) -> None:
 def test_doctor_shows_it_all(cloud: Emulator, tmp_path: Path) -> None:
     report = preflight.examine({**os.environ, **cloud.environ(), "KINETIC_HOME": str(tmp_path)})
     names = [check.name for check in report.checks]
-    assert names[-8:] == [
-        "credentials", "Cloud TPU API", "permissions", "service account", "bucket", "Secret Manager", "quota",
+    assert names[-9:] == [
+        "credentials", "Cloud TPU API", "permissions", "service account", "bucket", "egress", "Secret Manager", "quota",
         "encryption",
     ]  # fmt: skip
     assert report.ok, report.checks

@@ -104,7 +104,11 @@ def test_a_job_runs_in_its_buckets_region_alone(place: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("location", "wanted"),
-    [("US", tuple(z for z in V6E if z.startswith("us-"))), ("EU", ("europe-west4-a",)), ("US-CENTRAL1", ("us-central1-b",))],
+    [
+        ("US", tuple(z for z in V6E if z.startswith("us-"))),
+        ("EU", ("europe-west4-a",)),
+        ("US-CENTRAL1", ("us-central1-b",)),
+    ],
 )
 def test_the_buckets_own_word_decides(place: Any, location: str, wanted: tuple[str, ...]) -> None:
     place(location, f"b-{location.lower()}")

@@ -48,14 +48,14 @@ def accelerators(arguments: Namespace) -> int:
 
         slice_ = table.parse(arguments.name)
         if arguments.json:
-            found = {"drawing": draw(slice_)} | ({"here": _gpus()} if slice_.kind == "gpu" else {})
+            found = {"drawing": draw(slice_)} | ({"here": _gpus(here)} if slice_.kind == "gpu" else {})
             show_json(_record(slice_, here) | found)
             return codes.OK
         print(draw(slice_), end="")
         if slice_.kind == "tpu":
             print(f"\n{NOT_REACHED if slice_.api == 'gke' else MAINTAINED}")
         if slice_.kind == "gpu":
-            print("\nOn this machine:" + ("" if (gpus := _gpus()) else " no GPU"))
+            print("\nOn this machine:" + ("" if (gpus := _gpus(here)) else " no GPU"))
             for gpu in gpus:
                 holder = f"{gpu['job']} has it" if gpu["job"] else "free"
                 print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
@@ -91,11 +91,11 @@ NOT_REACHED = "reached through GKE only, which is not part of this version: jobs
 MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpus(here: Settings) -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
     from kinetic_orchestration.backends import local
 
-    rows, _ = local.gpus_and_holders(settings.load(store="", deployment="local"), os.environ)
+    rows, _ = local.gpus_and_holders(here, os.environ)
     return [
         {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
         for gpu, holder in rows
