@@ -79,9 +79,7 @@ def accelerators(arguments: Namespace) -> int:
         )  # fmt: skip
     columns = ("name", "chips", "topology", "hosts", "Cloud TPU", "memory/chip", "$/hour")
     show_table(columns, rows, right=("chips", "hosts", "memory/chip", "$/hour"))
-    print(
-        f"\n$/hour: estimates by list prices of {here.listed.dates()}, in the first region that has one (`ko prices`)."
-    )
+    print(f"$/hour: estimates by list prices of {here.listed.dates()}, in the first region that has one (`ko prices`).")
     print(f"tpu7x: {NOT_REACHED}\n{MAINTAINED}")
     sys.stdout.flush()
     return codes.OK

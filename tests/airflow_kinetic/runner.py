@@ -249,8 +249,9 @@ class State:
 def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0) -> dict[str, Any]:
     """What of a task's context the operator looks at. The whole of it takes a scheduler: see the tests in `live`."""
     task = SimpleNamespace(
-        dag_id="a_dag", task_id="a_task", run_id="a_run", map_index=-1, max_tries=max_tries, try_number=number
-    )
+        dag_id="a_dag", task_id="a_task", run_id="a_run", map_index=-1, max_tries=max_tries, try_number=number,
+        xcom_push=lambda **_: None,
+    )  # fmt: skip
     return {"ti": task, "task_state_store": state, "dag_run": SimpleNamespace(clear_number=clears)}
 
 
