@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinetic_orchestration import emulation, home, keras_kinetic, settings, trust
+from kinetic_orchestration.errors import KineticError, NotEmulated
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import LOCAL, JobSpec, Options
 
