@@ -66,12 +66,12 @@ class Place(NamedTuple):
 
         return KineticHook(self.gcp_conn_id, self.impersonation_chain).acting()
 
-    def open(self, job_id: str, spec_digest: str = "") -> Job:
+    def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
         """The job. Its store and its hosts are asked, from then on, as the connection says."""
         with self.acting():
             here = settings.load(None, **self.settings())
             store, backend = self._shared(here)
-            return reopened(job_id, store, {here.backend: backend}, here, spec_digest)
+            return reopened(job_id, store, {here.backend: backend}, here, spec_digest, ended)
 
     def _shared(self, here: Settings) -> tuple[Store, Backend]:
         """The same two for the same caller, place and settings, as long as a job of theirs is open."""

@@ -29,6 +29,9 @@ from kinetic_orchestration.values import JobStatus
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
 WAITING, FINISHED = "waiting", "finished"
 TICKET = "kinetic/detached."  # + step: of the run that submitted: its job, for people, or "finished"
+ENDED = (
+    "kinetic/ended."  # + step: of that run, what the sensor saw the job come to: it is held to, and lets nothing run
+)
 FINISHES = "kinetic/finishes."  # + step: of the run that finishes: the run whose log has the ticket
 LOGGED = "kinetic/ticket"  # of an event in the log of the run that submitted
 LONGEST_NAME = 63  # of a tag's key, after the slash
@@ -196,8 +199,9 @@ class _Detached:
             here = settings_for(spec)
             refuse_elsewhere(ticket, here.store, here.deployment)
             again = context.retry_number or context.run.parent_run_id
+            place = {"project": here.project, "store": here.store, "deployment": here.deployment}
             try:
-                job = opened(ticket, {"project": here.project, "store": here.store, "deployment": here.deployment})
+                job = opened(ticket, place, context.run.tags.get(tag_of(ENDED, ticket.step), ""))
             except JobNotFound:  # nobody came for it before its records went
                 if not again:
                     raise
@@ -251,11 +255,11 @@ def tag_of(kind: str, step: str) -> str:
     return f"{space}/{rest[:40]}-{hashlib.sha256(step.encode()).hexdigest()[:16]}"
 
 
-def opened(ticket: Ticket, place: Mapping[str, str | None]) -> Any:
+def opened(ticket: Ticket, place: Mapping[str, str | None], ended: str = "") -> Any:
     """The job of a ticket, in a process that did not submit it, in a store that this process's own settings name."""
     from kinetic_orchestration.job import open_job
 
-    return open_job(ticket.job, ticket.spec, **place)
+    return open_job(ticket.job, ticket.spec, ended, **place)
 
 
 def tickets_of(instance: dg.DagsterInstance, run: str) -> dict[str, Ticket]:

@@ -14,6 +14,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.detached import (
+    ENDED,
     FINISHED,
     FINISHES,
     TICKET,
@@ -270,6 +271,8 @@ class _Completion:
 
     def _request(self, run: dg.DagsterRun, ticket: Ticket) -> dg.RunRequest:
         tags = {tag_of(FINISHES, ticket.step): run.run_id, "kinetic/job_id": ticket.job, "kinetic/run": run.run_id}
+        if (follower := self._followers.get(ticket.job)) is not None and follower.cursor.ended:
+            tags[tag_of(ENDED, ticket.step)] = follower.cursor.ended
         own = {name: value for name, value in run.tags.items() if not name.startswith(_NOT_THE_USERS)}
         tags |= own | {name: run.tags[name] for name in run.tags if name in _PLACE or name.startswith(_DIMENSION)}
         selection = [*_keys_of(ticket), *self._after(run, ticket)]

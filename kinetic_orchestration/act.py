@@ -19,14 +19,16 @@ from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, Kin
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.stores import Store
-from kinetic_orchestration.trust import ALONE, Trust
-from kinetic_orchestration.values import Before, Freed, Glimpse, Intent, Outcome, Past, Plan, Staged
+from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
+from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, Outcome, Past, Plan, Staged
+from kinetic_orchestration.watch import Memory, Scene, look
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
 DEADLINE_ALLOWANCE = 15 * 60.0
 SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
 TRUST_PATIENCE = 1800.0  # so does one that may not start it
+HELD_STEP = 30.0  # seconds that hosts are there longer than what is remembered of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class Job:
     runs_on: str = ""  # the name of the backend that its plan names
     within: Within | None = None  # which places its attempts may be in, by its plan
     written: bytes = field(default=b"", repr=False)  # its spec, while the process that wrote it submits it
+    signed: str = ""  # the name of the key that its verdicts are signed with; "" for none
+    ended: str = ""  # what it was seen to come to by whoever handed it over
+    limited: bool = False  # by a cost
 
     def spec(self) -> dict[str, Any]:
         if self.written:
@@ -65,10 +70,10 @@ class Job:
 
 def open_job(
     job_id: str, store: Store, backend: Backend, trust: Trust = ALONE, spec_digest: str = "",
-    written: Record | None = None,
+    written: Record | None = None, ended: str = "",
 ) -> Job:  # fmt: skip
-    """`spec_digest`: that of the job's spec, if it is known by another way than the store; `written`: the spec, if it
-    was written here just now.
+    """`spec_digest`: that of the job's spec, if it is known by another way than the store, as what it has `ended` in;
+    `written`: the spec, if it was written here just now.
     """
     record = written
     if record is None and isinstance(job_id, str) and job_id.replace("-", "").isalnum():
@@ -77,12 +82,17 @@ def open_job(
         raise JobNotFound(missing(job_id, store))
     found = digest.of_bytes(record.data)
     doubt = "" if written is not None else trust.doubt_of_spec(store, job_id, found, spec_digest)
-    plan = plan_of(spec_of(record.data, job_id), job_id)
+    spec = spec_of(record.data, job_id)
+    plan = plan_of(spec, job_id)
     policy = policy_of(plan, record.updated)
     kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
     runs_on = sys.intern(plan.backend)
     data = b"" if written is None else written.data
-    job = Job(sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data)
+    signed = sys.intern(spec.get("signed", "")) if store.remote else ""
+    job = Job(
+        sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data, signed,
+        ended, plan.affordable > 0,
+    )  # fmt: skip
     return job.on(backend)
 
 
@@ -91,8 +101,9 @@ def at_rest(job: Job) -> Job:
     return replace(job, written=b"") if job.written else job
 
 
-def vouched(job: Job, spec_digest: str) -> Job:
+def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
     """The same job, by what came with a handle or a cursor. Raises Corrupt if its spec is another one."""
+    job = replace(job, ended=ended) if ended else job
     if not spec_digest or not job.doubt:
         return job
     backend = job.backend.backend if isinstance(job.backend, Onlooker) else job.backend
@@ -100,15 +111,101 @@ def vouched(job: Job, spec_digest: str) -> Job:
     return known.on(backend)
 
 
-def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str) -> str:
-    """Why what came of an attempt is not unpickled here, or ""."""
+def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str, role: str = names.VALUE) -> str:
+    """Why what came of an attempt is not unpickled here, or "". A verdict that is signed was believed as a whole."""
     if job.doubt or not job.store.remote:
         return job.doubt
+    if is_sealed(job):
+        return ""
     plan = job.plan()
     return job.trust.doubt_of_value(
-        job.store, job.job_id, attempt, value_digest, proof,
+        job.store, job.job_id, attempt, value_digest, proof, role=role,
         account=str(plan.cloud.get("service_account") or ""), project=plan.project,
     )  # fmt: skip
+
+
+def is_sealed(job: Job) -> bool:
+    """Whether no verdict of the job counts here without the word of whoever has its key, which is the one we have."""
+    return bool(job.signed) and not job.doubt and job.signed == job.trust.key_id
+
+
+def lacks_key(job: Job) -> str:
+    """Why this process can neither start nor close an attempt of a signed job, or ""."""
+    if not job.signed or is_sealed(job):
+        return ""
+    if job.doubt:
+        return job.doubt
+    return (
+        f"job {job.job_id} is signed with a signing_key that this process does not have, so its hosts could not sign "
+        "what they come to: let both processes have the same KINETIC_SIGNING_KEY"
+    )
+
+
+def glimpse(job: Job, attempt: int, memory: Memory | None = None, scene: Scene | None = None) -> Glimpse:
+    """One look at an attempt. Raises Corrupt where its verdict has to be signed and is not."""
+    seen = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts, memory=memory, scene=scene)
+    if seen.verdict is not None:
+        believe(job, attempt, seen.verdict)
+    return seen
+
+
+def believe(job: Job, attempt: int, verdict: wire.Verdict) -> None:
+    if not is_sealed(job) or job.trust.has_sealed(job.store, job.job_id, attempt, verdict):
+        return
+    raise Corrupt(
+        f"{names.verdict(job.job_id, attempt)} in {job.store.url} is not signed by who may have written it, and all "
+        "verdicts of this job are: somebody has changed it. Nothing follows from it, and the job is not run again. "
+        "Find out who can write to the bucket; to have it run anew, give another key, or start another run"
+    )
+
+
+def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) -> str:
+    """What the job came to, as others may be told; from now on this process holds to it. Raises Corrupt if it was seen
+    to come to something else.
+    """
+    if not job.store.remote or job.doubt:
+        return job.ended
+    found = Ended(outcome.attempt, outcome.status.value, gist(outcome.verdict.raw), at)
+    known = _known_end(job)
+    if known is not None and known.is_other(*found[:3]):
+        raise Corrupt(_other_end(job, known))
+    if known is None and remember:
+        job.trust.saw_end(job.store, job.job_id, found)
+    return str(known or found)
+
+
+def has_ended(job: Job) -> bool:
+    """Whether the job was seen to end, so that nothing more is to be begun of it. Raises Corrupt if the verdict by
+    which it did is not there any more.
+    """
+    known = _known_end(job) if job.store.remote else None
+    if known is None:
+        return False
+    record = job.store.read(names.verdict(job.job_id, known.attempt))
+    if record is None or gist(verdict_of(record.data).raw) != known.verdict:
+        raise Corrupt(_other_end(job, known))
+    return True
+
+
+def seen_end(job: Job) -> str:
+    """What goes along with a handle of it."""
+    known = _known_end(job) if job.store.remote and not job.doubt else None
+    return "" if known is None else str(known)
+
+
+def _known_end(job: Job) -> Ended | None:
+    known = Ended.of(job.ended) or job.trust.ended(job.store, job.job_id)
+    if known is None or (known.at < job.policy.created and job.trust.may_be_forgotten(job.store, known)):
+        return None  # or it was of a life before this one
+    return known
+
+
+def _other_end(job: Job, known: Ended) -> str:
+    return (
+        f"job {job.job_id} in {job.store.url} ended in attempt {known.attempt} ({known.status}), as was seen here or "
+        "by who handed it over, and its records do not say so any more: somebody has changed them. It is not run "
+        "again. Find out who can write to the bucket; to have it run anew, give another key, or start another run"
+    )
 
 
 def how_it_ended(job: Job, outcome: Outcome | None) -> str:
@@ -142,8 +239,12 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
 
 def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     """Do it; returns a sentence when the job has to wait for something. A release is asked for by `release`."""
+    if not isinstance(action, lifecycle.Interrupt) and has_ended(job):
+        return ""
     if job.doubt and isinstance(action, lifecycle.Intend | lifecycle.Submit):
         return leave_to_others(job, attempt, seen)
+    if isinstance(action, lifecycle.Intend | lifecycle.Submit) and (why := lacks_key(job)):
+        return f"attempt {attempt} waits for a process that may start it: {why}"
     if isinstance(action, lifecycle.Intend):
         intend(job, attempt)
     elif isinstance(action, lifecycle.Submit):
@@ -152,7 +253,7 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         assert seen.intent is not None
         job.backend.cancel(seen.intent.placement)
     elif isinstance(action, lifecycle.Close):
-        close(job, attempt, action.cause, action.reason)
+        return close(job, attempt, action.cause, action.reason)
     return ""
 
 
@@ -168,8 +269,7 @@ def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
     if seen.now - since < TRUST_PATIENCE:
         return f"attempt {attempt} waits for a process that may start it: {job.doubt}"
     reason = f"nobody who may start attempt {attempt} did so for {seen.now - since:.0f} s, and this process may not: "
-    close(job, attempt, wire.CONFIGURATION, reason + job.doubt)
-    return ""
+    return close(job, attempt, wire.CONFIGURATION, reason + job.doubt)
 
 
 def intend(job: Job, attempt: int) -> Intent | None:
@@ -177,12 +277,11 @@ def intend(job: Job, attempt: int) -> Intent | None:
     plan = job.plan()
     past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
     left = plan.affordable
-    if left and attempt > 1:
-        used = bill.ready_seconds(bill.stays(job.store, job.job_id, attempt - 1))
-        left -= used
+    if left:
+        left -= _held(job, attempt)
         if left <= 0:
-            usd = plan.limits.cost or 0.0
-            close(job, attempt, wire.DEADLINE, f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}")
+            if job.store.read(names.intent(job.job_id, attempt)) is None:  # else somebody was faster, and it has begun
+                _close_as_spent(job, plan, attempt, left)
             return None
     allowed = _longest(plan, left)
     try:
@@ -215,6 +314,7 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     if promised is None or ended is None:
         return None, None
     verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
+    believe(job, attempt, verdict)
     intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
     past = Past(intent.placement, cause, verdict.reason, promised.updated)
     if intent.before is None:
@@ -228,10 +328,34 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     return past, Before(lifecycle.spend(intent.before.spent, budget), ran)
 
 
+def _held(job: Job, attempt: int) -> float:
+    """For how long the hosts of other attempts than this one were there: of each the most that was ever seen of it, by
+    its records or by the cloud's word. Whoever removes records gives no money back.
+    """
+    told = {stay.attempt: stay.ready for stay in bill.stays(job.store, job.job_id, attempt - 1)} if attempt > 1 else {}
+    for number, seconds in told.items():
+        job.trust.saw_held(job.store, job.job_id, number, seconds)
+    seen = job.trust.held(job.store, job.job_id)
+    return sum(max(told.get(number, 0.0), seen.get(number, 0.0)) for number in {*told, *seen})
+
+
+def _close_as_spent(job: Job, plan: Plan, attempt: int, left: float) -> None:
+    used, usd = plan.affordable - left, plan.limits.cost or 0.0
+    close(job, attempt, wire.DEADLINE, f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}")
+
+
 def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
     assert seen.intent is not None
     spec = job.spec()
     plan = plan_of(spec, job.job_id)
+    intent = seen.intent
+    if plan.affordable:  # by what was seen, not by records: whatever these say, the machines keep their deadline
+        held = job.trust.held(job.store, job.job_id)
+        left = plan.affordable - sum(seconds for number, seconds in held.items() if number != attempt)
+        if left <= 0:
+            _close_as_spent(job, plan, attempt, left)
+            return ""
+        intent = intent._replace(deadline=min(intent.deadline, intent.created + _longest(plan, left)))
     if plan.remote and not _may_last(plan, seen.intent):
         named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
@@ -251,7 +375,8 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
     try:
         staged = Staged.from_json(spec["staged"])
         secrets = {name: environ[name] for name in plan.secrets}
-        return job.backend.submit(plan, staged, job.job_id, job.spec_digest, seen.intent, secrets)
+        key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
+        return job.backend.submit(plan, staged, job.job_id, job.spec_digest, intent, secrets, key)
     except BackendError as error:
         close(job, attempt, error.cause, str(error))
         return ""
@@ -271,12 +396,25 @@ def _longest(plan: Plan, affordable: float = 0.0) -> float:
     return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
 
 
-def close(job: Job, attempt: int, cause: str, reason: str) -> None:
+def see_held(job: Job, attempt: int, seen: Glimpse) -> None:
+    """Of a job with a limit of cost: for how long this process sees the attempt's hosts, by the cloud's own word."""
+    since = seen.observation.since
+    if job.limited and seen.verdict is None and seen.observation.state == PRESENT and since:
+        job.trust.saw_held(job.store, job.job_id, attempt, seen.now - since, HELD_STEP)
+
+
+def close(job: Job, attempt: int, cause: str, reason: str) -> str:
+    """What is said is why this process may not do it."""
+    if why := lacks_key(job):
+        return f"attempt {attempt} is over ({reason}), and waits for a process that may say so: {why}"
     if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it
         raise JobNotFound(missing(job.job_id, job.store))
     verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, reason=reason)
+    if is_sealed(job):
+        verdict = job.trust.seal(job.store, job.job_id, attempt, verdict)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())
     ring(job)
+    return ""
 
 
 def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:

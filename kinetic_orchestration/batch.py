@@ -1,7 +1,8 @@
 """Many jobs of one function: `BatchHandle`, and the thread that keeps so many of them running at once.
 
 A child's identity is its group and its place in it, so a batch can be attached to from its group id alone,
-whatever became of the process that was submitting it.
+whatever became of the process that was submitting it. The id says how many there are: whoever can write to the store
+cannot have results of a batch forgotten.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import re
 import secrets
 import threading
 import time
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from kinetic_orchestration import act, emulation
 from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import Backend, open_backend
-from kinetic_orchestration.errors import JobNotFound, KineticError, Unreachable, UsageError
+from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
@@ -192,7 +194,7 @@ class BatchHandle(Generic[R]):
 
     def cancel(self) -> None:
         """Submit no more, whoever submits, and cancel what has not ended."""
-        _end(self._store, self.group_id, CANCELLED)
+        _end(self, CANCELLED)
         self._submitted.wait(60.0)
         reason = f"batch {self.group_id} was cancelled"
         live: list[JobHandle[R]] = []
@@ -270,7 +272,7 @@ def submit_all(
         )
     plan, here, _ = planned(specs[0])
     store, backend = open_store(here.store, here.deployment), plan.backend
-    group_id = f"grp-{secrets.token_hex(6)}"
+    group_id = f"grp-{secrets.token_hex(6)}x{len(specs)}"
     me = processes.find(os.getpid())
     record = {
         "name": name,
@@ -335,7 +337,7 @@ class _Driver:
         finally:
             try:
                 with contextlib.suppress(KineticError):  # others see that this process is gone
-                    _end(batch._store, batch.group_id, SUBMITTED)
+                    _end(batch, SUBMITTED)
             finally:
                 batch._submitted.set()
             batch._store.ring(batch.group_id)
@@ -392,7 +394,7 @@ class _Driver:
     def _one_failed(self) -> None:
         if not self._fail_fast:
             return
-        _end(self.batch._store, self.batch.group_id, FAILED)
+        _end(self.batch, FAILED)
         if self.cancel_running:
             self._cancel_running(f"another job of batch {self.batch.group_id} failed")
 
@@ -412,10 +414,10 @@ def _has_ended(job: JobHandle[Any]) -> bool:
 SUBMITTED, FAILED, CANCELLED = "submitted", "failed", "cancelled"
 
 
-def _end(store: Store, group_id: str, why: str) -> None:
+def _end(batch: BatchHandle[Any], why: str) -> None:
     """No more jobs of this batch are to be submitted. The first reason stays."""
-    store.create(names.group_end(group_id), wire.encode({"why": why}))
-    store.ring(group_id)
+    batch._store.create(names.group_end(batch.group_id), wire.encode({"why": why, "size": len(batch.jobs)}))
+    batch._store.ring(batch.group_id)
 
 
 def _why_over(store: Store, group_id: str) -> str:
@@ -481,6 +483,10 @@ def attach_batch(
     name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
     submitter = fields.get("submitter") or {}
     runs_on = str(fields.get("backend") or here.backend)
+    if group_deployment != here.deployment:
+        found = f"{names.group(group_id)} in {opened.url} is of the deployment {group_deployment!r}"
+        raise Corrupt(f"{found}, and lies in {here.deployment!r}: somebody has changed it")
+    _check_size(opened, group_id, group_deployment, size)
     backends = {here.backend: backend}  # whichever new jobs would run on here
     if runs_on not in backends:
         backends[runs_on] = open_backend(runs_on, here)
@@ -495,6 +501,29 @@ def attach_batch(
             name=f"kinetic-{group_id}",
         ).start()  # fmt: skip
     return batch
+
+
+def _check_size(store: Store, group_id: str, deployment: str, size: int) -> None:
+    """Results that nobody asks for would be lost without a word. A group's id says its size; of one that does not, by
+    its end, and by the member that would be the next one.
+    """
+    told = _SIZE.search(group_id)
+    ended = store.read(names.group_end(group_id))
+    counts = [int(told[1])] if told else []
+    if ended is not None:
+        counts.append(fields_of(ended.data, GROUP_END, names.group_end(group_id)).get("size") or size)
+    if store.read(names.spec(job_id(child(deployment, group_id, size), 1)), 0, 1) is not None:
+        counts.append(size + 1)
+    for count in counts:
+        if count != size:
+            raise Corrupt(
+                f"{names.group(group_id)} in {store.url} says that the batch has {size} jobs, and it has {count!r:.20} "
+                "or more: somebody has changed it. Find out who can write to the store; each job is still there by "
+                "itself (kinetic.attach)"
+            )
+
+
+_SIZE = re.compile(r"x(\d+)$")
 
 
 class _Place(NamedTuple):

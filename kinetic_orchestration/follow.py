@@ -32,7 +32,7 @@ from kinetic_orchestration.values import (
     Output,
     Progress,
 )
-from kinetic_orchestration.watch import Memory, Watcher, look, watcher_of
+from kinetic_orchestration.watch import Memory, Watcher, watcher_of
 
 Emit = Callable[[Event], object]
 
@@ -65,9 +65,10 @@ class Follower:
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
-        self.job = job if cursor is None else act.vouched(job, cursor.spec)
+        self.job = job if cursor is None else act.vouched(job, cursor.spec, cursor.ended)
         self.memory = Memory(self.job.within)
-        self.cursor = (cursor or Cursor())._replace(spec="" if self.job.doubt else self.job.spec_digest)
+        spec = "" if self.job.doubt else self.job.spec_digest
+        self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
         self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
         # No cursor tells which releases were refused. That of the attempt before its own may have been, and is asked
         # for once more; those of older ones are the reaper's.
@@ -85,13 +86,16 @@ class Follower:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
         while self.outcome is None:
             attempt = self.cursor.attempt
-            seen = look(
-                self.job.store, self.job.backend, self.job.job_id, attempt, self.job.policy.hosts,
-                memory=self.memory, scene=watcher_of(self.job.store, self.job.backend).scene,
-            )  # fmt: skip
+            seen = act.glimpse(self.job, attempt, self.memory, watcher_of(self.job.store, self.job.backend).scene)
+            act.see_held(self.job, attempt, seen)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
+            ended = self.cursor.ended
+            if step.outcome is not None:
+                ended = act.conclude(self.job, step.outcome, seen.now - seen.verdict_age)
             self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
             moves = step.cursor.attempt != attempt
+            if moves:
+                act.has_ended(self.job)  # then no other attempt follows
             if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
                 self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
             self._release_again(seen)
@@ -111,7 +115,7 @@ class Follower:
             elif not (moves and self.ahead):  # else others have gone on long since, and released it before
                 self._act(step.actions, attempt, seen, emit)
             logs = () if moves else self.cursor.logs
-            self.cursor = step.cursor._replace(logs=logs, spec=self.cursor.spec)
+            self.cursor = step.cursor._replace(logs=logs, spec=self.cursor.spec, ended=ended)
             if moves and self.ahead:
                 self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome

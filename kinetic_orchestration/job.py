@@ -42,7 +42,7 @@ from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
-from kinetic_orchestration.watch import Memory, look
+from kinetic_orchestration.watch import Memory
 
 if TYPE_CHECKING:
     from kinetic_orchestration.launch import Other
@@ -83,7 +83,8 @@ class JobHandle(Generic[R]):
     def __reduce__(self) -> Any:
         spec_digest = "" if self._job.doubt else self._job.spec_digest
         place = {"group_id": self.group_id, "group_index": self.group_index}
-        return _attached, (self.job_id, os.path.dirname(self._job.store.url), self._deployment(), spec_digest), place
+        store, ended = os.path.dirname(self._job.store.url), act.seen_end(self._job)
+        return _attached, (self.job_id, store, self._deployment(), spec_digest, ended), place
 
     def _deployment(self) -> str:
         return str(self._job.spec()["plan"]["deployment"])
@@ -169,8 +170,10 @@ class JobHandle(Generic[R]):
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
         job, cursor, memory = self._job, Cursor(), Memory(self._job.within)
         while True:
-            seen = look(job.store, job.backend, job.job_id, cursor.attempt, job.policy.hosts, memory=memory)
+            seen = act.glimpse(job, cursor.attempt, memory)
             step = lifecycle.advance(cursor, seen, job.policy)
+            if step.outcome is not None:
+                act.conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
             if step.outcome is not None or step.cursor.attempt == cursor.attempt:
                 break
             ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
@@ -507,23 +510,25 @@ def attach(
     Instead of its id, the address of it, or of what belongs to it, in a store: what Airflow's XCom has of a value.
     """
     job_id, place = located(job_id, project=project, cluster=cluster, store=store, deployment=deployment)
-    return JobHandle(open_job(job_id, "", **place))
+    return JobHandle(open_job(job_id, "", "", **place))
 
 
-def _attached(job_id: str, store: str, deployment: str, spec_digest: str) -> JobHandle[Any]:
+def _attached(job_id: str, store: str, deployment: str, spec_digest: str, ended: str = "") -> JobHandle[Any]:
     """A handle that was pickled: it carries what it takes to go on with its job."""
-    return JobHandle(open_job(job_id, spec_digest, store=store, deployment=deployment))
+    return JobHandle(open_job(job_id, spec_digest, ended, store=store, deployment=deployment))
 
 
-def open_job(job_id: str, spec_digest: str = "", **place: str | None) -> Job:
-    """`spec_digest`: that of the job's spec, if it is known by another way than the store."""
+def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str | None) -> Job:
+    """By another way than the store may be known: the digest of the job's spec, and what it was seen to come to."""
     opened, backend, here = place_of(**place)
-    return reopened(job_id, opened, {here.backend: backend}, here, spec_digest)
+    return reopened(job_id, opened, {here.backend: backend}, here, spec_digest, ended)
 
 
-def reopened(job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "") -> Job:
+def reopened(
+    job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
+) -> Job:
     """With the backend that it runs on, whichever new jobs would run on here. Of each kind, all jobs share one."""
-    job = act.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest)
+    job = act.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
     return job.on(backends[job.runs_on])

@@ -41,6 +41,7 @@ from kinetic_orchestration.values import Glimpse, JobStatus, Outcome, Plan, Stag
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
+GENERATIONS = 1000  # of one identity that are looked back at
 CLAIMS = 20  # looks at an identity that others change meanwhile
 LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
 NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
@@ -245,15 +246,34 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
             now = store.read(name)
             if now is None or now.generation != record.generation:  # the job was there and is being forgotten
                 continue
+            _refuse_after_success(store, backend, believed, identity, generation)
             return job, True
         if not failed(store, backend, job, believed):
             return job, False
+        believed.refuse_anew(store, job)
         following = {**fields, "generation": generation + 1}
         store.swap(name, wire.encode(following), record.generation)
     raise StoreError(
         f"{name} in {store.url} was removed or changed {CLAIMS} times while a job was submitted by it. Find out who "
         "does that, and submit it again"
     )
+
+
+def _refuse_after_success(store: Store, backend: Backend, believed: Trust, identity: Identity, generation: int) -> None:
+    """Before a generation begins: neither it nor one before it was seen to succeed, or its records may have gone by
+    themselves. Whoever can write to the bucket can remove a job, and write which generation is the next.
+    """
+    if not store.remote:
+        return
+    for number in range(1, min(generation, GENERATIONS) + 1):
+        believed.refuse_anew(store, job_id(identity, number))
+    before = job_id(identity, generation - 1)
+    if generation > 1 and not failed(store, backend, before, believed):
+        raise Corrupt(
+            f"{names.identity(identity.key)} in {store.url} speaks of generation {generation} of a job whose "
+            f"generation {generation - 1} ({before}) has not failed: somebody has changed it. Nothing was started. "
+            "Find out who can write to the bucket; to have it run anew, give another key, or start another run"
+        )
 
 
 def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALONE) -> bool:
@@ -295,6 +315,7 @@ def admit(
     """
     fields = {
         "job": job,
+        **({"signed": believed.key_id} if store.remote and believed.key_id else {}),
         "name": plan.name,
         "identity": identity.key,
         "plan": plan.to_json(),

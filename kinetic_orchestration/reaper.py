@@ -147,6 +147,7 @@ def _placements(
     listed = list(backend.leftovers())
     for zone, why in dict.fromkeys((entry["zone"], entry["unread"]) for entry in listed if "unread" in entry):
         yield Reaped("zone", zone, why, zone, result=UNREAD)
+    believed = trust.of(settings) if settings is not None else trust.ALONE
     now = store.now()  # as everywhere: this machine's own clock may be off by more than UNCLAIMED
     placements = [
         {"age": max(0.0, now - entry.get("created", now)), **entry} for entry in listed if "unread" not in entry
@@ -159,7 +160,9 @@ def _placements(
             if not why:
                 continue
             usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
-            unread = _close(store, backend, placement, cause, seen.message or why) if cause and not dry_run else ""
+            unread = (
+                _close(store, backend, placement, believed, cause, seen.message or why) if cause and not dry_run else ""
+            )
         except Unreachable:
             raise
         except StoreError as error:  # one that cannot be read keeps none of the others
@@ -228,13 +231,15 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     return "", ""
 
 
-def _close(store: Store, backend: Backend, placement: Mapping[str, Any], cause: str, reason: str) -> str:
+def _close(
+    store: Store, backend: Backend, placement: Mapping[str, Any], believed: trust.Trust, cause: str, reason: str
+) -> str:
     """Whoever follows the job one day learns why its hosts are gone, as if they had been followed all the time.
 
     What is said is why that could not be written; then the hosts stay until the next pass.
     """
     try:
-        job = act.open_job(placement["job"], store, backend)
+        job = act.open_job(placement["job"], store, backend, believed)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
             act.close(job, placement["attempt"], cause, reason)
     except StoreError as error:

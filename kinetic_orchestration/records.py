@@ -155,7 +155,12 @@ STAGED = Fields(
 TASK = Fields({}, {"output_dir": _address, "checkpoint_dir": _address})
 SPEC = Fields(
     {"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK},
-    {"job": schema.job_id, "identity": _key, "arguments": table(text(), text(), 100_000)},
+    {
+        "job": schema.job_id,
+        "identity": _key,
+        "arguments": table(text(), text(), 100_000),
+        "signed": token,
+    },
 )
 IDENTITY = Fields({"generation": whole(1, 1 << 40)}, {"identity": plain()})
 KEEPER = Fields({}, {"keeper": token})
@@ -169,7 +174,7 @@ GROUP = Fields(
     },
     {"submitter": plain(), "backend": maybe(resource)},
 )
-GROUP_END = Fields({"why": text(schema.WORD)})
+GROUP_END = Fields({"why": text(schema.WORD)}, {"size": whole(1, MOST_JOBS)})
 STAMP = Fields({}, {"deployment": schema.deployment, "created": moment, "stamp": token, "checked": text()})
 REAPED = Fields({"ended": flag}, {"writer": token})
 PROJECT = Fields({"tree": digest})

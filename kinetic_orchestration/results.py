@@ -32,6 +32,8 @@ def collect(job: Job, outcome: Outcome) -> Any:
         raise error_of(job, outcome)
     verdict = outcome.verdict
     if not verdict.digest:
+        if job.store.remote and not job.plan().argv:
+            raise Corrupt(f"the verdict of job {job.job_id} names no value, and its function has one: it was changed")
         return None  # a command has no value
     if verdict.format == wire.PLAIN:
         if verdict.size > payload.LARGEST_PLAIN:
@@ -75,7 +77,7 @@ def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:
     host = outcome.verdict.host or 0
     if not failure.digest:
         return revive(failure, None, job_id=job.job_id, host=host)
-    if doubt := doubt_of_value(job, outcome.attempt, failure.digest, outcome.verdict.proof):
+    if doubt := doubt_of_value(job, outcome.attempt, failure.digest, outcome.verdict.proof, names.EXCEPTION):
         return revive(failure, None, job_id=job.job_id, host=host, doubt=f"it is not unpickled here, because {doubt}")
     try:
         with _file(job, outcome.attempt, host, "exception", failure.size) as path:

@@ -7,6 +7,14 @@ bucket. The spec vouches by digest for all that hosts read. A value goes the oth
 digest signed by Google, as the account that the spec names. Everything else of a job (records, logs, values that are
 plain JSON) is looked at without any trust, because nothing in it is ever run.
 
+**A job that was seen to end has ended.** What a process saw a job come to, its home remembers with the verdict's
+digest, and handles and cursors carry it: another verdict, or none, is somebody's change, and no reason to run the job
+again. So it is with the time for which its hosts were held, of which a limit of cost counts the most that was seen.
+
+**With a signing key** nothing need have been seen: the spec says that the job is signed, and no verdict counts without
+the word of whoever has the key. Keys are derived from it, one for each role, store, deployment, job and attempt, so a
+word for one thing is a word for nothing else; hosts are given that of their attempt alone, and never the key itself.
+
 This module knows what has to be known, and where from. It does not know what follows when it is not.
 """
 
@@ -16,15 +24,18 @@ import contextlib
 import functools
 import hashlib
 import hmac
+import json
+import math
 import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.errors import Corrupt, UsageError
 from kinetic_orchestration.records import SIGNATURE
 from kinetic_orchestration.settings import Settings
@@ -36,8 +47,17 @@ SHORTEST_KEY = 16
 FOLDER = "trust"
 OFFERED = "offered"  # a spec that was about to be written here
 SPEC = "spec"  # the one that the job has, as it was written here
-VALUE = "value"
+ENDED = "ended"  # what it was seen to come to
+HELD = "held"  # for how long the hosts of an attempt were seen to be there
 
+# Whose word it is: the roles of the keys that are derived from the signing key.
+SUBMITTER = "spec"
+HOSTS = "verdict"
+CLIENT = "closed"
+GROUP = "group"
+
+_MOST_SEEN = 4096  # jobs of which a process remembers that without its home
+_SEEN: dict[tuple[Path, str, str], dict[str, None]] = {}  # the lines of each, the newest job last
 _FOR_EVER = 100 * 365 * 86400  # a token tells who computed a value, and that does not expire
 _CERTIFICATE_SECONDS = 3600.0
 _TIMEOUT = 20.0
@@ -51,13 +71,19 @@ class Trust:
     signing_key: str = field(default="", repr=False)
     everything: bool = False
     certificates: str = CERTIFICATES
+    keep: float = math.inf  # seconds after its end in which a job's records do not go by themselves
 
     # ---- what is remembered here ---------------------------------------------------------------------------
 
     def remember(self, store: Store, job_id: str, kind: str, digest: str) -> None:
-        """One line more about the job. A home that cannot be written costs nothing but the memory."""
-        if self.home is None or not store.remote:
+        """One line more about the job. A home that cannot be written costs other processes the memory, and no more."""
+        if self.home is None or not store.remote or digest in self.remembered(store, job_id, kind):
             return
+        if kind in (ENDED, HELD):
+            _SEEN.setdefault((self.home, store.url, job_id), {})[f"{kind} {digest}"] = None
+            while len(_SEEN) > _MOST_SEEN:
+                with contextlib.suppress(RuntimeError, StopIteration):  # of another thread that does the same
+                    _SEEN.pop(next(iter(_SEEN)), None)
         path = self._path(store, job_id)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,25 +93,92 @@ class Trust:
             finally:
                 os.close(memory)
 
-    def remembered(self, store: Store, job_id: str, kind: str) -> set[str]:
+    def remembered(self, store: Store, job_id: str, kind: str) -> list[str]:
+        """What was, in its order."""
         if self.home is None:
-            return set()
-        try:
-            lines = self._path(store, job_id).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
-            return set()
-        return {digest for told, _, digest in (line.partition(" ") for line in lines) if told == kind}
+            return []
+        lines = dict(_SEEN.get((self.home, store.url, job_id), {}))
+        with contextlib.suppress(OSError, ValueError):
+            lines = dict.fromkeys(self._path(store, job_id).read_text(encoding="utf-8").splitlines()) | lines
+        return [digest for told, _, digest in (line.partition(" ") for line in lines) if told == kind]
 
     def _path(self, store: Store, job_id: str) -> Path:
         assert self.home is not None
         return self.home / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:16] / job_id
+
+    # ---- what was seen -------------------------------------------------------------------------------------
+
+    def saw_end(self, store: Store, job_id: str, ended: Ended) -> None:
+        self.remember(store, job_id, ENDED, str(ended))
+
+    def ended(self, store: Store, job_id: str) -> Ended | None:
+        """What the job was seen to come to by this process, or one that has its home: of several lives, the last."""
+        lines = reversed(self.remembered(store, job_id, ENDED)) if store.remote else ()
+        return next(filter(None, map(Ended.of, lines)), None)
+
+    def may_be_forgotten(self, store: Store, ended: Ended) -> bool:
+        """Whether the records of a job that ended then may have gone by themselves."""
+        return store.now() - ended.at > self.keep
+
+    def refuse_anew(self, store: Store, job_id: str) -> None:
+        """Raise Corrupt where a job is about to be run again that was seen to succeed, and can not be forgotten yet."""
+        ended = self.ended(store, job_id)
+        if ended is None or ended.status != "SUCCEEDED" or self.may_be_forgotten(store, ended):
+            return
+        raise Corrupt(
+            f"job {job_id} in {store.url} has succeeded, as this process or another one with its home saw, and its "
+            "records do not say so any more: somebody has changed them. It is not run again. Find out who can write to "
+            "the bucket; to have it run anew, give another key, or start another run. If you removed them yourself, "
+            f"delete also {self._path(store, job_id)}"
+        )
+
+    def saw_held(self, store: Store, job_id: str, attempt: int, seconds: float, step: float = 0.0) -> None:
+        """For how long the hosts of an attempt were there. No more than the step longer is no news."""
+        if seconds > self.held(store, job_id).get(attempt, 0.0) + step:
+            self.remember(store, job_id, HELD, f"{attempt}/{seconds:.1f}")
+
+    def held(self, store: Store, job_id: str) -> dict[int, float]:
+        """By attempt, the longest that was seen."""
+        found: dict[int, float] = {}
+        for line in self.remembered(store, job_id, HELD) if store.remote else ():
+            with contextlib.suppress(ValueError):
+                number, seconds = line.split("/")
+                found[int(number)] = max(found.get(int(number), 0.0), float(seconds))
+        return found
+
+    # ---- keys ----------------------------------------------------------------------------------------------
+
+    @property
+    def key_id(self) -> str:
+        """The name of the signing key, which a signed spec bears; "" without one."""
+        if not self.signing_key or self.everything:
+            return ""
+        return self._hmac("the name of the key")[:16]
+
+    def key(self, role: str, store: Store, job_id: str, attempt: int = 0) -> str:
+        """That vouches for this alone. The store's address ends with the deployment."""
+        return self._hmac(json.dumps([role, store.url, job_id, attempt]))
+
+    def _hmac(self, text: str) -> str:
+        secret = self.signing_key.encode("utf-8", "surrogateescape")
+        return hmac.new(secret, b"kinetic 1\n" + text.encode(), hashlib.sha256).hexdigest()
+
+    def seal(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> Verdict:
+        """A client's verdict, with its word for it."""
+        return verdict._replace(seal=_word(self.key(CLIENT, store, job_id, attempt), gist(verdict.encode())))
+
+    def has_sealed(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> bool:
+        """Whether a verdict as it was read has the word of whoever may have written it: hosts, or a client."""
+        role = CLIENT if verdict.kind == wire.CLOSED else HOSTS
+        word = _word(self.key(role, store, job_id, attempt), gist(verdict.raw))
+        return hmac.compare_digest(verdict.seal.encode(), word.encode())
 
     # ---- specs ---------------------------------------------------------------------------------------------
 
     def sign(self, store: Store, job_id: str, digest: str) -> None:
         """Vouch for a spec that is about to be written, for whoever has the same key."""
         if self.signing_key and store.remote:
-            store.create(names.signature(job_id, digest), wire.encode({"hmac": self._mac(job_id, digest)}))
+            store.create(names.signature(job_id, digest), wire.encode({"hmac": self._mac(store, job_id, digest)}))
 
     def doubt_of_spec(self, store: Store, job_id: str, digest: str, told: str = "") -> str:
         """Why the spec in the store is not believed, or "". `told`: the digest that came with a handle or a cursor.
@@ -94,7 +187,7 @@ class Trust:
         """
         if not store.remote or self.everything or digest == told:
             return ""
-        known = {told} if told else self.remembered(store, job_id, SPEC)
+        known = [told] if told else self.remembered(store, job_id, SPEC)
         if digest in known or (not told and digest in self.remembered(store, job_id, OFFERED)):
             return ""
         signature = None if told else self._signature(store, job_id, digest)
@@ -125,31 +218,30 @@ class Trust:
             found = wire.fields_of(record.data, SIGNATURE, names.signature(job_id, digest)).get("hmac")
         except (wire.Unreadable, wire.Newer):
             return None
-        good = isinstance(found, str) and hmac.compare_digest(found.encode(), self._mac(job_id, digest).encode())
+        good = isinstance(found, str) and hmac.compare_digest(found.encode(), self._mac(store, job_id, digest).encode())
         return good or None
 
-    def _mac(self, job_id: str, digest: str) -> str:
-        """Of the job as well: the spec of one must not be passed off as that of another."""
-        text = f"kinetic spec\n{job_id}\n{digest}"
-        return hmac.new(self.signing_key.encode("utf-8", "surrogateescape"), text.encode(), hashlib.sha256).hexdigest()
+    def _mac(self, store: Store, job_id: str, digest: str) -> str:
+        """The spec of one job must not be passed off as that of another, of any deployment."""
+        return _word(self.key(SUBMITTER, store, job_id), digest)
 
     # ---- values --------------------------------------------------------------------------------------------
 
     def doubt_of_value(
-        self, store: Store, job_id: str, attempt: int, digest: str, proof: str, *, account: str, project: str
+        self, store: Store, job_id: str, attempt: int, digest: str, proof: str, *, role: str, account: str, project: str
     ) -> str:
-        """Why a value is not known to come from the job's own hosts, or "". The spec is believed already."""
-        if not store.remote or self.everything or digest in self.remembered(store, job_id, VALUE):
+        """Why a value, or an exception, is not known to come from the job's own hosts, or "". The spec is believed."""
+        if not store.remote or self.everything or digest in self.remembered(store, job_id, role):
             return ""
         if not proof:
             return "no machine has vouched for it: its verdict has no identity token"
         try:
-            claims = self._claims(proof, f"kinetic/{job_id}/{attempt}/{digest}")
+            claims = self._claims(proof, "kinetic/" + names.claim(role, store.url, job_id, attempt, digest))
         except _Unproven as error:
             return str(error)
         if reason := _wrong_machine(claims, account, project):
             return reason
-        self.remember(store, job_id, VALUE, digest)
+        self.remember(store, job_id, role, digest)
         return ""
 
     def _claims(self, token: str, audience: str) -> Mapping[str, Any]:
@@ -175,6 +267,43 @@ class Trust:
 ALONE = Trust()
 
 
+class Ended(NamedTuple):
+    """What a job was seen to come to."""
+
+    attempt: int
+    status: str
+    verdict: str  # the digest of what the attempt's verdict says
+    at: float  # when that was written, by the store's clock
+
+    def __str__(self) -> str:
+        return f"{self.attempt}/{self.status}/{self.verdict}/{self.at:.3f}"
+
+    @classmethod
+    def of(cls, text: str) -> Ended | None:
+        """None of a text that is none, as a line that was cut when its disk was full."""
+        try:
+            attempt, status, verdict, at = text.split("/")
+            return cls(int(attempt), status, verdict, float(at))
+        except ValueError:
+            return None
+
+    def is_other(self, attempt: int, status: str, verdict: str) -> bool:
+        return (self.attempt, self.status, self.verdict) != (attempt, status, verdict)
+
+
+def gist(record: bytes) -> str:
+    """The digest of what a verdict says, however it is written and whoever vouches for it."""
+    from kinetic_orchestration.agent import boot  # loads more than most processes need
+
+    return boot.gist(json.loads(record))
+
+
+def _word(key: str, text: str) -> str:
+    from kinetic_orchestration.agent import boot
+
+    return boot.sealed(key, text)
+
+
 class _Unproven(Exception):
     """The message says why."""
 
@@ -186,7 +315,7 @@ def of(settings: Settings) -> Trust:
             "more, for example those of: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     certificates = f"{settings.emulator}/certs" if settings.emulator else CERTIFICATES
-    return Trust(settings.home, settings.signing_key, settings.trust_store, certificates)
+    return Trust(settings.home, settings.signing_key, settings.trust_store, certificates, settings.retention)
 
 
 def prune(home: Path, keep: float) -> None:

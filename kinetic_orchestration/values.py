@@ -273,14 +273,15 @@ class Cursor(NamedTuple):
     logs: tuple[tuple[int, int], ...] = ()  # per host: segment, offset
     spent: Spent = Spent()
     spec: str = ""  # the digest of the job's spec, if whoever holds the cursor may go on with the job
+    ended: str = ""  # what the job was seen to come to (`trust.Ended`), once it was
 
     def to_json(self) -> list[Any]:
-        return [self.attempt, self.phase, self.logs, self.spent, self.spec]
+        return [self.attempt, self.phase, self.logs, self.spent, self.spec, self.ended]
 
     @classmethod
     def from_json(cls, fields: list[Any]) -> Cursor:
-        attempt, phase, logs, spent, *rest = fields  # the digest came later
-        return cls(attempt, phase, tuple((segment, offset) for segment, offset in logs), Spent(*spent), *rest[:1])
+        attempt, phase, logs, spent, *rest = fields  # what is known of the job came later
+        return cls(attempt, phase, tuple((segment, offset) for segment, offset in logs), Spent(*spent), *rest[:2])
 
 
 class Outcome(NamedTuple):

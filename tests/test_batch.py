@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -16,8 +17,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.batch import child
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobNotFound, NotPicklable, StoreError, UsageError
+from kinetic_orchestration.identity import job_id
+from kinetic_orchestration.stores import open_store
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -476,3 +480,34 @@ def test_tags_that_cannot_be_kept_are_refused() -> None:
 def test_a_batch_that_does_not_exist() -> None:
     with pytest.raises(JobNotFound, match="no batch 'grp-000' in"):
         kinetic.attach_batch("grp-000")
+
+
+def test_a_group_record_that_speaks_of_fewer_jobs_loses_no_results() -> None:
+    """Somebody who can write to the store changes it."""
+    batch = train.run_async_map([0.1, 0.2, 0.3])
+    assert len(batch.results(timeout=60)) == 3
+    store, name = batch._store, names.group(batch.group_id)
+    record = store.read(name)
+    assert record is not None
+    said = json.loads(record.data)
+    for changes in ({"size": 1}, {"size": 2}, {"size": 4}, {"deployment": "another"}):
+        store.put(name, json.dumps({**said, **changes}).encode())
+        with pytest.raises(Corrupt, match=f"groups/{batch.group_id}"):
+            kinetic.attach_batch(batch.group_id)
+    store.put(name, record.data)
+    assert len(kinetic.attach_batch(batch.group_id).results(timeout=60)) == 3
+
+
+@pytest.mark.parametrize("told_by", ["its end", "its next member"])
+def test_of_a_group_whose_id_tells_no_size_others_do(told_by: str, shared_home: Path) -> None:
+    store = open_store(str(shared_home / "store"), "local")
+    group = f"grp-{os.urandom(6).hex()}"
+    fields = {"name": None, "tags": {}, "size": 1, "deployment": "local", "backend": "local"}
+    store.put(names.group(group), wire.encode(fields))
+    if told_by == "its end":
+        store.put(names.group_end(group), wire.encode({"why": "submitted", "size": 3}))
+    else:
+        store.put(names.spec(job_id(child("local", group, 1), 1)), b"{}")
+    with pytest.raises(Corrupt, match=r"says that the batch has 1 jobs, and it has \d or more"):
+        kinetic.attach_batch(group)
+    store.delete(names.spec(job_id(child("local", group, 1), 1)))

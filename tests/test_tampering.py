@@ -6,6 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,13 @@ _ended: dict[Any, tuple[act.Job, dict[str, bytes]]] = {}
 
 
 def ended(function: Any) -> act.Job:
-    """A job of the function that is over, with its records as its hosts and its submitter left them."""
+    """A job of the function that is over, with its records as its hosts and its submitter left them; as a process sees
+    it that knows its spec, and has not seen its end.
+    """
     key = os.environ["KINETIC_HOME"], function  # a worker may come back to this module, and then has another home
     if key not in _ended:
         job = submitted(function)._job
+        job = replace(job, trust=replace(job.trust, home=None))
         assert follow(Follower(job), timeout=60) is not None
         _ended[key] = job, {name: job.store.read(name).data for name in records_of(job)}  # type: ignore[union-attr]
     job, whole = _ended[key]

@@ -7,6 +7,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ STORE.url = "gs://b/d"
 DIGEST = "d" * 64
 GOOD: dict[str, Any] = {
     "iss": ISSUER,
-    "aud": f"kinetic/job-1/2/{DIGEST}",
+    "aud": f"kinetic/value/gs://b/d/job-1/2/{DIGEST}",
     "iat": 1_000_000_000,  # long ago: a value may be collected late
     "exp": 1_000_003_600,
     "email": "trainer@p.iam.gserviceaccount.com",
@@ -301,7 +302,7 @@ def certificates(signer: Signer) -> Iterator[str]:
 
 def doubt(token: str, certificates: str, home: Path | None = None, account: str = GOOD["email"]) -> str:
     believed = trust.Trust(home, certificates=certificates)
-    return believed.doubt_of_value(STORE, "job-1", 2, DIGEST, token, account=account, project="p")
+    return believed.doubt_of_value(STORE, "job-1", 2, DIGEST, token, role=names.VALUE, account=account, project="p")
 
 
 def test_the_word_of_the_jobs_machine_vouches_for_its_value(signer: Signer, certificates: str, tmp_path: Path) -> None:
@@ -312,8 +313,10 @@ def test_the_word_of_the_jobs_machine_vouches_for_its_value(signer: Signer, cert
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"aud": f"kinetic/job-1/2/{'e' * 64}"}, "wrong audience"),
-        ({"aud": f"kinetic/job-2/2/{DIGEST}"}, "wrong audience"),
+        ({"aud": f"kinetic/value/gs://b/d/job-1/2/{'e' * 64}"}, "wrong audience"),
+        ({"aud": f"kinetic/value/gs://b/d/job-2/2/{DIGEST}"}, "wrong audience"),
+        ({"aud": f"kinetic/value/gs://b/other/job-1/2/{DIGEST}"}, "wrong audience"),
+        ({"aud": f"kinetic/exception/gs://b/d/job-1/2/{DIGEST}"}, "wrong audience"),
         ({"iss": "https://evil.example"}, "not Google's"),
         ({"email": "evil@p.iam.gserviceaccount.com"}, "job's account is trainer@"),
         ({"email_verified": False}, "names no account"),
@@ -375,13 +378,17 @@ def test_a_proven_value_and_a_proven_exception_come_back_as_themselves(
     monkeypatch.setenv("KINETIC_EMULATOR", certificates.removesuffix("/certs"))
     for function in (pickled, failing):
         job = submitted(function)
+        job._job = replace(job._job, trust=replace(job._job.trust, home=None))  # which has not seen it end
         outcome = follow(Follower(job._job), timeout=60)
         assert outcome is not None
         verdict = outcome.verdict
         value = verdict.digest or (verdict.failure.digest if verdict.failure else "")
         email = "77-compute@developer.gserviceaccount.com"
         engine = {"compute_engine": {"project_id": "", "project_number": 77}}  # as a job of this machine has no project
-        claims = {**GOOD, "aud": f"kinetic/{job.job_id}/1/{value}", "email": email, "google": engine}
+        claim = names.claim(
+            names.VALUE if verdict.digest else names.EXCEPTION, job._job.store.url, job.job_id, 1, value
+        )
+        claims = {**GOOD, "aud": f"kinetic/{claim}", "email": email, "google": engine}
         bucket.rewrite(job._job.store, names.verdict(job.job_id, 1), proof=signer.sign(claims))
         if function is pickled:
             assert job.result() == pickled()

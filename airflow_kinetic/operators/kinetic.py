@@ -244,7 +244,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             with self._looked_after(context, place):
                 if event["how"] == UNREACHABLE:
                     raise StoreError(event["message"])
-                job = place.open(self._job_id, event["spec_digest"])
+                job = place.open(self._job_id, event["spec_digest"], event.get("ended", ""))
                 keeper.take(job.store, job.job_id, self._token)
                 self._job = job
                 if event["how"] == OUT_OF_TIME and Follower(job).step() is None:

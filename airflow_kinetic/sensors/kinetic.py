@@ -95,7 +95,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         del context
         if event["how"] == UNREACHABLE:
             raise StoreError(event["message"])
-        job = self._opened(Place(**event["place"]), event["spec_digest"])
+        job = self._opened(Place(**event["place"]), event["spec_digest"], event.get("ended", ""))
         limit = event.get("limit")
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"
         if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
@@ -110,9 +110,9 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
 
-    def _opened(self, place: Place, spec_digest: str) -> Job:
+    def _opened(self, place: Place, spec_digest: str, ended: str = "") -> Job:
         self.kinetic_urls = urls_of(self.job_id, place)
-        return place.open(self.job_id, spec_digest)
+        return place.open(self.job_id, spec_digest, ended)
 
     def _defer(self, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger

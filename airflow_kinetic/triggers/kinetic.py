@@ -121,10 +121,12 @@ class KineticJobTrigger(BaseTrigger):
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
             settled = since + SETTLED * random.uniform(1.0, 1.0 + JITTER)
             await asyncio.sleep(max(settled, _last_words()))
+        cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
         event = {
             "job_id": self.job_id,
             "place": self.place,
-            "spec_digest": (Cursor.from_json(self.cursor) if follower is None else follower.cursor).spec,
+            "spec_digest": cursor.spec,
+            "ended": cursor.ended,
             "how": how,
             "message": message,
             "limit": self.limit,
@@ -176,7 +178,7 @@ class KineticJobTrigger(BaseTrigger):
             await asyncio.sleep(pause * random.uniform(1.0, 1.0 + JITTER))
 
     def _open(self) -> Job:
-        job = Place(**self.place).open(self.job_id, Cursor.from_json(self.cursor).spec)
+        job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
         if self.keeps:
             keeper.take(job.store, self.job_id, self._token)
         return job
@@ -205,7 +207,7 @@ class KineticJobTrigger(BaseTrigger):
     def _cancel(self) -> None:
         job, since = self._job, None
         if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
-            job = Place(**self.place).open(self.job_id, Cursor.from_json(self.cursor).spec)
+            job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
             since = job.store.now() - (time.monotonic() - self._made)
         if not keeper.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)

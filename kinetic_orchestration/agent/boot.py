@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import http.client
 import json
 import os
@@ -173,6 +174,25 @@ def has_token() -> bool:
 def identity(audience: str) -> str:
     """The word of Google for which VM this is, signed; "" where nobody gives one."""
     return metadata(f"{SCOPE}/identity?audience={quote(audience, safe='')}&format=full") or ""
+
+
+def seal(key: str, record: bytes) -> bytes:
+    """A record of this attempt with the word of whoever has its key, for all that the record says."""
+    fields = json.loads(record)
+    return json.dumps({**fields, "seal": sealed(key, gist(fields))}, ensure_ascii=False).encode(
+        "utf-8", "backslashreplace"
+    )
+
+
+def gist(fields: Mapping[str, Any]) -> str:
+    """The digest of what a record says, however it is written, and without the word for it."""
+    said = {name: value for name, value in fields.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(key: str, text: str) -> str:
+    """The word for a text of whoever has the key."""
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def authorization(*, fresh: bool = False) -> dict[str, str]:
@@ -474,6 +494,8 @@ def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.c
         "wire": told["wire"], "kind": "aborted", "writer": f"{told['boot']}/{host}/boot", "time": time.time(),
         "cause": cause, "host": host, "reason": reason,
     }  # fmt: skip
+    if told.get("key"):
+        verdict["seal"] = sealed(told["key"], gist(verdict))
     edge = os.urandom(12).hex()
     parts = [
         f"--{edge}\r\nContent-Type: application/json\r\n\r\n{json.dumps(body)}\r\n"
@@ -615,7 +637,7 @@ def main() -> NoReturn:
         if told["image"]:
             command = in_container(told["image"], command)
         private, end = os.pipe()
-        os.write(end, b"{}")
+        os.write(end, json.dumps({"seal": {"key": told["key"]}} if told.get("key") else {}).encode())
         os.close(end)
         os.dup2(private, 0)
         if told["image"]:

@@ -8,7 +8,8 @@ what cannot be had is compiled. It does not know what an entry holds.
 **Trust.** Whoever writes an entry can run code in every job that reads it. So a cache belongs to one trust domain: a
 deployment's machines that have the same service account in the same project. Entries are named by their digests, and a
 list of them counts only with the word of such a machine (`vouch`); write access to the bucket is not enough to have
-anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache.
+anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache: the word
+names the store and the deployment, so a list that is copied to another one has nobody's.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class CompileCache:
             entries = [Entry(str(file), str(digest), int(size)) for file, digest, size in told["entries"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             return []
-        if not vouch.believed(str(told.get("proof", "")), f"compiled/{self._key}/{_digest(entries)}"):
+        if not vouch.believed(str(told.get("proof", "")), self._claim(entries)):
             return []
         self._lists.append(name)
         return [
@@ -231,7 +232,7 @@ class CompileCache:
         used = [entry for entry in self._known.values() if self._was_read(entry)]
         rest = [entry for entry in self._known.values() if entry not in used]
         entries = [*self._pushed.values(), *used, *rest][:KEPT]
-        proof = vouch.vouch(f"compiled/{self._key}/{_digest(entries)}")
+        proof = vouch.vouch(self._claim(entries))
         if not proof:
             raise OSError("this machine has no account by which others could know whose the entries are")
         own = names.compiled(self._key, f"lists/{self._writer}")
@@ -239,6 +240,10 @@ class CompileCache:
         while self._lists:
             if (name := self._lists.pop()) != own:
                 self._records.delete(name)
+
+    def _claim(self, entries: list[Entry]) -> str:
+        """The text that a machine vouches for: whose list it is, of which programs, and what is in it."""
+        return names.claim("compiled", self._records.root, self._key, _digest(entries))
 
     def _was_read(self, entry: Entry) -> bool:
         try:

@@ -1,7 +1,8 @@
 """Digests: sha256, taken over chunks side by side when there is much to hash.
 
 A digest of more than one chunk is the sha256 of the chunks' digests, so that two cores hash one gigabyte in
-half the time.
+half the time. What is hashed begins with what it is, bytes or digests of chunks (as in RFC 6962, section 2.1): or a
+small file that holds the digests of a large one's chunks would have the large one's digest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK = 8 << 20
+LEAF = b"kinetic bytes\n"
+NODE = b"kinetic chunks\n"
 THREADS = 2
 # Smaller pieces are gathered into one; larger ones are used where they lie.
 _COPIED = 64 << 10
@@ -72,7 +75,7 @@ class Hasher:
             self._submit()
         parts = [chunk.result() for chunk in self._chunks]
         self.close()
-        return parts[0].hex() if len(parts) == 1 else hashlib.sha256(b"".join(parts)).hexdigest()
+        return parts[0].hex() if len(parts) == 1 else hashlib.sha256(NODE + b"".join(parts)).hexdigest()
 
     def close(self) -> None:
         """Ends the threads, whether or not the digest was asked for."""
@@ -114,7 +117,7 @@ class Hasher:
             self._free.release()
 
     def _take(self, offset: int, pieces: list[bytearray | memoryview]) -> bytes:
-        sha = hashlib.sha256()
+        sha = hashlib.sha256(LEAF)
         for piece in pieces:
             sha.update(piece)
             if self._descriptor is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.agent.program import Program
 
 
-def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
+def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[str, dict[str, str]]) -> NoReturn:
     guard = os.getpid()
     me = processes.find(guard)
     started = me.started if me else ""
@@ -36,7 +36,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int) -> NoReturn:
     processes.end_descendants(guard)
     try:
         if status != 0:
-            speak_for(assignment, os.waitstatus_to_exitcode(status))
+            speak_for(assignment, private, os.waitstatus_to_exitcode(status))
     finally:
         leave(assignment)
         os._exit(0)
@@ -54,21 +54,21 @@ def be_the_agent(
     except Exception:
         import traceback
 
-        speak_for(assignment, code, traceback.format_exc())
+        speak_for(assignment, private, code, traceback.format_exc())
     finally:
         if os.getppid() != guard:  # it was killed, and what it would have done is left to us
             if code:
-                speak_for(assignment, code)
+                speak_for(assignment, private, code)
             leave(assignment)
         os._exit(code)
 
 
-def speak_for(assignment: Assignment, code: int, evidence: str = "") -> None:
+def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
     """The agent died: say so in its place, at once, so that nobody waits for it."""
     from kinetic_orchestration.agent import wire
     from kinetic_orchestration.agent.host import Host
 
-    host = Host(assignment, {})
+    host = Host(assignment, private)
     how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
     host._write_verdict(
         wire.Verdict(

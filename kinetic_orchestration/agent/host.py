@@ -53,6 +53,7 @@ class Host:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
+        self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
         self.compiled: CompileCache | None = None
         self.records: Any = open_records(assignment.store)
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
@@ -608,7 +609,7 @@ class Host:
         self._write_verdict(
             wire.Verdict(
                 wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
-                proof=self._prove(failure.digest) if failure is not None else "",
+                proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
             )
         )  # fmt: skip
 
@@ -654,7 +655,7 @@ class Host:
         if self.at.resource and value and not self.proof:
             if now < self.prove_at:
                 return
-            self.proof, self.prove_at = self._prove(value), now + PROOF_PACE
+            self.proof, self.prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
             if not self.proof and now - self.exits[self.at.host][1] < PROOF_PATIENCE:
                 return
         if self.sending is not None:
@@ -673,17 +674,22 @@ class Host:
     def _send_value(self) -> None:
         self.records.upload(self._name("result"), self.minder.files["outcome"], move=not self.records.remote)
 
-    def _prove(self, value: str) -> str:
-        """So that who may write to the store cannot pass off another value as this host's."""
-        if not (self.at.resource and value):
+    def _prove(self, role: str, outcome: str) -> str:
+        """So that who may write to the store cannot pass off something else as what this host's program came to."""
+        if not (self.at.resource and outcome):
             return ""
-        from kinetic_orchestration.agent import boot
+        from kinetic_orchestration.agent import vouch
 
-        return boot.identity(f"kinetic/{self.at.job}/{self.at.attempt}/{value}")
+        return vouch.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
 
     def _write_verdict(self, verdict: wire.Verdict) -> None:
         name = names.verdict(self.at.job, self.at.attempt)
-        if self.records.create(name, verdict.encode()) is not None:
+        record = verdict.encode()
+        if self.key:
+            from kinetic_orchestration.agent import boot
+
+            record = boot.seal(self.key, record)
+        if self.records.create(name, record) is not None:
             self.verdict = verdict
         else:
             self.verdict = _verdict(self._read(name))

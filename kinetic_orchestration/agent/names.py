@@ -152,6 +152,17 @@ def compiled(key: str, entry: str) -> str:
     return f"compiled/{key}/{entry}"
 
 
+def claim(role: str, store: str, *about: object) -> str:
+    """What a machine says of something that it puts into a store, for Google to sign: in which role, of which store
+    (its address ends with the deployment), and of what. Said of one thing, it is said of nothing else.
+    """
+    return "/".join((role, store.rstrip("/"), *map(str, about)))
+
+
+VALUE = "value"  # roles: of what a job returned,
+EXCEPTION = "exception"  # and of what it raised
+
+
 def secret(job_id: str, variable: str) -> str:
     """In Secret Manager: what a variable held that must not lie in the store."""
     return f"kinetic-{job_id}-{variable}"

@@ -4,7 +4,8 @@
 
 Pickle protocol 5 keeps large buffers out of band: they are written from where they lie, hashed on the way,
 and mapped into memory when they are loaded. The index comes last, so that one forward pass writes the file
-whatever is in it. Responsible for the format and for what becomes of an outcome that cannot travel. Does not
+whatever is in it. The magic says in which role: nobody who has an exception's file can pass it off as a value, whose
+digest is then another one. Responsible for the format and for what becomes of an outcome that cannot travel. Does not
 know what is pickled by value, where files are kept, or who may be trusted.
 """
 
@@ -25,7 +26,9 @@ from kinetic_orchestration.agent.wire import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-MAGIC = b"KOPAYLD1"
+CALL, VALUE, EXCEPTION = b"KOCALL-2", b"KOVALUE2", b"KORAISE2"  # the magic, by the role of what is in a file
+_LETTERS = len(CALL)
+_ROLES = {CALL: "a call", VALUE: "a value", EXCEPTION: "an exception"}
 ALIGNMENT = 64
 # A buffer below this costs less inside the pickle than beside it.
 IN_BAND = 64 << 10
@@ -46,7 +49,9 @@ class Tampered(ValueError):
     """The bytes are not those that were sent."""
 
 
-def dump(value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler) -> tuple[str, int]:
+def dump(
+    value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler, role: bytes = CALL
+) -> tuple[str, int]:
     """Write `value`; the digest and the size of the file. A failure leaves no file.
 
     `pickler` is called like `pickle.Pickler` and may write several pickles in its `dump`.
@@ -63,9 +68,9 @@ def dump(value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] =
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         with Hasher(descriptor) as file:
-            file.update(MAGIC)
+            file.update(role)
             pickler(_Sink(file), protocol=5, buffer_callback=keep).dump(value)
-            length = file.size - len(MAGIC)
+            length = file.size - _LETTERS
             _reserve(descriptor, file.size, sum(view.nbytes for view in buffers))
             places = []
             for view in buffers:
@@ -73,7 +78,7 @@ def dump(value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] =
                 places.append((file.size, view.nbytes))
                 file.update(view)
             index = json.dumps({"pickles": length, "buffers": places}).encode()
-            file.update(index + len(index).to_bytes(_LENGTH, "little") + MAGIC)
+            file.update(index + len(index).to_bytes(_LENGTH, "little") + role)
             return file.digest(), file.size
     except BaseException:
         os.unlink(path)
@@ -86,23 +91,26 @@ def load(
     path: str | os.PathLike[str],
     expected_digest: str | None = None,
     data: Sequence[str] = (),
+    role: bytes = CALL,
 ) -> Any:
     """The value of a file. Its arrays are writeable and private to this process.
 
     With `expected_digest` ("" is no file's) nothing is unpickled unless every byte is as it was sent. `data` are the
     paths on this machine of what was wrapped in `Data`, in the order in which it was found.
     """
-    return _load(path, expected_digest, data, names_first=True)
+    return _load(path, expected_digest, data, role, names_first=True)
 
 
-def _load(path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], names_first: bool) -> Any:
+def _load(
+    path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], role: bytes, names_first: bool
+) -> Any:
     memory = _memory(path)
     view = memoryview(memory)
     if expected_digest is not None:
         found = of_bytes(view)
         if found != expected_digest:
             raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected_digest} was sent")
-    index, start = _index(path, view)
+    index, start = _index(path, view, role)
     buffers = [view[at : at + size] for at, size in index["buffers"]]
     stream = _Source(view[start : start + index["pickles"]])
     unpickler = _Unpickler(stream, buffers, _Meaning(data, names_first))
@@ -135,10 +143,13 @@ def _memory(path: str | os.PathLike[str]) -> Any:
         os.close(descriptor)
 
 
-def _index(path: str | os.PathLike[str], view: memoryview) -> tuple[dict[str, Any], int]:
-    start, tail = len(MAGIC), _LENGTH + len(MAGIC)
-    if len(view) < start + tail or view[:start] != MAGIC or view[-len(MAGIC) :] != MAGIC:
+def _index(path: str | os.PathLike[str], view: memoryview, role: bytes) -> tuple[dict[str, Any], int]:
+    start, tail = _LETTERS, _LENGTH + _LETTERS
+    found = bytes(view[:start])
+    if len(view) < start + tail or found not in _ROLES or view[-_LETTERS:] != found:
         raise Tampered(f"{os.fspath(path)} is not a payload, or not a whole one")
+    if found != role:
+        raise Tampered(f"{os.fspath(path)} holds {_ROLES[found]}, and not {_ROLES[role]}")
     end = len(view) - tail
     length = int.from_bytes(view[end : end + _LENGTH], "little")
     index = json.loads(bytes(view[max(start, end - length) : end]))
@@ -366,7 +377,7 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
             with open(path, "wb") as file:
                 file.write(data)
             return {"kind": "value", "digest": of_bytes(data), "size": len(data), "format": PLAIN}
-        digest, size = dump(value, path, _outcome_pickler())
+        digest, size = dump(value, path, _outcome_pickler(), VALUE)
     except Exception as error:  # a user's __reduce__ may raise anything
         if isinstance(error, OSError) and error.errno in DISK:
             folder = os.path.dirname(os.fspath(path))
@@ -411,11 +422,11 @@ def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, in
     Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look.
     """
     try:
-        sent = dump(raised, path, _outcome_pickler())
+        sent = dump(raised, path, _outcome_pickler(), EXCEPTION)
     except Exception as problem:
         return problem
     try:
-        copy = _load(path, None, (), names_first=False)
+        copy = _load(path, None, (), EXCEPTION, names_first=False)
         if type(copy) is not type(raised.error):
             raise TypeError(f"it comes back as {_type_name(type(copy))}")
         if raised.bare and _text(copy) != _text(raised.error):  # as an OSError would, which keeps its own out of sight

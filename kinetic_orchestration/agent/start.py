@@ -44,7 +44,7 @@ def main() -> None:
         be_the_agent(assignment, private, started, guard)
     from kinetic_orchestration.agent.guard import be_the_guard
 
-    be_the_guard(assignment, lock, agent)
+    be_the_guard(assignment, lock, agent, {"seal": private.get("seal", {})})
 
 
 def call(name: str) -> None:

@@ -94,6 +94,7 @@ VERDICT = schema.Fields(
         "failure": schema.maybe(FAILURE),
         "proof": schema.line(1 << 16),
         "format": schema.line(schema.WORD),
+        "seal": schema.digest,
     },
 )
 _SAMPLES = schema.many(schema.measure, 1024)
@@ -227,9 +228,11 @@ class Verdict(NamedTuple):
     failure: Failure | None = None
     proof: str = ""  # the word of the host's machine for the digest (of the value, or of the failure's exception)
     format: str = ""  # of the value: PLAIN, or "" for a pickle
+    seal: str = ""  # the word for all of this of whoever has the attempt's key, where the job is signed
+    raw: bytes = b""  # as it was read
 
     def encode(self) -> bytes:
-        fields = {key: value for key, value in self._asdict().items() if value not in ("", None)}
+        fields = {key: value for key, value in self._asdict().items() if value not in ("", None, b"") and key != "raw"}
         if self.failure is not None:
             fields["failure"] = self.failure.to_json()
         return encode(fields)
@@ -239,7 +242,7 @@ class Verdict(NamedTuple):
         fields = fields_of(data, VERDICT, name)
         if (failure := fields.get("failure")) is not None:
             fields["failure"] = Failure(**FAILURE.known(failure, Failure._fields))
-        return cls(**VERDICT.known(fields, cls._fields))
+        return cls(**{**VERDICT.known(fields, cls._fields), "raw": data})
 
 
 class Beat(NamedTuple):

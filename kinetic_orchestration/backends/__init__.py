@@ -30,9 +30,13 @@ class Backend(Protocol):
         """Where this attempt will be: a deterministic name, JSON. Nothing is made. Raises NoPlace."""
 
     def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
-    ) -> str:
-        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''."""
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
+        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''.
+
+        `key`: of this attempt alone, with which its hosts sign what it comes to.
+        """
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """What is there now, for many at once."""

@@ -124,8 +124,9 @@ class LocalBackend:
         return "the hosts run on another machine, or ran before this one restarted"
 
     def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
-    ) -> str:
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
         run = self._run_of(intent.placement)
         private(self._runs)
         secrets = {**secrets, **self._referred(plan, job_id)}
@@ -140,7 +141,7 @@ class LocalBackend:
                         run.rmdir()
             if devices is None:
                 return wait
-            self._launch(plan, job_id, spec_digest, intent, secrets, devices)
+            self._launch(plan, job_id, spec_digest, intent, secrets, devices, key)
         self._known.pop(job_id, None)
         return ""
 
@@ -209,11 +210,12 @@ class LocalBackend:
 
     def _launch(
         self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        devices: Sequence[Mapping[str, Any]],
+        devices: Sequence[Mapping[str, Any]], key: str,
     ) -> None:  # fmt: skip
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
         private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
+        private["seal"] = {"key": key} if key else {}
         handed = json.dumps({name: values for name, values in private.items() if values}).encode()
         launchers: list[subprocess.Popen[bytes]] = []
         try:

@@ -44,8 +44,9 @@ class Onlooker:
         raise _refused(f"attempt {attempt} of {job_id} is given no place")
 
     def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
-    ) -> str:
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
         raise _refused(f"attempt {intent.attempt} of {job_id} is not started")
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 Pure: the same spec and intent give the same request, whoever makes it, so a call that may or may not have happened is
 made again. The request is proto-JSON of `google.cloud.tpu_v2`; this module knows no client, no zone table and nothing
-of what the API answers. What is secret never comes here: a VM's metadata can be read by everybody on it.
+of what the API answers. What is secret never comes here: a VM's metadata can be read by everybody on it. The one key
+that does is of this attempt alone, and whoever runs there may say what it came to anyway.
 """
 
 from __future__ import annotations
@@ -128,13 +129,15 @@ def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict
     return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])
 
 
-def render_queued_resource(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+def render_queued_resource(
+    plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str = ""
+) -> dict[str, Any]:
     """The whole create call."""
     placement = intent.placement
     name, slices = placement["name"], placement["slices"]
     spec: dict[str, Any] = {
         "parent": parent_of(placement),
-        "node": _node(plan, staged, intent, job_id, spec_digest),
+        "node": _node(plan, staged, intent, job_id, spec_digest, key),
     }
     if slices == 1:
         spec["nodeId"] = name
@@ -176,7 +179,7 @@ def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
     return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
 
 
-def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str) -> dict[str, Any]:
     cloud = plan.cloud
     node: dict[str, Any] = {
         "acceleratorType": plan.slice.accelerator_type,
@@ -186,7 +189,7 @@ def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
         "labels": labels_of(plan, intent, job_id, spec_digest),
         "metadata": {
             "startup-script": startup_script(),
-            "kinetic": json.dumps(_told(plan, staged, intent, job_id, spec_digest), ensure_ascii=False),
+            "kinetic": json.dumps(_told(plan, staged, intent, job_id, spec_digest, key), ensure_ascii=False),
         },
     }
     if cloud.get("service_account"):
@@ -198,7 +201,7 @@ def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
     return node
 
 
-def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str) -> dict[str, Any]:
+def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str) -> dict[str, Any]:
     """What the hosts learn from their metadata: where the rest is, and the digests that it must have."""
     placement = intent.placement
     return {
@@ -217,6 +220,7 @@ def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
         "image": plan.image,
         "python": _python_ahead(plan, staged),
         "emulated": plan.emulated,
+        **({"key": key} if key else {}),
     }
 
 

@@ -91,8 +91,9 @@ class TpuVmBackend:
     # ---- the create call
 
     def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
-    ) -> str:
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
         placement, project = intent.placement, intent.placement["project"]
         if time.monotonic() < _throttled.get(self._throttle_key(project), (0.0, 0.0))[0]:
             return "waiting: the project makes as many TPU VMs a minute as it may"
@@ -116,7 +117,7 @@ class TpuVmBackend:
             raise
         try:
             operation, error = self._tpus.create(
-                tpu_request.render_queued_resource(plan, staged, intent, job_id, spec_digest)
+                tpu_request.render_queued_resource(plan, staged, intent, job_id, spec_digest, key)
             )
             self._operations[resource] = operation
         except Exception as raised:

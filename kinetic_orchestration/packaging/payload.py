@@ -94,7 +94,9 @@ def load_value(
 ) -> Any:
     """The result of a job. Raises Corrupt or ResultNotPicklable. Only what is PLAIN may come from anybody."""
     try:
-        return payload.load_plain(path, digest) if format == wire.PLAIN else payload.load(path, digest)
+        if format == wire.PLAIN:
+            return payload.load_plain(path, digest)
+        return payload.load(path, digest, role=payload.VALUE)
     except payload.Tampered as error:
         raise Corrupt(f"the result of job {job_id} is damaged or was changed: {error}") from error
     except Exception as error:  # a user's __setstate__ may raise anything
@@ -126,7 +128,7 @@ def revive(
     why = doubt or "it could not be pickled there"
     if path is not None and failure.digest:
         try:
-            error = payload.load(path, failure.digest)
+            error = payload.load(path, failure.digest, role=payload.EXCEPTION)
             if isinstance(error, Exception):
                 with contextlib.suppress(Exception):  # notes are a courtesy; some classes forbid attributes
                     error.add_note(visible.log(f"Raised {where} of job {job_id}:\n\n{failure.traceback.rstrip()}"))

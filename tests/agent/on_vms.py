@@ -276,8 +276,9 @@ class Attempt:
         path = self.site.folder / "value"
         path.write_bytes(record.data)
         verdict = self.verdict()
-        load = payload.load_plain if verdict.format == wire.PLAIN else payload.load
-        return load(str(path), verdict.digest)
+        if verdict.format == wire.PLAIN:
+            return payload.load_plain(str(path), verdict.digest)
+        return payload.load(str(path), verdict.digest, role=payload.VALUE)
 
 
 def constants(monkeypatch: pytest.MonkeyPatch, module: str, **changed: Any) -> None:

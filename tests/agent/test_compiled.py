@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,7 +189,7 @@ def test_a_list_without_the_word_of_such_a_machine_is_not_believed(
     elif forged == "another's word":
         entries = [compiled.Entry(*entry) for entry in told["entries"]]
         cloud.account = "somebody@else.iam"
-        told["proof"] = cloud.token(f"kinetic/compiled/{'k' * 20}/{compiled._digest(entries)}")
+        told["proof"] = cloud.token(f"kinetic/{claim_of(machines, entries)}")
         cloud.account = "trainer@project.iam"
     elif forged == "no word":
         told["proof"] = told["proof"].rsplit(".", 1)[0] + ".AAAA"
@@ -196,11 +197,25 @@ def test_a_list_without_the_word_of_such_a_machine_is_not_believed(
     assert machines.run()[1] == []
 
 
+def claim_of(machines: Machines, entries: list[compiled.Entry]) -> str:
+    return names.claim("compiled", machines.records.root, "k" * 20, compiled._digest(entries))
+
+
+def test_a_list_is_of_one_deployment_alone(cloud: Cloud, machines: Machines, tmp_path: Path) -> None:
+    """Who may write to both can copy what a machine of the same account has vouched for elsewhere."""
+    machines.run("step")
+    (tmp_path / "other").mkdir()
+    theirs = Machines(tmp_path / "other")
+    shutil.copytree(machines.records.root, theirs.records.root, dirs_exist_ok=True)
+    assert theirs.run()[1] == []
+    assert machines.run()[1] == ["step-cache"]
+
+
 def test_a_list_of_other_places_writes_nowhere_else(cloud: Cloud, machines: Machines, tmp_path: Path) -> None:
     data = b"x"
     digest = compiled.hashlib.sha256(data).hexdigest()
     entries = [compiled.Entry("../../outside-cache", digest, 1)]
-    proof = vouch.vouch(f"compiled/{'k' * 20}/{compiled._digest(entries)}")
+    proof = vouch.vouch(claim_of(machines, entries))
     machines.records.put(names.compiled("k" * 20, digest), data)
     machines.records.put(
         names.compiled("k" * 20, "lists/one"), json.dumps({"entries": entries, "proof": proof}).encode()

@@ -187,7 +187,7 @@ def _with_path(code: str) -> str:
 def test_a_result_is_recorded_with_its_digest(tmp_path: Path) -> None:
     record = dump_value({"loss": (0.5,)}, tmp_path / "out")
     assert (record["kind"], record["format"]) == ("value", "")
-    assert load(tmp_path / "out", record["digest"]) == {"loss": (0.5,)}
+    assert load(tmp_path / "out", record["digest"], role=payload.VALUE) == {"loss": (0.5,)}
 
 
 def test_a_result_that_cannot_be_pickled_is_named_with_its_repr(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def _raised(error: BaseException) -> BaseException:
 
 def test_an_exception_keeps_its_class_and_its_whole_story(tmp_path: Path) -> None:
     record = dump_exception(_raised(Plain("wrong shape", 3)), tmp_path / "out")
-    error = load(tmp_path / "out", record["digest"])
+    error = load(tmp_path / "out", record["digest"], role=payload.EXCEPTION)
     assert type(error) is Plain and error.args == ("wrong shape", 3)
     assert "the first trouble" in record["traceback"] and "direct cause" in record["traceback"]
     assert record["message"] == "('wrong shape', 3)"
@@ -254,17 +254,17 @@ def test_an_exception_comes_back_with_what_it_was_raised_from(tmp_path: Path) ->
     first, second, error = KeyError("first"), Plain("second"), NeedsTwo(3, "third")
     error.__cause__, second.__cause__ = second, first
     record = dump_exception(error, tmp_path / "out")
-    copy = load(tmp_path / "out", record["digest"])
+    copy = load(tmp_path / "out", record["digest"], role=payload.EXCEPTION)
     assert (str(copy), copy.code, str(copy.__cause__)) == ("3: third", 3, "second")
     assert isinstance(copy.__cause__.__cause__, KeyError) and copy.__cause__.__cause__.__cause__ is None
     first.__cause__ = HoldsLock()  # one that cannot travel does not keep the error itself back
     record = dump_exception(error, tmp_path / "out")
-    assert load(tmp_path / "out", record["digest"]).__cause__ is None
+    assert load(tmp_path / "out", record["digest"], role=payload.EXCEPTION).__cause__ is None
 
 
 def test_an_exception_whose_init_wants_more_than_its_args_comes_back_as_itself(tmp_path: Path) -> None:
     record = dump_exception(_raised(NeedsTwo(3, "x")), tmp_path / "out")
-    error = load(tmp_path / "out", record["digest"])
+    error = load(tmp_path / "out", record["digest"], role=payload.EXCEPTION)
     assert type(error) is NeedsTwo and (error.code, str(error)) == (3, "3: x")
 
 

@@ -60,7 +60,8 @@ def test_a_host_that_has_nothing_but_its_metadata_commits_a_value_and_deletes_it
     verdict = attempt.verdict()
     assert (verdict.kind, verdict.reason) == (wire.COMMITTED, ""), attempt.vms[0].console()
     assert attempt.value() == 1
-    assert verdict.proof == f"signed:{attempt.name}:0:kinetic/{attempt.job}/1/{verdict.digest}"
+    claim = f"kinetic/value/{site.records.url}/{attempt.job}/1/{verdict.digest}"
+    assert verdict.proof == f"signed:{attempt.name}:0:{claim}" and verdict.seal == ""
     attempt.gone()
 
 
@@ -95,13 +96,25 @@ def test_topology_variables_that_an_image_left_behind_are_dropped(site: Site, jo
     assert found["TPU_LIBRARY_PATH"] == "/lib/libtpu.so"
 
 
+@pytest.mark.parametrize("by", ["the agent", "the startup script"])
+def test_what_an_attempt_came_to_is_signed_with_the_key_in_its_metadata(site: Site, jobs: Any, by: str) -> None:
+    attempt = site.admit(jobs.attempt)
+    if by == "the startup script":
+        site.records.put(names.blob(attempt.agent), b"another agent")
+    verdict = attempt.start(key="k" * 64).verdict()
+    assert verdict.kind == (wire.COMMITTED if by == "the agent" else wire.ABORTED)
+    assert verdict.seal == boot.sealed("k" * 64, boot.gist(json.loads(verdict.raw)))
+    attempt.gone()
+
+
 def test_a_failure_is_told_with_its_traceback_its_last_lines_and_the_word_of_its_machine(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.ends, "sys.exit('a reason')").start()
     verdict = attempt.verdict()
     assert (verdict.kind, verdict.cause, verdict.host) == (wire.ABORTED, wire.USER, 0)
     assert verdict.failure is not None
     assert "a reason" in verdict.failure.log_tail
-    assert verdict.proof == f"signed:{attempt.name}:0:kinetic/{attempt.job}/1/{verdict.failure.digest}"
+    claim = f"kinetic/exception/{site.records.url}/{attempt.job}/1/{verdict.failure.digest}"
+    assert verdict.proof == f"signed:{attempt.name}:0:{claim}"
     attempt.gone()
 
 

@@ -103,6 +103,41 @@ def fire_early(ahead: float = 0.0) -> dict[str, Any]:
             "took": time.time() - began}  # fmt: skip
 
 
+def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
+    """In a bucket, a success that becomes a preemption after the trigger saw it, before the task goes on where another
+    home is.
+    """
+    import pytest
+
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic.place import Place
+    from kinetic_orchestration.agent import names, wire
+
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests import bucket
+
+    with pytest.MonkeyPatch.context() as patch:
+        bucket.pretend(patch)
+        patch.setenv("KINETIC_STORE", os.path.join(os.environ["KINETIC_HOME"], "store"))
+        job = kinetic.command(["true"], accelerator="cpu")
+        trigger = trigger_of(job)
+
+        async def scene() -> Any:
+            return await anext(trigger.run())
+
+        event = asyncio.run(scene()).payload
+        store, raised = job._job.store, "nothing"
+        said = {"kind": wire.ABORTED, "writer": "x", "time": 0.0, "cause": wire.PREEMPTION, "host": 0}
+        store.put(names.verdict(job.job_id, 1), wire.encode(said))
+        patch.setenv("KINETIC_HOME", elsewhere)
+        patch.setenv("KINETIC_STORE", str(Place(**event["place"]).store))
+        try:
+            task_of(says_and_waits).execute_complete(a_try(State()), event)
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
+        return {"raised": raised, "second": store.read(names.intent(job.job_id, 2)) is not None}
+
+
 def trigger_of(job: Any, **fields: Any) -> Any:
     """As it comes out of the database."""
     from airflow_kinetic.place import Place
@@ -1007,6 +1042,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         run_dag,
         kill_deferred,
         fire_early,
+        forged_after_its_trigger,
         provider,
         declare,
         declare_mapped,

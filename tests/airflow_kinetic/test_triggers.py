@@ -40,6 +40,12 @@ def test_a_trigger_does_not_fire_before_the_scheduler_has_noted_the_deferral(air
     assert done["after"] >= done["bound"]
 
 
+def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_path: Path) -> None:
+    done = airflow("forged_after_its_trigger", home, elsewhere=str(tmp_path / "elsewhere"))
+    assert "Corrupt" in done["raised"] and "somebody has changed" in done["raised"]
+    assert not done["second"], "no other attempt was begun"
+
+
 def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_early", home, ahead=3600.0)
     assert done["payload"]["job_id"] == done["job"]

@@ -28,8 +28,9 @@ from dagster_kinetic import (
 from dagster_kinetic.config import TAG
 from dagster_kinetic.detached import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import UsageError
+from tests import bucket
 
 from . import tickets
 from .dagster_plus import TOKEN, Organization, dagster_plus
@@ -605,3 +606,28 @@ def test_a_resource_of_another_kind_is_refused(instance):
     with pytest.raises(UsageError, match="no KineticResource"):
         sensor = build_kinetic_reaper_sensor()
         sensor(dg.build_sensor_context(instance, resources={"kinetic": "text"}))
+
+
+def test_the_run_that_finishes_a_job_holds_to_what_the_sensor_saw(
+    instance: dg.DagsterInstance, gate: Path, shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have another home. Meanwhile somebody who can write to the bucket has made a preemption of a success."""
+    bucket.pretend(monkeypatch)
+    monkeypatch.setenv("KINETIC_STORE", str(shared_home / "store"))
+    (gate / "go").touch()
+    daemon = Daemon(instance, ranker)
+    ticket = ticket_of(instance, daemon.submit(partition_key="w1"))
+    store, run = attach(ticket.job)._job.store, daemon.run
+
+    def runs_later(request: dg.RunRequest) -> dg.ExecuteInProcessResult:
+        said = {"kind": wire.ABORTED, "writer": "x", "time": 0.0, "cause": wire.PREEMPTION, "host": 0}
+        store.put(names.verdict(ticket.job, 1), wire.encode(said))
+        monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "another"))
+        return run(request)
+
+    monkeypatch.setattr(daemon, "run", runs_later)
+    daemon.tick_until_finished()
+    [result] = daemon.finished
+    [failure] = [event for event in result.all_events if event.is_step_failure]
+    assert "somebody has changed" in str(failure.step_failure_data.error)
+    assert store.read(names.intent(ticket.job, 2)) is None

@@ -562,12 +562,13 @@ def test_a_process_that_attaches_later_catches_the_users_own_exception(project: 
         "pay",
         pay="class Declined(Exception): pass\ndef charge(): raise Declined('no')\ndef make(): return Declined('kept')",
     )
-    for function, code in ((module.charge, "payload.load('out')"), (module.make, "payload.load('out')")):
+    for function, role in ((module.charge, "EXCEPTION"), (module.make, "VALUE")):
         packed = pack_call(function, project_root=project.root, path=tmp_path / "call")
         on_a_host(packed, tmp_path)
         later = (
             f"import sys; sys.path[:0] = [{str(project.root)!r}, {str(ROOT)!r}]\n"
-            f"from kinetic_orchestration.agent import payload\nerror = {code}\nimport pay\nassert type(error) is pay.Declined"
+            f"from kinetic_orchestration.agent import payload\nerror = payload.load('out', role=payload.{role})\n"
+            "import pay\nassert type(error) is pay.Declined"
         )
         done = subprocess.run([sys.executable, "-c", later], cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr

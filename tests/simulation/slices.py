@@ -472,8 +472,9 @@ class SimulatedBackend:
         }  # fmt: skip
 
     def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str]
-    ) -> str:
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
         ground, world = self._ground, self._world
         world.request("submit", intent.placement["name"], Unreachable)
         truth = ground.truth(job_id, intent.attempt)
