@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, troubles
+from kinetic_orchestration import credentials, tap, troubles
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Status
@@ -53,15 +53,15 @@ class Google:
         """For example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
         emulated = self._settings.storage_emulator if service == "storage" else self._settings.emulator
         url = f"{emulated or f'https://{service}.googleapis.com'}/{path}"
-        answer = self._once(method, url, body, params)
+        answer = self._once(service, method, url, body, params)
         for pause in PAUSES:
             if answer.status != 0 and answer.status not in PASSING:
                 break
             time.sleep(pause)
-            answer = self._once(method, url, body, params)
+            answer = self._once(service, method, url, body, params)
         return answer
 
-    def _once(self, method: str, url: str, body: Any, params: Mapping[str, str] | None) -> Answer:
+    def _once(self, service: str, method: str, url: str, body: Any, params: Mapping[str, str] | None) -> Answer:
         from google.auth import exceptions as auth
         from requests import exceptions as requests
 
@@ -71,6 +71,7 @@ class Google:
             raise credentials.refused(error) from error
         except (auth.GoogleAuthError, requests.RequestException) as error:
             return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
+        tap.tell_of_http(service, reply)
         try:
             found = reply.json() if reply.content else {}
         except ValueError:

@@ -249,6 +249,11 @@ def code_of(name: str) -> int:
     return CODES.get(name, UNKNOWN)
 
 
+def name_of(code: int) -> str:
+    """The name of a code; of one that has none, its number."""
+    return next((name for name, known in CODES.items() if known == code), str(code))
+
+
 def row_of(status: Status) -> Row | None:
     reasons, _ = _details(status.details)
     return next((row for row in ROWS if _applies(row, status, reasons)), None)
@@ -293,6 +298,6 @@ def _scope(message: str) -> str:
 
 def _sentence(status: Status, advice: str) -> str:
     """In one line: the API's own words, and what to do."""
-    name = next((name for name, code in CODES.items() if code == status.code), str(status.code))
+    name = name_of(status.code)
     said = " ".join(status.message.split()) or "no message"
     return f"{said.rstrip('.')} ({name}){f': {advice}' if advice else ''}"

@@ -13,9 +13,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, troubles
+from kinetic_orchestration import credentials, tap, troubles
+from kinetic_orchestration.backends import tpu_heard
 from kinetic_orchestration.backends.tpu_states import Node, Queued
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Status
@@ -165,7 +167,8 @@ os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 def client(settings: Settings) -> Any:
     """The one client of this process for these settings and whoever it acts as."""
     identity = credentials.credentials(settings)
-    key = (os.getpid(), settings.emulator, settings.emulator_grpc, settings.quota_project, id(identity))
+    place = settings.emulator, settings.emulator_grpc, settings.quota_project
+    key = (os.getpid(), *place, id(identity), tap.listened())
     with _lock:
         if key not in _clients:
             _clients[key] = (_open(settings, identity), identity)  # the identity is kept, so that its id is its own
@@ -184,12 +187,29 @@ def _open(settings: Settings, identity: Any) -> Any:
     forked = _speaks_grpc not in (0, os.getpid())
     if settings.emulator and (forked or not settings.emulator_grpc):
         options = ClientOptions(api_endpoint=settings.emulator)
-        return tpu_v2.TpuClient(credentials=identity, transport="rest", client_options=options)
+        return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest", client_options=options))
     if not forked:
         _speaks_grpc = os.getpid()
     if settings.emulator_grpc and not forked:
-        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=emulated_channel(settings.emulator_grpc)))
-    return tpu_v2.TpuClient(credentials=identity, transport="rest" if forked else "grpc")
+        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=_heard(emulated_channel(settings.emulator_grpc))))
+    if forked:
+        return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest"))
+    if not tap.listened():
+        return tpu_v2.TpuClient(credentials=identity, transport="grpc")
+    transport = partial(
+        TpuGrpcTransport, channel=lambda *at, **how: _heard(TpuGrpcTransport.create_channel(*at, **how))
+    )
+    return tpu_v2.TpuClient(credentials=identity, transport=transport)
+
+
+def _heard(channel: Any) -> Any:
+    return tpu_heard.channel(channel, status_of) if tap.listened() else channel
+
+
+def _over_rest(opened: Any) -> Any:
+    """Its answers are told to the tap as they come, as JSON."""
+    opened.transport._session.hooks["response"].append(lambda reply, **_: tap.tell_of_http("tpu", reply))
+    return opened
 
 
 def emulated_channel(address: str) -> Any:

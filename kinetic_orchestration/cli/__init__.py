@@ -31,6 +31,7 @@ COMMANDS = {
     "cost": "upkeep",
     "prices": "prices",
     "emulator": "emulator",
+    "verify": "verify",
 }
 
 

@@ -8,6 +8,7 @@ USAGE = 2
 NOT_FOUND = 3
 RUNNING = 4
 ENVIRONMENT = 5
+DIFFERENT = 6
 INTERRUPTED = 130
 
 MEANING = {
@@ -17,6 +18,7 @@ MEANING = {
     NOT_FOUND: "there is no such job",
     RUNNING: "the job has not ended, or not within --timeout",
     ENVIRONMENT: "the store or this machine cannot do it; see `doctor`",
+    DIFFERENT: "every step of `verify` passed, and an answer is not the emulator's",
     INTERRUPTED: "Ctrl-C",
 }
 

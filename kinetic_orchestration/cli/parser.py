@@ -126,6 +126,8 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--by", choices=("day", "week", "month"), default="day", help="one line for each (day)")
     command.add_argument("--jobs", action="store_true", help="one line for each job, too")
 
+    _verify(commands)
+
     command = _add(commands, "prices", "show the list prices that estimates are made from, each with source and date")
     command.add_argument("--refresh", action="store_true", help="read today's from Google's Billing Catalog first")
 
@@ -147,6 +149,23 @@ def _upkeep(commands: Any) -> None:
     command.add_argument("--seed", type=_count, default=0, metavar="N", help="which of them: the same ones every time")
     command.add_argument("--root", metavar="DIR", help="where hosts keep their files (a temporary folder)")
     command.add_argument("--print-env", action="store_true", help="print the lines to paste and nothing else")
+
+
+def _verify(commands: Any) -> None:
+    command = _add(commands, "verify", "run on Cloud TPU what the emulator proves, and write a report", place=True)
+    command.add_argument("--accelerator", default="v5e-1", metavar="NAME", help="a slice of one host (v5e-1)")
+    command.add_argument(
+        "--budget", type=float, default=5.0, metavar="USD", help="what it may cost at most, by list prices (5)"
+    )
+    command.add_argument("--spot", action="store_true", help="ask for spot capacity")
+    command.add_argument(
+        "--zone", action="append", default=[], metavar="ZONE", help="where; repeatable (KINETIC_ZONES)"
+    )
+    command.add_argument("--wait", default="20m", metavar="TIME", help="how long capacity is waited for (20m)")
+    command.add_argument("--only", action="append", default=[], metavar="STEP", help="this step; repeatable (all)")
+    command.add_argument("-o", "--output", default=".", metavar="DIR", help="where the report goes (here)")
+    command.add_argument("--dry-run", action="store_true", help="only print the plan")
+    command.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def _add(commands: Any, name: str, about: str, *, place: bool = False) -> argparse.ArgumentParser:

@@ -59,7 +59,8 @@ if __name__ == "__main__":
 # cloudpickle is imported from the zip whatever the job's environment has: what it pickled in one version, another
 # may not be able to read. It also is most of the time on the way to the first line, so it is imported early.
 
-_NOT_ON_HOSTS = "kinetic_orchestration/testing/"  # the emulator
+# The emulator, and what verifies the real cloud.
+_NOT_ON_HOSTS = ("kinetic_orchestration/testing/", "kinetic_orchestration/verify/")
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any, Final
 
+from kinetic_orchestration import tap
 from kinetic_orchestration.agent.cloud import Clock
 
 CONNECTIONS: Final = 32
@@ -49,6 +50,7 @@ class Client:
 
     def _hear(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
+        tap.tell_of_http("storage", response)
         self.clock.hear(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 

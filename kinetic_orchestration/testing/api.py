@@ -29,7 +29,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
-from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing import deviations, refusals
 from kinetic_orchestration.testing.door import Door, Shut, demand_json
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model import Cloud
@@ -163,14 +163,18 @@ _SHUT = grpc.unary_unary_rpc_method_handler(_shut_out)
 def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         metadata = dict(context.invocation_metadata())
+        caller = _caller(metadata.get("authorization", ""))
         try:
-            found = cloud.call(rpc.name, MessageToDict(request), _caller(metadata.get("authorization", "")))
+            found = cloud.call(rpc.name, MessageToDict(request), caller)
         except Refusal as refusal:
             context.abort_with_status(rpc_status.to_status(ParseDict(refusal.to_json(), status_pb2.Status())))
         except LostAnswer:
             # What a client sees of a connection that broke.
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        return _message(found, rpc.response, metadata.get("x-goog-fieldmask", ""))
+        message = _message(found, rpc.response, metadata.get("x-goog-fieldmask", ""))
+        for unknown in deviations.unknown_fields(cloud.deviations, rpc.name, caller):
+            message.MergeFromString(unknown)
+        return message
 
     return grpc.unary_unary_rpc_method_handler(
         answer, request_deserializer=rpc.request.FromString, response_serializer=rpc.response.SerializeToString
@@ -217,7 +221,10 @@ class RestServer:
             match = rpc.path.fullmatch(path) if rpc.http == method else None
             if match is not None:
                 return self._called(rpc, match["at"], query, sent, caller)
-        return self.neighbours.answer(method, path, query, sent, caller)
+        return deviations.apply(
+            self.cloud.deviations, f"{method} {path}", sent, caller,
+            lambda: self.neighbours.answer(method, path, query, sent, caller),
+        )  # fmt: skip
 
     def _called(self, rpc: _Rpc, at: str, query: dict[str, str], sent: Json, caller: Caller) -> Json:
         in_numbers = query.pop("$alt", "").endswith("enum-encoding=int")

@@ -20,7 +20,7 @@ _HOST_SHAPES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
 @dataclass(frozen=True)
 class Machine:
-    """One VM of one node. The last five fields are choices of a test; the defaults are what a user meets."""
+    """One VM of one node. The last six fields are choices of a test; the defaults are what a user meets."""
 
     project: str
     zone: str
@@ -42,6 +42,7 @@ class Machine:
     index: bool = True  # whether it has a route to a package index
     clock_skew: float = 0.0  # seconds by which its clock is ahead
     endpoint_format: EndpointFormat = "addresses"
+    lacking: tuple[str, ...] = ()  # attributes that its makers did not write
     silent: tuple[str, ...] = ()  # paths of its metadata server that it answers with 503
 
     @property
@@ -74,7 +75,7 @@ class Machine:
 
     def attributes(self) -> dict[str, str]:
         """`instance/attributes/*` as Cloud TPU adds them to those of the node."""
-        return {
+        found = {
             **self.metadata,
             "accelerator-type": self.accelerator_type,
             "agent-worker-number": str(self.worker),
@@ -82,6 +83,7 @@ class Machine:
             "tpu-env": "".join(f"{key}: '{value}'\n" for key, value in sorted(self.tpu_env().items())),
             "worker-network-endpoints": self.worker_network_endpoints(),
         }
+        return {name: value for name, value in found.items() if name not in self.lacking}
 
     def worker_network_endpoints(self) -> str:
         if self.endpoint_format == "triples":

@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, ca
 
 from kinetic_orchestration import accelerators
 from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.deviations import Deviation
 from kinetic_orchestration.testing.faults import CLIENT, At, Caller, Faults
 from kinetic_orchestration.testing.hosts import Host, Hosts
 from kinetic_orchestration.testing.instance import Machine
@@ -100,6 +101,7 @@ class Lives:
     ) -> None:
         self.timing = timing
         self.faults = Faults()
+        self.deviations: list[Deviation] = []
         self.history: deque[Happening] = deque(maxlen=10_000)
         self.told: Callable[[Happening], None] | None = None
         self.requests: list[tuple[str, Caller]] = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing import deviations, refusals, resources
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.lives import step
@@ -34,7 +34,9 @@ class Cloud(Script):
         name = _target(request)
         zone = name.split("/")[3] if name.count("/") >= 3 else ""
         with self.meeting(method, zone, _named(method, request) or name, caller):
-            return self._do(verb, request, name, zone, caller)
+            return deviations.apply(
+                self.deviations, method, request, caller, lambda: self._do(verb, request, name, zone, caller)
+            )
 
     @contextmanager
     def meeting(self, method: str, zone: str, name: str, caller: Caller) -> Iterator[None]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.deviations import Alter, AlterRefusal, Deviation, Instead
 from kinetic_orchestration.testing.faults import At, Fault, Faults
 from kinetic_orchestration.testing.lives import Lives, Quota, step
 from kinetic_orchestration.testing.refusals import TPU, Refusal
@@ -167,9 +168,23 @@ class Script(Lives):
         )
 
     @step
+    def deviate(
+        self, call: str, *, answer: Alter | None = None, refusal: AlterRefusal | None = None,
+        instead: Instead | None = None, unknown: bytes = b"",
+    ) -> None:  # fmt: skip
+        """Clients are answered otherwise than the emulator has it, as a cloud might that is not as was assumed.
+
+        `call` is a method, or of the neighbours the method and path of HTTP, with `*`. `answer` makes another answer of
+        the right one, and `refusal` another refusal; `instead` gives an answer without anything being done, or None;
+        `unknown` are bytes of fields that no client library knows, over gRPC.
+        """
+        self.deviations.append(Deviation(call, answer, refusal, instead, unknown))
+
+    @step
     def clear_faults(self) -> None:
         """Nothing more goes wrong, and everybody may do everything again; what went wrong stays."""
         self.faults = Faults()
+        self.deviations.clear()
         self._endless, self._bootless, self._quotas, self._slow_deletes = [], [], [], {}
         self._denied, self._disabled = set(), set()
         self._stuck_deletes = []

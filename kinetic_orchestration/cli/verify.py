@@ -1,0 +1,109 @@
+"""`verify`: what the emulator proves, on the real thing and within a budget, with a report of every answer."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
+from kinetic_orchestration.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kinetic_orchestration.settings import Settings
+    from kinetic_orchestration.verify.budget import Budget
+    from kinetic_orchestration.verify.runner import Report, Wanted
+
+
+def verify(arguments: Namespace) -> int:
+    from kinetic_orchestration import settings
+    from kinetic_orchestration.verify import report as reports
+    from kinetic_orchestration.verify import runner
+
+    wanted = runner.Wanted(
+        accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
+        wait=settings.seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
+    )  # fmt: skip
+    here = runner.here_for(wanted)
+    planned = runner.plan(wanted, here)
+    if not arguments.json:
+        _show_plan(planned, wanted, here)
+    if arguments.dry_run:
+        if arguments.json:
+            show_json(_document(planned))
+        return codes.OK
+    folder = Path(arguments.output)
+    reports.check_folder(folder)
+    if not arguments.yes and not _agreed():
+        note("nothing was run")
+        return codes.OK
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it removes what it made then, too
+    emulator, recorded = runner.baseline()
+    found = runner.run(wanted, here, planned, note, emulator)
+    found.baseline = recorded
+    page, document = reports.write(found, folder)
+    return _tell(found, page, document, as_json=arguments.json)
+
+
+def _show_plan(planned: Budget, wanted: Wanted, here: Settings) -> None:
+    rows = []
+    for step in planned.steps:
+        slices = f"{step.wish.slices} × {step.slice.name}" if step.slice is not None else "-"
+        minutes = f"{step.wish.minutes:g} min each" if step.slice is not None else "-"
+        rows.append((step.wish.name, slices, minutes, dollars(step.usd) if step.usd else "-", _run(step.left_out)))
+    show_table(("step", "slices", "at most", "costs at most", "is"), rows, right=("costs at most",))
+    where = "an emulated Google Cloud, where nothing costs anything" if here.emulator else f"project {here.project}"
+    print(
+        f"\nIn {where}, zones {', '.join(here.zones)}{', spot' if wanted.spot else ''}: at most "
+        f"{dollars(planned.most)} of {dollars(planned.usd)} ({planned.price}). Requests to the bucket are not in it.\n"
+        f"All of it lies under {here.store.rstrip('/')}/{here.deployment} and is removed at the end."
+    )
+    sys.stdout.flush()
+
+
+def _run(left_out: str) -> str:
+    return f"not run: {left_out}" if left_out else "run"
+
+
+def _agreed() -> bool:
+    if not (sys.stdin is not None and sys.stdin.isatty()):
+        raise UsageError("verify makes slices that cost money, and there is no terminal to ask on: add --yes")
+    sys.stderr.write("Run this? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _document(planned: Budget) -> dict[str, Any]:
+    steps = [
+        {
+            "step": step.wish.name, "proves": step.wish.proves, "slices": step.wish.slices,
+            "accelerator": step.slice.name if step.slice is not None else None, "usd": step.usd,
+            "left_out": step.left_out,
+        }
+        for step in planned.steps
+    ]  # fmt: skip
+    return {"steps": steps, "most": planned.most, "budget": planned.usd, "price": planned.price}
+
+
+def _tell(found: Report, page: Path, document: Path, *, as_json: bool) -> int:
+    from kinetic_orchestration.verify.runner import FAILED, PASSED
+
+    passed, failed = (sum(result.state == state for result in found.results) for state in (PASSED, FAILED))
+    if as_json:
+        show_json({"page": str(page), "document": str(document), "passed": passed, "failed": failed,
+                   "differences": [each._asdict() for each in found.differences]})  # fmt: skip
+    else:
+        print()
+        for each in found.differences:
+            print(f"{each.call}: {each.where}: the emulator says {each.emulator}; here it is {each.real}")
+        print(f"{passed} passed, {failed} failed, {len(found.differences)} differences. The report: {page}")
+        sys.stdout.flush()
+    for command in found.left:
+        note(f"COSTS MONEY UNTIL IT IS DONE: {command}" if "tpus" in command else f"left behind: {command}")
+    if found.interrupted:
+        return codes.INTERRUPTED
+    return codes.FAILED if found.failed else codes.DIFFERENT if found.differences else codes.OK

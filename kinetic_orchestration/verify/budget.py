@@ -1,0 +1,133 @@
+"""How much a verification can cost at most, and which of its steps that leaves out: pure, by the price table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kinetic_orchestration import accelerators, cost
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.errors import UsageError
+
+FOUR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a step asks for: so many slices one after another, each charged for at most so long."""
+
+    name: str
+    proves: str
+    slices: int = 0
+    minutes: float = 0.0
+    four_hosts: bool = False
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    wish: Wish
+    slice: Slice | None
+    usd: float
+    left_out: str = ""  # why
+
+    @property
+    def seconds(self) -> float:
+        """For which each of its slices may be charged."""
+        return self.wish.minutes * 60.0
+
+    @property
+    def rate(self) -> float:
+        """Dollars a second of one slice."""
+        whole = self.wish.slices * self.seconds
+        return self.usd / whole if whole else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    steps: tuple[Planned, ...]
+    usd: float
+    price: str  # of a chip for an hour, with its date
+
+    @property
+    def most(self) -> float:
+        """Of all steps that are not left out."""
+        return sum(step.usd for step in self.steps if not step.left_out)
+
+
+def plan(
+    wishes: Sequence[Wish],
+    accelerator: str,
+    usd: float,
+    zones: Sequence[str],
+    *,
+    spot: bool = False,
+    prices: Mapping[str, float] | None = None,
+    only: Sequence[str] = (),
+) -> Budget:
+    """In their order, each step that the budget still allows, and whatever needs no slice."""
+    if usd < 0:
+        raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
+    one = accelerators.parse(accelerator)
+    if one.hosts != 1 or one.api != "tpu-vm":
+        raise UsageError(
+            f"--accelerator is {accelerator}, and a verification runs on slices of one host that the Cloud TPU API "
+            "makes, such as v5e-1 or v6e-1; its step of four hosts takes the smallest slice of that generation"
+        )
+    four = of_four_hosts(one)
+    dearest = _dearest(one, zones or accelerators.zones(one), spot, prices)
+    found: list[Planned] = []
+    spent = 0.0
+    out: set[str] = set()
+    for wish in wishes:
+        slice_ = None if not wish.slices else four if wish.four_hosts else one
+        most = 0.0
+        if slice_ is not None:
+            most = slice_.chips * dearest.usd_per_chip_hour * wish.slices * wish.minutes / 60
+        reason = _left_out(wish, slice_, most, usd - spent, out, only)
+        if reason:
+            out.add(wish.name)
+        else:
+            spent += most
+        found.append(Planned(wish, slice_, most, reason))
+    return Budget(tuple(found), usd, f"${dearest.usd_per_chip_hour:.2f} a chip and hour, {dearest.source}")
+
+
+def over(step: Planned, usd: float, spent: float) -> str:
+    """Why a step is not run any more, once so much is spent; "" if it may be."""
+    left = max(usd - spent, 0.0)
+    if step.usd > left + 1e-9:
+        return f"budget: it can cost ${step.usd:,.2f}, and ${left:,.2f} are left"
+    return ""
+
+
+def of_four_hosts(slice_: Slice) -> Slice | None:
+    """The smallest of its generation with four hosts."""
+    found = [
+        other
+        for other in accelerators.catalogue()
+        if (other.generation, other.hosts, other.api) == (slice_.generation, FOUR, "tpu-vm")
+    ]
+    return min(found, key=lambda other: other.chips, default=None)
+
+
+def _left_out(wish: Wish, slice_: Slice | None, most: float, left: float, out: set[str], only: Sequence[str]) -> str:
+    if only and wish.name not in only:
+        return "not asked for"
+    if missing := [name for name in wish.needs if name in out]:
+        return f"needs {' and '.join(missing)}"
+    if wish.slices and slice_ is None:
+        return "no slice of this generation has four hosts"
+    if most > left + 1e-9:
+        return f"budget: it can cost ${most:,.2f}, and ${max(left, 0.0):,.2f} are left"
+    return ""
+
+
+def _dearest(slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None) -> cost.Price:
+    found = [price for zone in zones or ("",) if (price := cost.price(slice_, zone, spot, prices)) is not None]
+    if not found:
+        raise UsageError(
+            f"no price is known for {slice_.name}, so a budget cannot be kept: name the price of a chip for an hour "
+            f"with KINETIC_PRICES={slice_.generation}=…"
+        )
+    return max(found, key=lambda price: price.usd_per_chip_hour)

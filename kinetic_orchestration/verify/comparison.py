@@ -1,0 +1,343 @@
+"""Facts of a recording, and how those of the real cloud differ from the emulator's.
+
+Pure. Facts leave out what differs from run to run: names, times, how often something was asked. A state that is over
+too soon may not have been seen, so nothing follows from its absence; a field that always came and does not come, a
+value or an error that never came and does, a label that is lost, an order of states that cannot be: each is a line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.tap import OK
+from kinetic_orchestration.verify.recording import MISSING, Echo, Entry, Seen, flat
+from kinetic_orchestration.verify.redaction import REGION, ZONE
+
+ALWAYS, SOMETIMES = "always", "sometimes"
+NEVER = "nothing"
+DELETED = "delete: OK"
+NOT_IMITATED = "does not imitate"  # of the emulator: nothing to compare with
+BETWEEN = " · "  # the parts of a key
+# Of Cloud Storage only what the stores read: everybody's servers add fields of their own.
+STORAGE_FIELDS = frozenset({"name", "generation", "metageneration", "updated", "size", "crc32c", "metadata", "items"})
+# Fields with few values of their own, of which a new one may need a new branch in the code.
+CLOSED = frozenset(
+    {
+        "state", "stateInitiator", "health", "apiVersion", "symptomType", "status", "reason", "domain", "@type", "verb",
+        "code", "permission", "permissions", "message",
+    }
+)  # fmt: skip
+_NUMBERED = re.compile(r"\b(PROJECT|NAME|KEY|SECRET|OBJECT|BUCKET|ACCOUNT)(?:-\d+)?\b")
+_PLACE = re.compile(rf"\b(?:{ZONE}|{REGION})\b")
+_DIGITS = re.compile(r"\b\d+\b")
+
+# what took how long → seconds that the code allows for it, and which part of it does
+BOUNDS: Mapping[str, tuple[float, str]] = {
+    "one answer": (20.0, "a read is given up after 20 s (tpu_client.READ_SECONDS)"),
+    "asked for → to be seen": (60.0, "one that was made is expected to be shown within 60 s (tpu_vm.SHOWN)"),
+    "READY → first line": (900.0, "hosts wait 15 min for each other (launch.BARRIER_SECONDS)"),
+    "deleted → gone": (600.0, "a release that takes longer is left to the reaper"),
+    "cancelled → ended": (180.0, "a cancel waits for 3 min (JobHandle.cancel)"),
+}
+
+
+class Difference(NamedTuple):
+    call: str
+    where: str
+    emulator: str
+    real: str
+
+
+class Facts(NamedTuple):
+    calls: Mapping[str, Sequence[str]]  # call → the statuses of its answers
+    fields: Mapping[str, Mapping[str, str]]  # call, status and state → path → always or sometimes
+    values: Mapping[str, Mapping[str, Sequence[str]]]  # the same → path → values of closed fields
+    echoes: Mapping[str, Mapping[str, Sequence[str]]]  # call → path of the request → what became of it
+    orders: Mapping[str, Sequence[Sequence[str]]]  # queued resource or node → pairs of states, one after the other
+    moments: Mapping[str, str]  # a question that a step asks → the status of its answer
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self._asdict())
+
+
+def facts(entries: Iterable[Entry], seen: Iterable[Seen], echoes: Iterable[Echo]) -> Facts:
+    calls: dict[str, set[str]] = {}
+    counts: dict[str, int] = {}
+    paths: dict[str, dict[str, int]] = {}
+    values: dict[str, dict[str, set[str]]] = {}
+    moments: dict[str, set[str]] = {}
+    for entry in entries:
+        call = general(entry.call)
+        if NOT_IMITATED in str(entry.answer.get("error", "")):
+            continue
+        calls.setdefault(call, set()).add(entry.status)
+        if entry.moment:
+            moments.setdefault(entry.moment, set()).add(entry.status)
+        for key, answer in _answers(call, entry):
+            counts[key] = counts.get(key, 0) + 1
+            there = set()
+            for path, value in flat(answer):
+                shown = general(".".join(path))
+                if shown and _counts(call, path):
+                    there.add(shown)
+                    if (path[-1] in CLOSED or call.startswith("metadata ")) and value not in ("", None):
+                        values.setdefault(key, {}).setdefault(shown, set()).add(_value(path[-1], value))
+            there |= {f"(field {name}, which the client library does not know)" for name in entry.unknown}
+            for shown in there:
+                found = paths.setdefault(key, {})
+                found[shown] = found.get(shown, 0) + 1
+    return Facts(
+        {call: sorted(found) for call, found in sorted(calls.items())},
+        {
+            key: {path: ALWAYS if count == counts[key] else SOMETIMES for path, count in sorted(found.items())}
+            for key, found in sorted(paths.items())
+        },
+        {
+            key: {path: sorted(found) for path, found in sorted(of.items())}
+            for key, of in sorted(values.items())
+        },
+        _echoed(echoes),
+        _orders(seen),
+        {name: ", ".join(sorted(found)) for name, found in sorted(moments.items())},
+    )  # fmt: skip
+
+
+def merged(one: Facts, other: Facts) -> Facts:
+    """The first recording, and what else may be answered by the second."""
+    return Facts(
+        _lists(one.calls, other.calls),
+        {
+            key: _both(one.fields.get(key), other.fields.get(key))
+            for key in sorted({*one.fields, *other.fields})
+        },
+        _tables(one.values, other.values),
+        _tables(one.echoes, other.echoes),
+        {
+            kind: sorted({*map(tuple, one.orders.get(kind, ())), *map(tuple, other.orders.get(kind, ()))})
+            for kind in sorted({*one.orders, *other.orders})
+        },
+        {**one.moments, **other.moments},
+    )  # fmt: skip
+
+
+def differences(real: Facts, emulator: Facts) -> list[Difference]:
+    """One for each thing that is not as the emulator has it."""
+    return [*_statuses(real, emulator), *_fields(real, emulator), *_values(real, emulator), *_lost(real, emulator),
+            *_disorder(real, emulator), *_moments(real, emulator)]  # fmt: skip
+
+
+def unrecorded(real: Facts, emulator: Facts) -> list[str]:
+    """Calls that the emulator was never asked, so that nothing can be said of their answers."""
+    return [call for call in real.calls if call not in emulator.calls]
+
+
+def too_slow(measured: Iterable[tuple[str, float]]) -> list[Difference]:
+    """Of each kind of wait the longest, where it is longer than the code allows for."""
+    longest: dict[str, float] = {}
+    for what, seconds in measured:
+        longest[what] = max(seconds, longest.get(what, 0.0))
+    return [
+        Difference("time", what, f"within {BOUNDS[what][0]:g} s: {BOUNDS[what][1]}", f"{seconds:.1f} s")
+        for what, seconds in longest.items()
+        if what in BOUNDS and seconds > BOUNDS[what][0]
+    ]
+
+
+def general(text: str) -> str:
+    """Without what differs from run to run."""
+    return _PLACE.sub("ZONE", _NUMBERED.sub(r"\1", text))
+
+
+def from_json(found: Mapping[str, Any]) -> Facts:
+    return Facts(**{name: found[name] for name in Facts._fields})
+
+
+# ---- facts
+
+
+def _answers(call: str, entry: Entry) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The answer, or each entry of a listing, under the state that it shows."""
+    answer = entry.answer
+    listed = [field for field in ("queuedResources", "nodes") if isinstance(answer.get(field), list)]
+    for field in listed:
+        for item in answer[field]:
+            yield _key(f"{call} {field}[]", entry.status, item), item
+    rest = {key: value for key, value in answer.items() if key not in listed}
+    if rest or (not listed and entry.unknown):
+        yield _key(call, entry.status, rest), rest
+
+
+def _key(call: str, status: str, answer: Mapping[str, Any]) -> str:
+    state = answer.get("state", "")
+    state = state.get("state", "") if isinstance(state, Mapping) else state
+    return BETWEEN.join((call, status, *((str(state),) if state else ())))
+
+
+def _counts(call: str, path: tuple[str, ...]) -> bool:
+    return not call.startswith("storage ") or any(part in STORAGE_FIELDS for part in path if part != "items")
+
+
+def _value(field: str, value: Any) -> str:
+    return _DIGITS.sub("N", general(str(value))) if field == "message" else str(value)
+
+
+def _echoed(echoes: Iterable[Echo]) -> dict[str, dict[str, list[str]]]:
+    found: dict[str, dict[str, set[str]]] = {}
+    for echo in echoes:
+        found.setdefault(echo.call, {}).setdefault(general(echo.path), set()).add(echo.became)
+    return {
+        call: {path: sorted(words) for path, words in sorted(paths.items())} for call, paths in sorted(found.items())
+    }
+
+
+def _orders(seen: Iterable[Seen]) -> dict[str, list[tuple[str, str]]]:
+    """Pairs that followed each other, from the first state on. What a deletion came after tells nothing."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for look in sorted(seen):
+        line = lines.setdefault((look.kind, look.name), [])
+        if not line and look.word in (MISSING, DELETED):
+            continue
+        if not line or line[-1] != look.word:
+            line.append(look.word)
+    found: dict[str, set[tuple[str, str]]] = {}
+    for (kind, _), line in lines.items():
+        states = [word for word in line if word != DELETED]
+        pairs = {(a, b) for a, b in itertools.pairwise(line) if b != DELETED}
+        pairs |= {(a, b) for a, b in itertools.pairwise(states) if a != b}
+        found.setdefault(kind, set()).update(pairs)
+    return {kind: sorted(pairs) for kind, pairs in sorted(found.items())}
+
+
+# ---- merging
+
+
+def _lists(one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {key: sorted({*one.get(key, ()), *other.get(key, ())}) for key in sorted({*one, *other})}
+
+
+def _tables(
+    one: Mapping[str, Mapping[str, Sequence[str]]], other: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, dict[str, list[str]]]:
+    return {key: _lists(one.get(key, {}), other.get(key, {})) for key in sorted({*one, *other})}
+
+
+def _both(one: Mapping[str, str] | None, other: Mapping[str, str] | None) -> dict[str, str]:
+    if one is None or other is None:
+        return dict(one or other or {})
+    return {path: one.get(path, SOMETIMES) for path in sorted({*one, *other})}
+
+
+# ---- differences
+
+
+def _statuses(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    for call, statuses in real.calls.items():
+        known = emulator.calls.get(call)
+        for status in statuses if known is not None else ():
+            if status not in (known or ()):
+                yield Difference(call, "status", " or ".join(known or ()), status)
+
+
+def _fields(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    """Of each call and field one line, with all the states in which it is so."""
+    asked = {path for paths in real.echoes.values() for path in paths}
+    anywhere: dict[str, set[str]] = {}
+    for key, paths in emulator.fields.items():
+        anywhere.setdefault(_without_state(key), set()).update(paths)
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for key, paths in real.fields.items():
+        known = emulator.fields.get(key)
+        if known is None:  # its status, or its state, is a difference of its own
+            continue
+        call, _, state = key.rpartition(BETWEEN) if key.count(BETWEEN) > 1 else (key, "", "")
+        for path in paths:
+            if path not in anywhere[_without_state(key)] and not _was_asked(path, asked):
+                found.setdefault((call, f"the field {path}", NEVER, "comes with it"), []).append(state)
+        for path, how in known.items():
+            if how == ALWAYS and paths.get(path) != ALWAYS and not _optional(key, path):
+                line = (call, f"the field {path}", "always comes with it", paths.get(path, NEVER))
+                found.setdefault(line, []).append(state)
+    for (call, where, known_as, shown), states in found.items():
+        yield Difference(BETWEEN.join(filter(None, (call, ", ".join(sorted(states))))), where, known_as, shown)
+
+
+def _without_state(key: str) -> str:
+    return BETWEEN.join(key.split(BETWEEN)[:2])
+
+
+def _was_asked(path: str, asked: Iterable[str]) -> bool:
+    """Fields of a request come back because this user's settings asked for them."""
+    return any(path == one or path.endswith(f".{one}") for one in asked)
+
+
+def _optional(key: str, path: str) -> bool:
+    """What a writer of ours may or may not put there; what has no name."""
+    return path.endswith("KEY") or (key.startswith("storage ") and "metadata." in path)
+
+
+def _values(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    """Each place where a value may stand, compared over all states that were seen there."""
+    known = _by_call(emulator.values)
+    for (call, path), found in _by_call(real.values).items():
+        others = known.get((call, path))
+        for value in found if others else ():
+            if value not in (others or ()):
+                yield Difference(call, path, " or ".join(others or ()), value)
+
+
+# An entry of a listing may be in any state in which it may be when it is asked for by its name.
+_ONE_OF = {"tpu ListNodes nodes[]": "tpu GetNode", "tpu ListQueuedResources queuedResources[]": "tpu GetQueuedResource"}
+
+
+def _by_call(values: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for key, paths in values.items():
+        call, status, *_ = key.split(BETWEEN)
+        call = _ONE_OF.get(call, call)
+        for path, some in paths.items():
+            found.setdefault((call if status == OK else f"{call} {status}", path), set()).update(some)
+    return {key: sorted(some) for key, some in found.items()}
+
+
+def _lost(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    for call, paths in real.echoes.items():
+        for path, words in paths.items():
+            known = emulator.echoes.get(call, {}).get(path)
+            for word in words if known else ():
+                if word not in (known or ()):
+                    yield Difference(call, f"{path} of the request", " or ".join(known or ()), word)
+
+
+def _disorder(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    for kind, pairs in real.orders.items():
+        after = _closure(emulator.orders.get(kind, ()))
+        known = {word for pair in emulator.orders.get(kind, ()) for word in pair}
+        for first, then in pairs:
+            if first in known and then in known and then not in after.get(first, ()):
+                could = " or ".join(sorted(after.get(first, ()))) or NEVER
+                yield Difference(f"the states of a {kind}", f"after {first}", could, then)
+
+
+def _closure(pairs: Iterable[Sequence[str]]) -> dict[str, set[str]]:
+    """From each state all that can follow, with what was too quick to be seen left out."""
+    after: dict[str, set[str]] = {}
+    for first, then in pairs:
+        after.setdefault(first, set()).add(then)
+    while True:
+        more = {
+            first: found | {further for then in found for further in after.get(then, ())}
+            for first, found in after.items()
+        }
+        if more == after:
+            return after
+        after = more
+
+
+def _moments(real: Facts, emulator: Facts) -> Iterator[Difference]:
+    for name, status in real.moments.items():
+        known = emulator.moments.get(name)
+        if known is not None and known != status:
+            yield Difference("a question", name, known, status)

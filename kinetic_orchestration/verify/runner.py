@@ -1,0 +1,324 @@
+"""Runs the steps of a verification one after another, within the budget, and makes a report of what was seen.
+
+A step that fails stops nobody but those that need it. Ctrl-C ends the step that runs, and the last step, which removes
+everything, is run all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import accelerators, settings, tap
+from kinetic_orchestration.backends import tpu_request
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.stores.gcs import GcsStore
+from kinetic_orchestration.verify import budget, comparison
+from kinetic_orchestration.verify.budget import Budget, Planned
+from kinetic_orchestration.verify.comparison import Difference, Facts
+from kinetic_orchestration.verify.recording import Entry, Recorder
+from kinetic_orchestration.verify.redaction import Redactor, known_of
+from kinetic_orchestration.verify.scene import Scene, Spent, TooLong
+from kinetic_orchestration.verify.steps import REAP, STEPS_IN_ORDER, Step
+
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+BASELINE = Path(__file__).parent / "baseline.json"
+JOBS = "kinetic_verify_jobs"
+VERSIONS = ("google-cloud-tpu", "google-cloud-storage", "google-api-core", "google-auth", "grpcio", "protobuf", "uv")
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    accelerator: str = "v5e-1"
+    usd: float = 5.0
+    spot: bool = False
+    zones: tuple[str, ...] = ()
+    wait: float = 1200.0
+    only: tuple[str, ...] = ()
+    store: str | None = None
+
+
+class Result(NamedTuple):
+    name: str
+    proves: str
+    state: str
+    why: tuple[str, ...]  # it failed, or was not run; redacted
+    seconds: float
+    most: float  # dollars
+    spent: float
+    seen: Mapping[str, Any] = {}  # redacted
+
+
+@dataclass
+class Report:
+    began: str
+    versions: Mapping[str, str]
+    asked: Mapping[str, Any]
+    price: str
+    emulated: bool
+    results: list[Result] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    facts: Facts | None = None
+    spent: float = 0.0
+    seconds: float = 0.0
+    lost: int = 0
+    left: list[str] = field(default_factory=list)  # commands for whoever ran it: not redacted, and in no file
+    interrupted: bool = False
+    baseline: str = ""
+    redactor: Redactor | None = None
+
+    @property
+    def failed(self) -> bool:
+        return any(result.state == FAILED for result in self.results)
+
+
+def here_for(wanted: Wanted) -> Settings:
+    """The settings of this run: a deployment of its own, in the zones that are asked for."""
+    zones = ",".join(wanted.zones) or None
+    deployment = f"verify-{secrets.token_hex(4)}"
+    here = settings.load(store=wanted.store, deployment=deployment, zones=zones)
+    if here.backend != "tpu-vm" or not here.project or not here.store.startswith("gs://"):
+        raise UsageError(
+            "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… "
+            "(docs/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
+        )
+    if not here.zones:
+        one = accelerators.parse(wanted.accelerator)
+        here = settings.load(store=wanted.store, deployment=deployment, zones=",".join(accelerators.zones(one)))
+    return here
+
+
+def plan(wanted: Wanted, here: Settings) -> Budget:
+    names = [step.name for step in STEPS_IN_ORDER]
+    if unknown := sorted(set(wanted.only) - set(names)):
+        raise UsageError(f"there is no step {unknown[0]!r}; there are: {', '.join(names)}")
+    return budget.plan(
+        [step.wish for step in STEPS_IN_ORDER], wanted.accelerator, wanted.usd, here.zones,
+        spot=wanted.spot, prices=here.prices, only=(*wanted.only, REAP) if wanted.only else (),
+    )  # fmt: skip
+
+
+def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
+    """All steps, and the report; whatever happens, what was made is removed."""
+    emulated = bool(here.emulator or here.emulator_grpc)
+    redactor = Redactor(known(here))
+    recorder = Recorder(redactor, f"kinetic-{tpu_request.mark(here.store, here.deployment)}-")
+    report = Report(
+        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
+        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},
+        planned.price, emulated, redactor=redactor,
+    )  # fmt: skip
+    began = time.monotonic()
+    with _own_home(), _jobs() as jobs, tap.listening(recorder.hear):
+        store = open_store(here.store, here.deployment)
+        assert isinstance(store, GcsStore)
+        scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot, say=say)
+        _run_all(scene, planned, report, say)
+    report.seconds = time.monotonic() - began
+    report.spent, report.entries, report.lost = recorder.spent(), recorder.entries, recorder.lost
+    report.facts = comparison.facts(recorder.entries, recorder.seen, recorder.echoes)
+    if emulator is not None:
+        report.differences = comparison.differences(report.facts, emulator)
+        report.unrecorded = comparison.unrecorded(report.facts, emulator)
+    calls = [("one answer", entry.seconds) for entry in recorder.entries if entry.call.startswith("tpu ")]
+    waits = [
+        ("asked for → to be seen", slice_.shown - slice_.created)
+        for slice_ in recorder.slices.values()
+        if slice_.shown is not None and slice_.created is not None
+    ]
+    report.differences += comparison.too_slow([*scene.measured, *calls, *waits])
+    return report
+
+
+def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:
+    steps = {step.name: step for step in STEPS_IN_ORDER}
+    ended = ""
+    for each in planned.steps:
+        if each.wish.name == REAP:
+            continue
+        reason = (
+            ended
+            or each.left_out
+            or _needs(each, report.results)
+            or budget.over(each, scene.budget, scene.recorder.spent())
+        )
+        if reason:
+            report.results.append(_not_run(each, reason, say))
+            continue
+        try:
+            report.results.append(_run_one(steps[each.wish.name], each, scene, say))
+        except KeyboardInterrupt:
+            say("interrupted: what was made is removed, and the report is written; once more ends that, too")
+            ended, report.interrupted = "interrupted", True
+            report.results.append(_not_run(each, "interrupted", say))
+    last = next(each for each in planned.steps if each.wish.name == REAP)
+    try:
+        result = _run_one(steps[REAP], last, scene, say)
+    except KeyboardInterrupt:
+        report.interrupted, report.left = True, scene.commands(scene.not_seen_gone())
+        report.results.append(_not_run(last, "interrupted", say))
+        return
+    report.results.append(result)
+    report.left = list(scene.results.get(REAP, {}).get("left", ()))
+    if result.state == FAILED and not scene.results.get(REAP):  # the look itself broke: at least remove what is known
+        report.left = scene.clear()
+
+
+def _run_one(step: Step, planned: Planned, scene: Scene, say: Say) -> Result:
+    say(f"{step.name}: {step.wish.proves}")
+    began, before = time.monotonic(), scene.recorder.spent()
+    scene.begin(planned)
+    why: list[str] = []
+    seen: dict[str, Any] = {}
+    try:
+        seen = step.run(scene)
+        scene.results[step.name] = seen
+        why = step.check(seen)
+    except (Spent, TooLong) as error:
+        why = [str(error)]
+        _end_jobs(scene)
+    except Exception as error:  # of any kind: it is what the report is about
+        why = [f"{type(error).__name__}: {error}"]
+        _end_jobs(scene)
+    seconds, spent = time.monotonic() - began, scene.recorder.spent() - before
+    say(f"{step.name}: {'failed: ' + '; '.join(why) if why else 'passed'} ({seconds:.0f} s)")
+    redactor = scene.recorder.redactor
+    return Result(
+        step.name, step.wish.proves, FAILED if why else PASSED, tuple(redactor.text(told) for told in why),
+        seconds, planned.usd, spent, _shown(seen, redactor),
+    )  # fmt: skip
+
+
+def _end_jobs(scene: Scene) -> None:
+    """Of a step that did not come to its end: nothing of it may go on while the next one runs."""
+    for handle in scene.handles:
+        with contextlib.suppress(Exception):  # the last step looks again
+            if not handle.peek().status.final:
+                handle.cancel("a step of ko verify did not come to its end", cleanup_timeout=60)
+
+
+def _needs(planned: Planned, results: Sequence[Result]) -> str:
+    passed = {result.name for result in results if result.state == PASSED}
+    missing = [name for name in planned.wish.needs if name not in passed]
+    return f"needs {' and '.join(missing)}" if missing else ""
+
+
+def _not_run(planned: Planned, reason: str, say: Say) -> Result:
+    say(f"{planned.wish.name}: not run: {reason}")
+    return Result(planned.wish.name, planned.wish.proves, NOT_RUN, (reason,), 0.0, planned.usd, 0.0)
+
+
+def _shown(seen: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
+    """What a step saw: its own numbers stay, since they are no names; texts as the redactor has them."""
+    found: dict[str, Any] = {}
+    for key, value in seen.items():
+        if isinstance(value, bool | int | float) or value is None:
+            found[key] = round(value, 3) if isinstance(value, float) else value
+        elif isinstance(value, str):
+            found[key] = redactor.text(value)
+        elif isinstance(value, list):
+            found[key] = [redactor.text(str(item)) for item in value]
+        elif isinstance(value, Mapping):
+            found[key] = _shown(value, redactor)
+    return found
+
+
+# ---- around it
+
+
+def known(here: Settings) -> dict[str, str]:
+    """What must never be seen in a report, with the word that stands for it."""
+    bucket, _, prefix = here.store.removeprefix("gs://").partition("/")
+    values: list[tuple[str, str]] = [
+        ("DEPLOYMENT", here.deployment), ("PROJECT", here.project), ("PROJECT", here.quota_project), ("BUCKET", bucket),
+        ("STORE", here.store), ("PREFIX", prefix if len(prefix) > 7 else ""),
+        ("ACCOUNT", here.service_account), ("ACCOUNT", here.impersonate), ("NETWORK", here.network),
+        ("SUBNETWORK", here.subnetwork), ("OUTPUTS", here.output_dir), ("HOME", str(Path.home())),
+        ("HOME", str(here.home)), ("HERE", socket.gethostname()), ("USER", _user()),
+    ]  # fmt: skip
+    for path in (here.network, here.subnetwork):
+        parts = path.split("/")
+        values += [("PROJECT", parts[1])] if len(parts) > 1 and parts[0] == "projects" else []
+    return known_of((word, value) for word, value in values if len(value) > 2)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return ""
+
+
+def versions() -> dict[str, str]:
+    import kinetic_orchestration
+
+    found = {"kinetic-orchestration": kinetic_orchestration.__version__, "python": platform.python_version()}
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    for name in VERSIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def baseline() -> tuple[Facts, str]:
+    """What the emulator answers, as it was recorded for this version, and what it was recorded with."""
+    found = json.loads(BASELINE.read_text(encoding="utf-8"))
+    return comparison.from_json(found["facts"]), str(found["recorded"])
+
+
+@contextlib.contextmanager
+def _own_home() -> Iterator[None]:
+    """A home for this run alone, so that nothing of it stays on this machine."""
+    before = os.environ.get("KINETIC_HOME")
+    folder = tempfile.mkdtemp(prefix="kinetic-verify-")
+    os.environ["KINETIC_HOME"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["KINETIC_HOME"]
+        else:
+            os.environ["KINETIC_HOME"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _jobs() -> Iterator[ModuleType]:
+    """The functions of the jobs, as a project of their own: nothing else travels to the hosts."""
+    folder = tempfile.mkdtemp(prefix="kinetic-verify-project-")
+    try:
+        Path(folder, "pyproject.toml").touch()
+        shutil.copyfile(Path(__file__).parent / "on_hosts.py", Path(folder, f"{JOBS}.py"))
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+        yield importlib.import_module(JOBS)
+    finally:
+        sys.modules.pop(JOBS, None)
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)

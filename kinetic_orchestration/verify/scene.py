@@ -1,0 +1,303 @@
+"""The steps of a verification work with this: jobs that are bounded in time and cost, and looks at their slices.
+
+Everything that a step makes is known here, so that it can be removed however the step ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import secret_manager
+from kinetic_orchestration.backends import tpu_request, tpu_states
+from kinetic_orchestration.backends.tpu_client import Tpus, client
+from kinetic_orchestration.decorator import run
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.stores.gcs import GcsStore
+from kinetic_orchestration.values import JobStatus, Limits, Output
+from kinetic_orchestration.verify.budget import Planned
+from kinetic_orchestration.verify.recording import Recorder, Slice
+
+LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two looks at a slice
+RELEASE = 600.0  # seconds that a deletion may take
+PATIENCE = 15  # looks at a slice that shall go and does not begin to, until it is deleted once more
+DELETIONS = 10  # calls after which a slice that does not even begin to go is left alone
+BOOT = 600.0  # of a step beside its job's own time: to be asked for, to be released
+
+
+class Spent(Exception):
+    """The budget is used up: whatever runs is ended."""
+
+
+class TooLong(Exception):
+    """A step took longer than it may."""
+
+
+class Ended(NamedTuple):
+    """A job that has come to its end, and how: seconds from its submission."""
+
+    handle: JobHandle[Any]
+    status: JobStatus
+    attempts: int
+    message: str
+    value: Any
+    lines: tuple[tuple[float, int, str], ...]  # when heard, of which host, the text
+    seconds: float
+
+
+class Scene:
+    def __init__(
+        self, settings: Settings, store: GcsStore, recorder: Recorder, jobs: ModuleType, *,
+        budget: float, wait: float, spot: bool, say: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.store = store
+        self.recorder = recorder
+        self.jobs = jobs
+        self.tpus = Tpus(settings)
+        self.emulated = bool(settings.emulator or settings.emulator_grpc)
+        self.budget = budget
+        self.wait = wait
+        self.spot = spot
+        self.say = say
+        self.results: dict[str, dict[str, Any]] = {}  # of each step, what it saw
+        self.measured: list[tuple[str, float]] = []
+        self.handles: list[JobHandle[Any]] = []
+        self.planned: Planned | None = None  # the step that runs now
+        self._deadline = 0.0
+
+    # ---- a step
+
+    def begin(self, planned: Planned) -> None:
+        self.planned = planned
+        self.recorder.step = planned.wish.name
+        self.recorder.rate = planned.rate
+        # Capacity is waited for once for each of its slices.
+        own = planned.wish.slices * (self.wait + planned.seconds + RELEASE)
+        self._deadline = time.monotonic() + BOOT + own
+
+    def check(self) -> None:
+        """Of any loop of a step: time and money are not used up."""
+        if self.recorder.spent() > self.budget:
+            raise Spent(f"${self.recorder.spent():.2f} of ${self.budget:.2f} are spent by list prices")
+        if time.monotonic() > self._deadline:
+            raise TooLong("the step took longer than it may")
+
+    @property
+    def pace(self) -> float:
+        return LOOK_EMULATED if self.emulated else LOOK
+
+    def until(self, condition: Callable[[], Any], within: float, what: str) -> Any:
+        """What the condition gives, once that is something; no longer than `within` seconds."""
+        deadline = time.monotonic() + within
+        while not (found := condition()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise TooLong(f"{what} did not happen within {within:.0f} s")
+            time.sleep(self.pace)
+        return found
+
+    # ---- jobs
+
+    def submit(self, function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
+        """On the slice of this step, for no more than it may cost."""
+        planned = self.planned
+        assert planned is not None and planned.slice is not None
+        limits = Limits(
+            provision=self.wait, run=planned.seconds, total=planned.wish.slices * (self.wait + planned.seconds),
+            cost=planned.usd or None,
+        )  # fmt: skip
+        made: JobHandle[Any] = run(
+            **{
+                "accelerator": planned.slice.name,
+                "spot": self.spot,
+                "limits": limits,
+                "backend": "tpu-vm",
+                "store": self.settings.store,
+                "deployment": self.settings.deployment,
+                "cloud": TpuVm(zones=list(self.settings.zones)) if self.settings.zones else None,
+                **options,
+            }
+        )(function).run_async(*arguments)
+        self.handles.append(made)
+        return made
+
+    def follow(self, handle: JobHandle[Any], heard: Callable[[str], object] = lambda _: None) -> Ended:
+        """To the job's end, while its slices are looked at; `heard` gets each line as it comes."""
+        began, began_at = time.monotonic(), time.time()
+        lines: list[tuple[float, int, str]] = []
+        stop = threading.Event()
+        trouble: list[Exception] = []
+
+        def emit(event: Any) -> None:
+            if isinstance(event, Output) and event.kind == "o":
+                for line in event.text.decode("utf-8", "replace").splitlines():
+                    lines.append((time.monotonic() - began, event.host, line))
+                    heard(line)
+
+        def step(_: Any) -> None:
+            try:
+                self.check()
+            except (Spent, TooLong) as error:
+                trouble.append(error)
+                stop.set()
+
+        with self.looking():
+            outcome = handle.follow(emit, stop=stop, on_step=step)
+        if outcome is None:
+            raise trouble[0] if trouble else TooLong("the job did not end")
+        seconds = time.monotonic() - began
+        newest = max(self.recorder.slices.values(), key=lambda slice_: slice_.created or 0.0, default=None)
+        if outcome.attempt == 1 and lines and newest is not None and newest.ready is not None:
+            self.measured.append(("READY → first line", began_at + lines[0][0] - newest.ready))
+        value, message = None, outcome.verdict.reason if outcome.verdict is not None else ""
+        if outcome.status is JobStatus.SUCCEEDED:
+            value = handle.result(timeout=60)
+        return Ended(handle, outcome.status, outcome.attempts, message or "", value, tuple(lines), seconds)
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Beside what the product asks by itself, each slice of this run is looked at, so that no state is missed."""
+        stop = threading.Event()
+
+        def look() -> None:
+            while not stop.wait(self.pace):
+                for slice_ in list(self.recorder.slices.values()):
+                    if slice_.ended is None:
+                        self.look_at(slice_)
+
+        thread = threading.Thread(target=look, name="kinetic-verify", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(60.0)
+
+    def look_at(self, slice_: Slice) -> bool:
+        """True if neither is there any more."""
+        gone = True
+        for ask, name in ((self.tpus.queued_resource, slice_.resource), (self.tpus.node, slice_.node)):
+            try:
+                gone = ask(name) is None and gone
+            except Exception:  # as it is recorded
+                gone = False
+        return gone
+
+    def wait_gone(self) -> float:
+        """Until both the queued resource and the node of all slices of this run answer 404; the seconds it took.
+
+        What does not even begin to go is deleted once more: then the states say that one call was not enough.
+        """
+        began = time.monotonic()
+        looks = 0
+
+        def gone() -> bool:
+            nonlocal looks
+            looks += 1
+            left = [slice_ for slice_ in list(self.recorder.slices.values()) if not self.look_at(slice_)]
+            if left and looks % PATIENCE == 0:
+                for slice_ in left:
+                    self._delete_if_it_stays(slice_)
+            return not left
+
+        self.until(gone, RELEASE, "the deletion of every slice")
+        took = time.monotonic() - began
+        self.measured.append(("deleted → gone", took))
+        return took
+
+    def _delete_if_it_stays(self, slice_: Slice) -> None:
+        with contextlib.suppress(Exception):  # as it is recorded
+            found = self.tpus.queued_resource(slice_.resource)
+            if found is not None and found.state != tpu_states.DELETING:
+                self.tpus.delete(slice_.resource)
+
+    def take_away(self, slice_: Slice) -> None:
+        """Delete a slice whatever runs on it; asked again as long as nothing comes of it."""
+        for _ in range(DELETIONS):
+            with self.recorder.moment("delete an ACTIVE queued resource with force"):
+                self.tpus.delete(slice_.resource)
+            time.sleep(self.pace)
+            found = self.tpus.queued_resource(slice_.resource)
+            if found is None or found.state == tpu_states.DELETING:
+                return
+            self.check()
+
+    def api(self) -> Any:
+        """Google's own client, for questions that the product does not ask."""
+        return client(self.settings)
+
+    def ask(self, moment: str, question: Callable[[], Any]) -> str:
+        """Ask to see this very answer: "OK", or the class of the error."""
+        with self.recorder.moment(moment):
+            try:
+                question()
+            except Exception as error:
+                return type(error).__name__
+        return "OK"
+
+    # ---- the end
+
+    def clear(self) -> list[str]:
+        """Remove all that this run made; what could not be removed, with the command that removes it."""
+        self.recorder.step = "reap"
+        for handle in self.handles:
+            with contextlib.suppress(KineticError, OSError):
+                if not handle.peek().status.final:
+                    handle.cancel("the verification has ended", cleanup_timeout=120)
+        left = self._slices_left()
+        for resource in self.secrets_left():
+            with contextlib.suppress(KineticError):
+                mark = tpu_request.mark(self.settings.store, self.settings.deployment)
+                if secret_manager.delete(self.settings, resource, {tpu_request.MARK: mark}):
+                    continue
+            left.append(f"gcloud secrets delete {resource.rpartition('/')[2]} --project={self.settings.project}")
+        try:
+            self.store.erase()
+        except KineticError:
+            left.append(f"gcloud storage rm -r {self.store.url}/**")
+        return left
+
+    def _slices_left(self) -> list[str]:
+        deadline = time.monotonic() + RELEASE
+        left = list(self.recorder.slices.values())
+        while left and time.monotonic() < deadline:
+            left = [slice_ for slice_ in left if not self._gone(slice_)]
+            if left:
+                time.sleep(self.pace)
+        return self.commands(left)
+
+    def not_seen_gone(self) -> list[Slice]:
+        """What may still be there, as far as was seen."""
+        return [slice_ for slice_ in self.recorder.slices.values() if slice_.ended is None]
+
+    def commands(self, left: Sequence[Slice]) -> list[str]:
+        """That remove them, for whoever ran this."""
+        return [
+            f"gcloud compute tpus queued-resources delete {slice_.resource.rpartition('/')[2]} --force "
+            f"--zone={slice_.resource.split('/')[3]} --project={self.settings.project}"
+            for slice_ in left
+        ]
+
+    def _gone(self, slice_: Slice) -> bool:
+        if self.look_at(slice_):
+            return True
+        for remove, name in ((self.tpus.delete, slice_.resource), (self.tpus.delete_node, slice_.node)):
+            with contextlib.suppress(Exception):  # as it is recorded; asked again until it is gone
+                remove(name)
+        return False
+
+    def secrets_left(self) -> list[str]:
+        """The secrets of this run that are still in Secret Manager."""
+        mark = tpu_request.mark(self.settings.store, self.settings.deployment)
+        try:
+            return [found.resource for found in secret_manager.kept(self.settings, tpu_request.MARK, mark)]
+        except KineticError:  # without Secret Manager there is none of ours
+            return []

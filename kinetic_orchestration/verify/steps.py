@@ -1,0 +1,415 @@
+"""The steps of a verification, as a table: what each proves, costs and does, and a pure check of what it saw.
+
+A step returns what it saw as plain values; `check` says what of that is not as it should be, and knows no cloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from kinetic_orchestration import preflight, reaper
+from kinetic_orchestration.backends import open_backend
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.values import JobStatus
+from kinetic_orchestration.verify.budget import Wish
+from kinetic_orchestration.verify.scene import Ended, Scene
+
+LINES, BETWEEN = 5, 0.5  # of the job that prints: lines, and seconds between them
+STEPS, HELD = 6, 3  # of the training, and after how many its first attempt goes no further
+LIVE = 1.0  # seconds before a job's last line at which its first must have been heard
+VARIABLE = "KINETIC_VERIFY_TOKEN"
+NEVER = "kinetic-verify-never-made"
+REAP_PATIENCE = 120.0
+
+Seen = dict[str, Any]
+
+
+class Step(NamedTuple):
+    wish: Wish
+    run: Callable[[Scene], Seen]
+    check: Callable[[Mapping[str, Any]], list[str]]
+
+    @property
+    def name(self) -> str:
+        return self.wish.name
+
+
+# ---- what costs nothing
+
+
+def _doctor(scene: Scene) -> Seen:
+    report = preflight.examine(os.environ, store=scene.settings.store, deployment=scene.settings.deployment)
+    checks = [{"check": check.name, "state": check.state.upper(), "found": check.found} for check in report.checks]
+    return {
+        "checks": checks,
+        "failed": [f"{check.name}: {check.fix}" for check in report.checks if check.state == "failed"],
+    }
+
+
+def _is_well(seen: Mapping[str, Any]) -> list[str]:
+    return [f"doctor: {told}" for told in seen["failed"]]
+
+
+def _api(scene: Scene) -> Seen:
+    """Questions about what is not there: the answers that tell a slice that is gone from an API that does not work."""
+    parent = f"projects/{scene.settings.project}/locations/{scene.settings.zones[0]}"
+    queued, node = f"{parent}/queuedResources/{NEVER}", f"{parent}/nodes/{NEVER}"
+    api = scene.api()
+    there = scene.tpus.locations(scene.settings.project)
+    return {
+        "zones": [zone for zone in scene.settings.zones if zone in there],
+        "wanted": list(scene.settings.zones),
+        "answers": {
+            moment: scene.ask(moment, question)
+            for moment, question in {
+                "get a queued resource that never was": lambda: api.get_queued_resource(name=queued, timeout=20),
+                "get a node that never was": lambda: api.get_node(name=node, timeout=20),
+                "delete a queued resource that never was": lambda: api.delete_queued_resource(
+                    request={"name": queued, "force": True}, timeout=20
+                ),
+                "delete a node that never was": lambda: api.delete_node(name=node, timeout=20),
+                "get an operation that never was": lambda: api.get_operation(
+                    {"name": f"{parent}/operations/operation-0-{NEVER}"}, timeout=20
+                ),
+            }.items()
+        },
+    }
+
+
+def _tells_absence(seen: Mapping[str, Any]) -> list[str]:
+    told = [] if seen["zones"] else [f"none of {', '.join(seen['wanted'])} is a zone of this project"]
+    for moment, answer in seen["answers"].items():
+        if answer != "NotFound" and "operation" not in moment:
+            told.append(f"{moment}: the answer was {answer}, and NOT_FOUND is taken for absence")
+    return told
+
+
+def _bucket(scene: Scene) -> Seen:
+    """The verbs of a store, each with the answer that it must give."""
+    store, name = scene.store, "probes/verify"
+    first = store.create(name, b"one")
+    second = store.create(name, b"two")
+    stale = store.swap(name, b"three", (first or 1) - 1)
+    swapped = store.swap(name, b"four", first or 0)
+    record = store.read(name)
+    store.signal("probes/signal", b"beat")
+    listed = {signal.name: bytes(signal.data) for signal in store.signals("probes/")}
+    behind = store.read(name, 1000)
+    renewed = store.renew(name)
+    deleted, again = store.delete(name), store.delete(name)
+    store.delete("probes/signal")
+    return {
+        "created": first is not None, "created_again": second is not None, "stale_swap": stale is not None,
+        "swapped": swapped is not None, "read": record is not None and bytes(record.data) == b"four",
+        "signal": listed.get("probes/signal") == b"beat", "behind": behind is not None and not behind.data,
+        "renewed": renewed, "deleted": deleted, "deleted_again": again, "gone": store.read(name) is None,
+    }  # fmt: skip
+
+
+def _keeps_records(seen: Mapping[str, Any]) -> list[str]:
+    wanted = {**dict.fromkeys(seen, True), "created_again": False, "stale_swap": False, "deleted_again": False}
+    return [f"the bucket: {what} is {seen[what]}" for what in seen if seen[what] is not wanted[what]]
+
+
+# ---- on one slice
+
+
+def _job(scene: Scene) -> Seen:
+    handle = scene.submit(scene.jobs.tells, LINES, BETWEEN)
+    ended = scene.follow(handle)
+    gone = scene.wait_gone()
+    machine = dict(ended.value or {})
+    for call, answer in machine.pop("metadata", {}).items() if isinstance(machine, dict) else ():
+        scene.recorder.add(f"metadata {call}", {"attributes" if call == "attributes" else "of": answer})
+    cost = handle.cost()
+    return {
+        **_told(ended), "machine": machine, "gone_after": gone,
+        "lines": [[round(at, 3), line] for at, _, line in ended.lines],
+        "zone": next(iter(handle.zones()), ""), "usd": cost.usd, "most": scene.planned.usd if scene.planned else 0.0,
+        "ready_seconds": cost.ready_seconds, "queued_seconds": cost.queued_seconds, "note": cost.note,
+        "seen_ready": sum(slice_.seconds(time.time()) for slice_ in scene.recorder.slices.values()),
+    }  # fmt: skip
+
+
+def _has_value(seen: Mapping[str, Any]) -> list[str]:
+    return _succeeded(seen) or ([] if seen["machine"] else ["the job's value did not come back"])
+
+
+def _of_job(scene: Scene) -> Seen:
+    return scene.results["job"]
+
+
+def _is_live(seen: Mapping[str, Any]) -> list[str]:
+    lines = [(at, line) for at, line in seen["lines"] if line.startswith("verify: line ")]
+    wanted = [f"verify: line {number}" for number in range(LINES)]
+    if [line for _, line in lines] != wanted:
+        return [f"{len(lines)} of {LINES} lines came, or in another order"]
+    if lines[-1][0] - lines[0][0] < LIVE:
+        return [f"all lines came within {lines[-1][0] - lines[0][0]:.1f} s: they were not live"]
+    return []
+
+
+def _is_priced(seen: Mapping[str, Any]) -> list[str]:
+    if seen["usd"] is None or not seen["ready_seconds"] > 0:
+        return ["the job has no cost"]
+    told = []
+    if seen["usd"] > seen["most"]:
+        told.append(f"it cost ${seen['usd']:.2f}, and limits.cost allowed ${seen['most']:.2f}")
+    if seen["ready_seconds"] > seen["seen_ready"] + 60.0:
+        told.append(
+            f"{seen['ready_seconds']:.0f} s are charged by its records, and it was seen READY for "
+            f"{seen['seen_ready']:.0f} s"
+        )
+    return told
+
+
+def _secrets(scene: Scene) -> Seen:
+    value = secrets.token_urlsafe(24)
+    os.environ[VARIABLE] = value
+    try:
+        handle = scene.submit(scene.jobs.has_secret, VARIABLE, capture_env_vars=[VARIABLE])
+    finally:
+        del os.environ[VARIABLE]
+    ended = scene.follow(handle)
+    scene.wait_gone()
+    return {
+        **_told(ended),
+        "arrived": ended.value == hashlib.sha256(value.encode()).hexdigest(),
+        "open": value in (handle.logs() or "") or _is_in_records(scene, handle.job_id, value),
+        "left": len(scene.secrets_left()),
+    }
+
+
+def _is_in_records(scene: Scene, job_id: str, value: str) -> bool:
+    """Whether the value lies in any record of the job, which everybody who reads the bucket can see."""
+    for entry in scene.store.list(f"jobs/{job_id}/"):
+        record = scene.store.read(entry.name)
+        if record is not None and value.encode() in bytes(record.data):
+            return True
+    return False
+
+
+def _is_kept(seen: Mapping[str, Any]) -> list[str]:
+    told = _succeeded(seen)
+    if not told and not seen["arrived"]:
+        told.append("the secret did not arrive at the host")
+    if seen["open"]:
+        told.append("the secret lies in the bucket in the open")
+    if seen["left"]:
+        told.append(f"{seen['left']} secrets were left in Secret Manager after the job")
+    return told
+
+
+def _cancel(scene: Scene) -> Seen:
+    handle = scene.submit(scene.jobs.waits)
+    asked: list[float] = []
+
+    def heard(line: str) -> None:
+        if not asked and line == "verify: still here":
+            asked.append(time.monotonic())
+            handle.cancel("ko verify")
+
+    ended = scene.follow(handle, heard)
+    took = time.monotonic() - asked[0] if asked else 0.0
+    gone = scene.wait_gone()
+    scene.measured.append(("cancelled → ended", took))
+    return {**_told(ended), "asked": bool(asked), "took": took, "gone_after": gone}
+
+
+def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
+    if not seen["asked"]:
+        return ["it never ran, so that it could not be cancelled"]
+    return [] if seen["status"] == "CANCELLED" else [f"after a cancel it is {seen['status']}: {seen['message']}"]
+
+
+def _node_deleted(scene: Scene) -> Seen:
+    """While it runs, what the API refuses; then its node is deleted as somebody at the console would."""
+    handle = scene.submit(scene.jobs.waits)
+    answers: dict[str, str] = {}
+
+    def heard(line: str) -> None:
+        if not answers and line == "verify: still here":
+            answers.update(_refusals(scene))
+
+    ended = scene.follow(handle, heard)
+    scene.wait_gone()
+    with contextlib.suppress(KineticError):
+        handle.result(timeout=1)
+    return {**_told(ended), "answers": answers}
+
+
+def _refusals(scene: Scene) -> dict[str, str]:
+    from google.cloud import tpu_v2
+    from google.protobuf import json_format
+
+    slice_ = next(slice_ for slice_ in scene.recorder.slices.values() if slice_.ended is None and slice_.asked)
+    api, parent = scene.api(), slice_.resource.partition("/queuedResources/")[0]
+    message = tpu_v2.CreateQueuedResourceRequest()
+    again = {
+        "parent": parent, "queuedResourceId": slice_.resource.rpartition("/")[2], "requestId": str(uuid.uuid4()),
+        "queuedResource": slice_.asked,
+    }  # fmt: skip
+    json_format.ParseDict(again, type(message).pb(message))
+    return {
+        moment: scene.ask(moment, question)
+        for moment, question in {
+            "create a queued resource whose name is taken": lambda: api.create_queued_resource(
+                request=message, timeout=40
+            ),
+            "list what is there, with a field mask": lambda: (
+                scene.tpus.queued_resources(scene.settings.project, "-"),
+                scene.tpus.nodes(scene.settings.project, "-"),
+            ),
+            "delete an ACTIVE queued resource without force": lambda: api.delete_queued_resource(
+                request={"name": slice_.resource}, timeout=40
+            ),
+            "delete the node of an ACTIVE queued resource": lambda: api.delete_node(name=slice_.node, timeout=40),
+        }.items()
+    }
+
+
+def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
+    if not seen["answers"]:
+        return ["it never ran, so that its node could not be deleted"]
+    told = []
+    taken = seen["answers"].get("create a queued resource whose name is taken")
+    if taken not in ("AlreadyExists", "Conflict"):
+        told.append(f"a name that is taken was answered with {taken}")
+    if seen["status"] != "CANCELLED":
+        told.append(f"a slice that its owner deleted ends the job, and it is {seen['status']}: {seen['message']}")
+    return told
+
+
+def _preemption(scene: Scene) -> Seen:
+    """The slice is taken away, node and queued resource, as soon as the training has kept some steps."""
+    handle = scene.submit(scene.jobs.endures, STEPS, BETWEEN, HELD)
+    deleted: list[str] = []
+
+    def heard(line: str) -> None:
+        if not deleted and line == f"verify: step {HELD} of attempt 1":
+            slice_ = next(slice_ for slice_ in scene.recorder.slices.values() if slice_.ended is None and slice_.asked)
+            scene.take_away(slice_)
+            deleted.append(slice_.resource)
+
+    ended = scene.follow(handle, heard)
+    scene.wait_gone()
+    return {**_told(ended), "deleted": bool(deleted), "value": ended.value}
+
+
+def _came_again(seen: Mapping[str, Any]) -> list[str]:
+    if not seen["deleted"]:
+        return ["its training never came as far as to be taken away"]
+    told = _succeeded(seen)
+    if not told and seen["attempts"] != 2:
+        told.append(f"it took {seen['attempts']} attempts, and one slice was taken away")
+    return told
+
+
+def _of_preemption(scene: Scene) -> Seen:
+    return scene.results["preemption"]
+
+
+def _went_on(seen: Mapping[str, Any]) -> list[str]:
+    value = seen["value"]
+    if not isinstance(value, dict):
+        return ["the second attempt gave no value"]
+    if value.get("began", 0) < HELD - 1 or value.get("done") != STEPS:
+        return [f"the second attempt began at step {value.get('began')}, and {HELD} were kept before"]
+    return []
+
+
+def _four_hosts(scene: Scene) -> Seen:
+    ended = scene.follow(scene.submit(scene.jobs.among_others))
+    scene.wait_gone()
+    said = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
+    machine = dict(ended.value or {})
+    for call, answer in machine.pop("metadata", {}).items():
+        scene.recorder.add(f"metadata {call}, of four hosts", {"attributes" if call == "attributes" else "of": answer})
+    return {**_told(ended), "said": said, "hosts": machine.get("hosts", 0)}
+
+
+def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
+    told = _succeeded(seen)
+    wanted = [f"verify: host {number} of 4" for number in range(4)]
+    if not told and (seen["said"] != wanted or seen["hosts"] != 4):
+        told.append(f"{len(seen['said'])} of 4 hosts were heard")
+    return told
+
+
+# ---- the end
+
+
+def _reap(scene: Scene) -> Seen:
+    """Whatever this run made is gone afterwards; the reaper is asked first, as a user would."""
+    settings = scene.settings
+    reaped = reaper.reap(scene.store, open_backend("tpu-vm", settings), settings, patience=REAP_PATIENCE)
+    left = scene.clear()
+    answers: dict[str, list[str]] = {}
+    api = scene.api()
+    for slice_ in scene.recorder.slices.values():
+        for what, question, name in (
+            ("queued resource", api.get_queued_resource, slice_.resource), ("node", api.get_node, slice_.node),
+        ):  # fmt: skip
+            moment = f"get a {what} that was deleted"
+            answers.setdefault(moment, []).append(scene.ask(moment, partial(question, name=name, timeout=20)))
+    listed = list(open_backend("tpu-vm", settings).leftovers())
+    return {
+        "reaped": [f"{item.what}: {item.result}" for item in reaped], "left": left, "answers": answers,
+        "listed": len([entry for entry in listed if "unread" not in entry]),
+        "objects": sum(1 for _ in scene.store.list("")), "secrets": len(scene.secrets_left()),
+        "slices": len(scene.recorder.slices),
+    }  # fmt: skip
+
+
+def _nothing_left(seen: Mapping[str, Any]) -> list[str]:
+    told = [f"left behind: {command}" for command in seen["left"]]
+    for moment, answers in seen["answers"].items():
+        others = sorted({answer for answer in answers if answer != "NotFound"})
+        if others:
+            told.append(f"{moment}: the answer was {' or '.join(others)}, and only NOT_FOUND says that it is gone")
+    counts = {"slices": seen["listed"], "objects": seen["objects"], "secrets": seen["secrets"]}
+    return told + [f"{count} {what} of this run are still there" for what, count in counts.items() if count]
+
+
+def _told(ended: Ended) -> Seen:
+    return {
+        "status": ended.status.name, "attempts": ended.attempts, "message": ended.message,
+        "seconds": round(ended.seconds, 3), "first_line": round(ended.lines[0][0], 3) if ended.lines else None,
+    }  # fmt: skip
+
+
+def _succeeded(seen: Mapping[str, Any]) -> list[str]:
+    if seen["status"] == JobStatus.SUCCEEDED.name:
+        return []
+    return [f"the job is {seen['status']}: {seen['message']}"]
+
+
+DOCTOR, API, BUCKET, JOB, LOGS, COST = "doctor", "api", "bucket", "job", "logs", "cost"
+SECRETS, CANCEL, NODE, PREEMPTION, RESUME = "secrets", "cancel", "node deleted", "preemption", "resume"
+FOUR_HOSTS, REAP = "four hosts", "reap"
+
+STEPS_IN_ORDER: tuple[Step, ...] = (
+    Step(Wish(DOCTOR, "credentials, APIs, permissions and the bucket are as a submit needs them"), _doctor, _is_well),
+    Step(Wish(API, "what is not there answers NOT_FOUND, and the zones exist"), _api, _tells_absence),
+    Step(Wish(BUCKET, "conditional writes, listings and deletions of the bucket"), _bucket, _keeps_records),
+    Step(Wish(JOB, "a function runs on a slice, its value comes back, the slice is gone", 1, 10), _job, _has_value),
+    Step(Wish(LOGS, "lines come while the job runs, in order", needs=(JOB,)), _of_job, _is_live),
+    Step(Wish(COST, "the estimate is there, within its limit, for the time that was seen", needs=(JOB,)), _of_job,
+         _is_priced),
+    Step(Wish(SECRETS, "a credential travels by Secret Manager alone, and is removed", 1, 10), _secrets, _is_kept),
+    Step(Wish(CANCEL, "a running job is cancelled, and its slice is gone", 1, 8), _cancel, _was_cancelled),
+    Step(Wish(NODE, "what the API refuses while a slice is there; a slice deleted by hand ends its job", 1, 8),
+         _node_deleted, _says_who_deleted),
+    Step(Wish(PREEMPTION, "a slice that is taken away is followed by another", 2, 8), _preemption, _came_again),
+    Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)), _of_preemption, _went_on),
+    Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, four_hosts=True), _four_hosts, _all_spoke),
+    Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
+)  # fmt: skip
