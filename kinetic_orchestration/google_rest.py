@@ -51,8 +51,7 @@ class Google:
         self, method: str, service: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
     ) -> Answer:
         """For example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
-        emulated = self._settings.storage_emulator if service == "storage" else self._settings.emulator
-        url = f"{emulated or f'https://{service}.googleapis.com'}/{path}"
+        url = f"{self._base(service)}/{path}"
         answer = self._once(service, method, url, body, params)
         for pause in PAUSES:
             if answer.status != 0 and answer.status not in PASSING:
@@ -60,6 +59,10 @@ class Google:
             time.sleep(pause)
             answer = self._once(service, method, url, body, params)
         return answer
+
+    def _base(self, service: str) -> str:
+        emulated = self._settings.storage_emulator if service == "storage" else self._settings.emulator
+        return emulated or f"https://{service}.googleapis.com"
 
     def _once(self, service: str, method: str, url: str, body: Any, params: Mapping[str, str] | None) -> Answer:
         from google.auth import exceptions as auth
@@ -71,7 +74,7 @@ class Google:
             raise credentials.refused(error) from error
         except (auth.GoogleAuthError, requests.RequestException) as error:
             return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
-        tap.tell_of_http(service, reply)
+        tap.tell_of_http(service, reply, self._base(service))
         try:
             found = reply.json() if reply.content else {}
         except ValueError:

@@ -53,14 +53,18 @@ def tell(call: Call) -> None:
         listener(call)
 
 
-def tell_of_http(service: str, reply: Any) -> None:
-    """A `requests.Response`. What comes as a stream of bytes is left to whoever reads it."""
+def tell_of_http(service: str, reply: Any, base: str = "") -> None:
+    """Tell of a `requests.Response`. What comes as a stream of bytes is left to whoever reads it.
+
+    `base`: the address that the service was said to be at. A path in it is no part of any call.
+    """
     if not _listeners:
         return
     asked = reply.request
     address = urlsplit(asked.url)
     query = dict(parse_qsl(address.query, keep_blank_values=True))
     path = unquote(address.path) if service != "storage" else address.path  # names of objects hold slashes
+    path = path.removeprefix(urlsplit(base).path.rstrip("/"))
     streamed = query.get("alt") == "media"
     seconds = float(reply.elapsed.total_seconds())
     tell(

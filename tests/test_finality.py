@@ -381,6 +381,7 @@ def test_an_exception_given_as_the_value_is_no_success(monkeypatch: pytest.Monke
     trust._certificates.cache_clear()
     with bucket.serving({"/certs": json.dumps(signer.certificates()).encode()}) as address:
         monkeypatch.setenv("KINETIC_EMULATOR", address)
+        monkeypatch.setenv("KINETIC_BACKEND", "local")
         job = ask(failing)
         job._job = replace(job._job, trust=replace(job._job.trust, home=None))  # which sees its end later
         outcome = follow(Follower(job._job), timeout=60)

@@ -87,6 +87,7 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
         "size": 1,
     }
     verdict = wire.Verdict(wire.ABORTED, "w", 1.0, "user", 0, "r", DIGEST, 1, None, "p", "json")._asdict()
+    del verdict["raw"]  # the bytes that it was read from
     beat = wire.Beat("running", "b", 1, 2, 1.0, 1.0, 2.0, "steps", 0, True, True, 1.0, 1.0)._asdict()
     devices = {"at": 1.0, "cpu": 1.0, "memory": 1.0, "kind": "tpu", "busy": [1.0], "used": [1.0], "total": [1.0]}
     place = {"backend": "local", "run": f"/home/run/{JOB}-2", "hosts": 1, "machine": "m", "name": f"{JOB}-2"}

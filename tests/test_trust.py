@@ -376,6 +376,7 @@ def test_a_proven_value_and_a_proven_exception_come_back_as_themselves(
     signer: Signer, certificates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETIC_EMULATOR", certificates.removesuffix("/certs"))
+    monkeypatch.setenv("KINETIC_BACKEND", "local")
     for function in (pickled, failing):
         job = submitted(function)
         job._job = replace(job._job, trust=replace(job._job.trust, home=None))  # which has not seen it end

@@ -187,7 +187,9 @@ def _open(settings: Settings, identity: Any) -> Any:
     forked = _speaks_grpc not in (0, os.getpid())
     if settings.emulator and (forked or not settings.emulator_grpc):
         options = ClientOptions(api_endpoint=settings.emulator)
-        return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest", client_options=options))
+        return _over_rest(
+            tpu_v2.TpuClient(credentials=identity, transport="rest", client_options=options), settings.emulator
+        )
     if not forked:
         _speaks_grpc = os.getpid()
     if settings.emulator_grpc and not forked:
@@ -206,9 +208,9 @@ def _heard(channel: Any) -> Any:
     return tpu_heard.channel(channel, status_of) if tap.listened() else channel
 
 
-def _over_rest(opened: Any) -> Any:
+def _over_rest(opened: Any, base: str = "") -> Any:
     """Its answers are told to the tap as they come, as JSON."""
-    opened.transport._session.hooks["response"].append(lambda reply, **_: tap.tell_of_http("tpu", reply))
+    opened.transport._session.hooks["response"].append(lambda reply, **_: tap.tell_of_http("tpu", reply, base))
     return opened
 
 

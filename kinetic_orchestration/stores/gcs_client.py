@@ -30,6 +30,7 @@ class Client:
 
         self.credentials = credentials  # kept, for the table of clients goes by its identity
         self.clock = Clock()
+        self._endpoint = endpoint
         self._last = threading.local()
         session: Any = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
         for scheme in ("https://", "http://"):
@@ -50,7 +51,7 @@ class Client:
 
     def _hear(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
-        tap.tell_of_http("storage", response)
+        tap.tell_of_http("storage", response, self._endpoint)
         self.clock.hear(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 
