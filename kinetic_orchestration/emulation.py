@@ -12,7 +12,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm
 from kinetic_orchestration.values import Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -27,7 +27,7 @@ _KINETICS = ("project", "zone", "spot")
 
 def check(spec: JobSpec, settings: Settings) -> None:
     """Refuse a job that means Google Cloud and would run on this machine, because a line is missing that says where."""
-    if settings.backend != "local" or settings.sources.get("backend") != "default" or spec.options.backend == "local":
+    if settings.backend != LOCAL or is_asked_for(spec.options, settings):
         return
     bucket = settings.store.startswith("gs://")
     found = [*spec.meant, *_of_options(spec.options), *_of_settings(settings)]
@@ -45,6 +45,12 @@ def check(spec: JobSpec, settings: Settings) -> None:
         f"{' is named' if bucket else ''}, so it could only be emulated on this machine's CPU. Add what is missing: "
         f"{' and '.join(missing)}. To have it emulated here: KINETIC_BACKEND=local (or backend='local')"
     )
+
+
+def is_asked_for(options: Options, settings: Settings) -> bool:
+    """Tell a local backend that somebody has named, in the call or in a setting, from one that is only what is left."""
+    named = settings.sources.get("backend", "default") != "default"
+    return options.backend == LOCAL or (settings.backend == LOCAL and named)
 
 
 def kinetics_own(options: Options) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def make_plan(
         volumes=tuple(options.volumes or ()),
         argv=spec.argv,
         distributed=settings.distributed if options.distributed is None else options.distributed,
-        emulation_asked=backend == LOCAL and is_asked_for(LOCAL, options, settings),
+        emulation_asked=backend == LOCAL and emulation.is_asked_for(options, settings),
         processes=processes,
         isolated=options.requirements is not None,
         abort_without_owner=settings.on_owner_lost == "abort",
@@ -230,13 +230,6 @@ def backend_of(options: Options, settings: Settings) -> str:
     if backend in LATER:
         raise Unsupported(f"{LATER[backend]} ({backend}) is not part of this version; use backend='local'")
     raise UsageError(f"there is no backend {backend!r}; there is {', '.join(BACKENDS)}")
-
-
-def is_asked_for(backend: str, options: Options, settings: Settings) -> bool:
-    """Whether somebody has named this backend, in the call or in what is set, and it is not only what is left."""
-    if options.backend == backend:
-        return True
-    return settings.backend == backend and settings.sources.get("backend", "default") != "default"
 
 
 def absolute(folder: str) -> str:
