@@ -14,12 +14,15 @@ from kinetic_orchestration.values import JobStatus
 
 @pytest.mark.parametrize("anew", [True, False], ids=["only this run is unwanted", "the job is unwanted"])
 def test_a_cancel_says_whether_the_job_may_begin_anew(home: Path, anew: bool) -> None:
-    job = kinetic.command(["sleep", "60"], accelerator="cpu", key="k")
+    (home / "go").mkdir()  # what keeps the first run waiting
+    command = ["sh", "-c", f"while [ -d {home / 'go'} ]; do sleep 0.1; done"]
+    job = kinetic.command(command, accelerator="cpu", key="k")
     act.cancel(job._job, "its task was killed", "a test", anew=anew)
     outcome = job.follow(timeout=60)
     assert outcome is not None
     assert outcome.status is JobStatus.CANCELLED
-    again = kinetic.command(["true"], accelerator="cpu", key="k")
+    (home / "go").rmdir()
+    again = kinetic.command(command, accelerator="cpu", key="k")
     assert (again.job_id != job.job_id) is anew
     if anew:
         assert again.result(timeout=60) is None

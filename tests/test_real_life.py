@@ -52,7 +52,7 @@ PROGRAM = """
 """
 
 
-def test_a_script_in_a_plain_folder_takes_the_modules_that_it_imports_and_nothing_else(tmp_path: Path) -> None:
+def test_a_script_in_a_plain_folder_takes_that_folder_as_long_as_it_is_small(tmp_path: Path) -> None:
     """No .git and no pyproject.toml are needed; nothing is written beside the script."""
     folder = tmp_path / "my scripts"
     write(folder, {
@@ -63,7 +63,7 @@ def test_a_script_in_a_plain_folder_takes_the_modules_that_it_imports_and_nothin
     value, cwd, files = run(folder / "program.py").stdout.splitlines()
     assert value == "41"
     assert Path(cwd) != folder and not cwd.startswith(str(folder))
-    assert files == "late.py program.py sibling.py"
+    assert files == "big.bin late.py program.py sibling.py unrelated.py"
     assert listing(folder) == before
 
 

@@ -177,7 +177,7 @@ def test_what_a_job_that_is_there_already_says_is_no_other_zone(place: Any, tmp_
     spec = JobSpec("true", options, argv=("true",), cwd=str(tmp_path / "program"))
     first = launch.launch(spec)
     kinetic.attach(first.job_id).result()
-    assert launch.other_than_asked(spec, launch.launch(spec)) == ""
+    assert not launch.other_than_asked(spec, launch.launch(spec))
 
 
 def test_the_location_is_cached_for_each_bucket(place: Any) -> None:

@@ -133,8 +133,8 @@ def test_an_op_and_a_direct_call_take_it_and_a_body_with_config_of_its_own_keeps
     op = kinetic_op(accelerator="cpu", name="sized")(hosts)
     assert set(op.config_schema.config_type.fields) == {"accelerator", "spot", "zones", "limits", "profile"}
     assert op(dg.build_op_context(resources=KINETIC, config={"accelerator": "v5e-16"})) == 4
-    given = {"config": KineticRunConfig(limits={"cost": 1}), "kinetic": KineticResource()}
-    with pytest.raises(KineticError, match="nothing is charged on this machine"):
+    given = {"config": KineticRunConfig(accelerator="gpu", limits={"cost": 1}), "kinetic": KineticResource()}
+    with pytest.raises(KineticError, match="GPU"):  # which says that the config was taken
         sized(dg.build_asset_context(), **given)
 
 

@@ -65,12 +65,16 @@ def on_a_host(
     return record
 
 
+def failure_of(record: dict[str, Any]) -> wire.Failure:
+    return wire.Failure(**wire.FAILURE.known(record, wire.Failure._fields))
+
+
 def there_and_back(folder: Path, function: Any, *args: Any, data: list[str] | None = None, **kwargs: Any) -> Any:
     packed = pack_call(function, args, kwargs, project_root=Path(__file__).parent, path=folder / "call")
     record = on_a_host(packed, folder, data)
     if record["kind"] != "value":
         raise revive(
-            wire.Failure.from_json(record),
+            failure_of(record),
             folder / "out" if record.get("digest") else None,
             job_id="j-1",
             host=0,
@@ -549,7 +553,7 @@ def test_an_exception_whose_class_is_not_here_is_named_by_a_stand_in(tmp_path: P
 
     packed = pack_call(call, project_root=None, path=tmp_path / "call")
     record = on_a_host(packed, tmp_path, path=[str(tmp_path)])
-    failure = wire.Failure.from_json(record)
+    failure = failure_of(record)
     error = revive(failure, tmp_path / "out", job_id="j-1", host=2)
     assert isinstance(error, JobFailed)
     assert "hostonly.Rare: odd" in str(error) and "No module named 'hostonly'" in str(error)
@@ -604,7 +608,7 @@ def test_f29_a_changed_result_or_exception_is_refused(tmp_path: Path) -> None:
 
 def test_leaving_the_interpreter_on_a_host_does_not_leave_it_here(tmp_path: Path) -> None:
     record = payload.dump_exception(KeyboardInterrupt(), tmp_path / "out")
-    error = revive(wire.Failure.from_json(record), tmp_path / "out", job_id="j-1", host=1)
+    error = revive(failure_of(record), tmp_path / "out", job_id="j-1", host=1)
     assert isinstance(error, JobFailed) and "KeyboardInterrupt" in str(error)
 
 

@@ -365,7 +365,7 @@ class SimulatedHost(host.Host):
         self.program = Program(
             ends=float("inf") if stuck else self.world.now + draw.choice(self.ground.durations) * draw.random(),
             code=int(draw.random() < self.ground.user_failure / self.at.hosts),
-            value=f"value-{draw.getrandbits(40):x}",
+            value=f"{draw.getrandbits(256):064x}",
             stuck=stuck,
             reaction=draw.choice((0.1, 3.0, 60.0)),
         )

@@ -93,7 +93,9 @@ def test_a_disk_too_small_for_the_way_to_the_bucket_is_told_before_it_is_full(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shelf, "SPARE", 1 << 60)
-    with pytest.raises(CheckpointError, match=r"goes to the bucket, has [\d.]+ GB free: set TMPDIR to a larger disk"):
+    with pytest.raises(
+        CheckpointError, match=r"goes to the bucket, has [\d.]+ GB free: set TMPDIR to a folder with more room"
+    ):
         train(12, on_full_disk="stop")
     assert steps(bucket) == []
 
