@@ -120,7 +120,7 @@ class FleetSummary:
 
 
 def _together(costs: Sequence[Estimate]) -> dict[str, Any]:
-    priced = [0.0 if cost.emulated else cost.usd for cost in costs]
+    priced = [0.0 if cost.uncharged else cost.usd for cost in costs]
     known = [usd for usd in priced if usd is not None]
     return {
         "queued_seconds": round(sum(cost.queued_seconds for cost in costs), 3),

@@ -46,7 +46,7 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         "goodput": round(cost.goodput, 4) if cost.goodput is not None else None,
         "chip_hours": cost.chip_hours,
         "cost": str(cost).removeprefix("cost: "),
-        "cost_usd_estimate": 0.0 if cost.emulated else cost.usd,
+        "cost_usd_estimate": 0.0 if cost.uncharged else cost.usd,
         "cost_prices": cost.note,
         "output_dir": handle.output_dir,
         **profile_of(handle),

@@ -73,7 +73,7 @@ def estimate_of(
     plan: Plan, found: Sequence[Stay], prices: Mapping[str, float], listed: PriceList = BUILT_IN
 ) -> Estimate:
     """What the attempts cost, each where it was."""
-    emulated = not plan.remote or plan.emulated
+    uncharged = not plan.remote or plan.emulated
 
     def of(seconds: float, zone: str) -> Estimate:
         return estimate(
@@ -83,7 +83,7 @@ def estimate_of(
             spot=plan.spot,
             overrides=prices,
             slices=plan.slices,
-            emulated=emulated,
+            uncharged=uncharged,
             listed=listed,
         )
 

@@ -42,7 +42,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job's attempts cost; for an emulated one, what it would have cost on the hardware it stood for.
+    """The cost of a job's attempts; of one that nobody charges for, what the hardware that it names would cost.
 
     The seconds are those of `bill`, which tells what they mean.
     """
@@ -55,7 +55,7 @@ class Estimate:
     usd_per_chip_hour: float | None
     note: str
     date: str
-    emulated: bool
+    uncharged: bool
     spot: bool = False
     attempts: int = 0  # that had hosts
     queued_seconds: float = 0.0
@@ -77,7 +77,7 @@ class Total:
 
     period: str
     jobs: int
-    emulated: int
+    uncharged: int
     unpriced: int
     chip_hours: float
     usd: float
@@ -131,7 +131,7 @@ def estimate(
     spot: bool = False,
     overrides: Mapping[str, float] | None = None,
     slices: int = 1,
-    emulated: bool = False,
+    uncharged: bool = False,
     listed: PriceList = BUILT_IN,
 ) -> Estimate:
     """What `seconds` of the slice cost: chips are paid for while they are held, whatever they do."""
@@ -147,7 +147,7 @@ def estimate(
         usd_per_chip_hour=per_hour.usd_per_chip_hour if per_hour else None,
         note=per_hour.source if per_hour else "no price known",
         date=per_hour.date if per_hour else "",
-        emulated=emulated,
+        uncharged=uncharged,
         spot=spot or slice.spot,
         ready_seconds=max(seconds, 0.0),
     )
@@ -212,8 +212,8 @@ def affordable(
 
 def line(estimate: Estimate) -> str:
     """The line that people see when a job ends."""
-    here = "$0.00 on this machine" if estimate.emulated else ""
-    if estimate.emulated and not estimate.chip_hours:
+    here = "$0.00 on this machine" if estimate.uncharged else ""
+    if estimate.uncharged and not estimate.chip_hours:
         return f"cost: {here}"
     if estimate.usd is None or estimate.usd_per_chip_hour is None:
         there = f"no price known for {estimate.hardware} ({_hours(estimate.chip_hours)})"
@@ -243,11 +243,11 @@ def summary(rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week
 
 
 def _total(period: str, estimates: list[Estimate]) -> Total:
-    paid = [estimate for estimate in estimates if not estimate.emulated]
+    paid = [estimate for estimate in estimates if not estimate.uncharged]
     return Total(
         period=period,
         jobs=len(estimates),
-        emulated=len(estimates) - len(paid),
+        uncharged=len(estimates) - len(paid),
         unpriced=sum(estimate.usd is None for estimate in paid),
         chip_hours=sum(estimate.chip_hours for estimate in paid),
         usd=sum(estimate.usd or 0.0 for estimate in paid),

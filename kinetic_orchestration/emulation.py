@@ -12,7 +12,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm
+from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm, slice_of
 from kinetic_orchestration.values import Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -22,6 +22,8 @@ OF_THE_CLOUD = (
     *("emulator", "emulator_grpc"),
 )
 _ELSEWHERE = ("default", "argument", "GOOGLE_CLOUD_PROJECT")
+UNSET = "unset KINETIC_EMULATOR, KINETIC_EMULATOR_GRPC and STORAGE_EMULATOR_HOST"
+HERE = "KINETIC_BACKEND=local (or backend='local')"
 _KINETICS = ("project", "zone", "spot")
 
 
@@ -35,15 +37,17 @@ def check(spec: JobSpec, settings: Settings) -> None:
         found.append(f"the store {settings.store}")
     if not found:
         return
+    means = f"{spec.name} was not run: {', '.join(found)} {'mean' if len(found) > 1 else 'means'} Google Cloud"
+    if slice_of(spec.options).kind != "tpu":
+        raise NotEmulated(f"{means}, where jobs get TPUs only. To run it on this machine: {HERE}")
     missing = [
         *(() if settings.project else ("KINETIC_PROJECT=my-project (or project=)",)),
         *(() if bucket else ("KINETIC_STORE=gs://my-bucket/kinetic (or store=)",)),
     ]
     lacks = "no project" if bucket else f"{settings.store} is a folder of this machine, which its hosts cannot reach"
     raise NotEmulated(
-        f"{spec.name} was not run: {', '.join(found)} {'mean' if len(found) > 1 else 'means'} Google Cloud, and {lacks}"
-        f"{' is named' if bucket else ''}, so it could only be emulated on this machine's CPU. Add what is missing: "
-        f"{' and '.join(missing)}. To have it emulated here: KINETIC_BACKEND=local (or backend='local')"
+        f"{means}, and {lacks}{' is named' if bucket else ''}, so it would run on this machine instead. Add what is "
+        f"missing: {' and '.join(missing)}. To have it emulated here: {HERE}"
     )
 
 
@@ -62,13 +66,14 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
     """Refuse every emulation where somebody has said that none is wanted. `plan` knows whether it is one."""
     if not (settings.require_hardware and plan.stands_in):
         return
-    named = settings.sources.get("require_hardware", "")
+    source = settings.sources.get("require_hardware", "")
+    named = "" if source == "KINETIC_REQUIRE_HARDWARE" else f", from {source}"
     if plan.remote:
-        way = "unset KINETIC_EMULATOR, KINETIC_EMULATOR_GRPC and STORAGE_EMULATOR_HOST"
+        way = UNSET
     else:
         way = "name a project and a store (KINETIC_PROJECT, KINETIC_STORE=gs://…), or an accelerator that is here"
     raise NotEmulated(
-        f"{plan.name} was not run: hardware is required (KINETIC_REQUIRE_HARDWARE, from {named}), and "
+        f"{plan.name} was not run: hardware is required (KINETIC_REQUIRE_HARDWARE{named}), and "
         f"{plan.slice.name} would be {plan.where}. To have the hardware, {way}; to allow "
         "emulation, KINETIC_REQUIRE_HARDWARE=false"
     )

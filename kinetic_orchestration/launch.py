@@ -56,7 +56,6 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     _refuse_if_only_looking(spec)
     plan, here, backend = planned(spec)
     store = open_store(plan.store, plan.deployment)
-    backend.check(plan)
     backend.prepare()
     if plan.remote:
         from kinetic_orchestration import preflight_cloud
@@ -100,6 +99,7 @@ def planned(spec: JobSpec) -> tuple[Plan, Settings, Backend]:
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     backend = open_backend(plan.backend, here)
+    backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation
     plan = replace(plan, emulated=backend.emulates(plan.slice))
     emulation.check_hardware(plan, here)
     return plan, here, backend

@@ -194,9 +194,8 @@ def _backend(here: Settings) -> Check:
         emulated = True
         found = f"{here.backend}: what this machine does not have is emulated on its CPU"
     if here.require_hardware and emulated:
-        return Check(
-            "backend", WARNING, f"{found}, and KINETIC_REQUIRE_HARDWARE refuses that", "name a project and a store"
-        )
+        fix = emulation.UNSET if here.backend != LOCAL else "name a project and a store"
+        return Check("backend", WARNING, f"{found}, and KINETIC_REQUIRE_HARDWARE refuses that", fix)
     return Check("backend", OK, found)
 
 

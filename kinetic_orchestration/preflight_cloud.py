@@ -244,7 +244,7 @@ def _keys(settings: Settings, api: Google) -> Finding:
     answer = api.call("GET", "storage", f"storage/v1/b/{bucket}", params={"fields": "encryption,location"})
     key = (answer.body.get("encryption") or {}).get("defaultKmsKeyName", "") if answer.ok else ""
     said = f"objects are encrypted with the bucket's key {key}" if key else "objects are encrypted with Google's keys"
-    boot = "the Cloud TPU API has no field for a key of the VMs' boot disks; data disks keep theirs"
+    boot = "the Cloud TPU API has no field for a key of the VMs' boot disks"
     return Finding("encryption", OK, f"{said}; {boot}")
 
 

@@ -190,7 +190,7 @@ def image_of(options: Options) -> str:
     if isinstance(image, str) and len(image) <= LONGEST_REFERENCE and _REFERENCE.fullmatch(image):
         return image
     near = image.strip().lower() if isinstance(image, str) else ""
-    hint = f": did you mean {near!r}?" if near != image and near in KINETIC_IMAGES else ""
+    hint = f": did you mean {near!r}" if near != image and near in KINETIC_IMAGES else ""
     if not hint and near != image and _REFERENCE.fullmatch(near):
         hint = f": did you mean {near!r}? A repository is written in small letters, without spaces around it"
     raise UsageError(

@@ -290,7 +290,7 @@ def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
     assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch", "rate": 0.0}
-    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "emulated": True, "prices": "no price known"}
+    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": "no price known"}
 
 
 def test_the_beginning_of_an_id_is_enough(ko: Ko, home: Path) -> None:
@@ -547,20 +547,20 @@ def test_reap_names_what_it_would_remove_and_then_removes_it(
     assert ko("status", job.job_id).code == 3
 
 
-def test_cost_adds_up_and_says_what_emulated_jobs_stood_for(ko: Ko, home: Path) -> None:
+def test_cost_adds_up_and_says_what_uncharged_jobs_would_cost(ko: Ko, home: Path) -> None:
     assert "no job was made" in ko("cost").err
     ended(add.run_async(1, 2))
     ended(speak.run_async())
     shown = ko("cost", "--since", "1h")
     heading, row = shown.out.splitlines()
     assert heading.split() == (
-        ["DAY", "JOBS", "EMULATED", "QUEUED", "READY", "PRODUCTIVE", "GOODPUT", "CHIP-HOURS", "COST"]
+        ["DAY", "JOBS", "UNCHARGED", "QUEUED", "READY", "PRODUCTIVE", "GOODPUT", "CHIP-HOURS", "COST"]
     )  # fmt: skip
     assert re.fullmatch(r"\S+ +2 +2 +[0-9.]+ s +[0-9.]+ s +[0-9.]+ s +\d+% +0\.00 +\$0\.00", row)
-    assert "on the hardware they stood for" in shown.err
+    assert "on the hardware that was named" in shown.err
     told = ko("cost", "--json", "--by", "month").json
     assert (told["periods"][0]["jobs"], told["usd"]) == (2, 0)
-    assert told["emulated_usd"] > 0
+    assert told["uncharged_usd"] > 0
     assert {job["name"] for job in told["jobs"]} == {"add", "speak"}
     assert ko("cost", "--since", "0").out == ""
 
@@ -574,7 +574,7 @@ def test_cost_of_one_job_tells_what_it_took_and_would_have_cost(ko: Ko, home: Pa
     assert "goodput" in fields["productive"]
     assert fields["cost"].startswith("$0.00 on this machine; on Cloud TPU v5litepod-16")
     told = ko("cost", job.job_id, "--json").json
-    assert (told["job_id"], told["attempts"], told["usd"], told["emulated"]) == (job.job_id, 1, 0.0, True)
+    assert (told["job_id"], told["attempts"], told["usd"], told["uncharged"]) == (job.job_id, 1, 0.0, True)
     assert told["would_have_cost_usd"] > 0
     assert 0 < told["productive_seconds"] <= told["ready_seconds"]
     row = ko("cost", "--jobs").out.splitlines()[1]

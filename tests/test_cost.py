@@ -94,7 +94,7 @@ def test_settings_override_prices_the_more_exact_first() -> None:
 
 
 def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
-    found = estimate(parse("v5e-16"), 22.5, emulated=True)
+    found = estimate(parse("v5e-16"), 22.5, uncharged=True)
     assert line(found) == str(found) == (
         "cost: $0.00 on this machine; on Cloud TPU v5litepod-16 in us-central1 about $0.12 "
         "(0.10 chip-hours at $1.20, list price of 2024-12-23)"
@@ -121,7 +121,7 @@ def test_an_emulated_job_shows_what_it_would_have_cost() -> None:
     ],
 )  # fmt: skip
 def test_the_cost_line(name: str, seconds: float, zone: str | None, emulated: bool, expected: str) -> None:
-    assert line(estimate(parse(name), seconds, zone=zone, emulated=emulated)) == expected
+    assert line(estimate(parse(name), seconds, zone=zone, uncharged=emulated)) == expected
 
 
 def test_several_slices_cost_several_times_as_much() -> None:
@@ -149,11 +149,11 @@ def test_totals_count_what_was_paid_for_by_period() -> None:
         (at(31), estimate(parse("v4-8"), 3600)),
         (at(2), estimate(parse("v4-8"), 3600)),
         (at(2), estimate(parse("a100"), 3600)),
-        (at(2), estimate(parse("v5e-16"), 3600, emulated=True)),
+        (at(2), estimate(parse("v5e-16"), 3600, uncharged=True)),
     ]
     assert summary(rows) == [
-        Total("2025-01-02", jobs=3, emulated=1, unpriced=1, chip_hours=9.0, usd=8 * 3.22, ready_seconds=10800),
-        Total("2025-01-31", jobs=1, emulated=0, unpriced=0, chip_hours=8.0, usd=8 * 3.22, ready_seconds=3600),
+        Total("2025-01-02", jobs=3, uncharged=1, unpriced=1, chip_hours=9.0, usd=8 * 3.22, ready_seconds=10800),
+        Total("2025-01-31", jobs=1, uncharged=0, unpriced=0, chip_hours=8.0, usd=8 * 3.22, ready_seconds=3600),
     ]
     assert [total.period for total in summary(rows, "week")] == ["2025-W01", "2025-W05"]
     assert [(total.period, total.jobs) for total in summary(rows, "month")] == [("2025-01", 4)]
@@ -260,8 +260,8 @@ def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records
     assert told.usd == pytest.approx(16 * 0.51 + 16 * 0.663)
     assert (told.attempts, told.goodput, told.spot) == (2, 0.75, True)
     assert told.region == "us-west4, europe-west4"
-    assert not told.emulated
-    assert bill.estimate_of(plan_of("v5e-8", emulated=True), stays, {}).emulated
+    assert not told.uncharged
+    assert bill.estimate_of(plan_of("v5e-8", emulated=True), stays, {}).uncharged
     assert bill.estimate_of(plan_of("v5e-8"), stays, {"v5e": 1.0}).usd == 16.0
 
 
@@ -393,7 +393,7 @@ def test_a_real_jobs_hosts_tell_when_its_program_ran(home: Path) -> None:
     cost = kinetic.attach(job.job_id).cost()
     assert cost.attempts == 1
     assert 0 < cost.productive_seconds <= cost.ready_seconds < 60
-    assert cost.emulated
+    assert cost.uncharged
     assert job.seconds() == cost.ready_seconds
 
 

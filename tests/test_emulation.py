@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli, emulation, notices, settings
 from kinetic_orchestration.accelerators import parse
 from kinetic_orchestration.errors import NotEmulated, UsageError
@@ -248,3 +249,14 @@ def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) ->
     refused = backend(KINETIC_PROJECT="p")
     assert refused.state == preflight.FAILED and "KINETIC_STORE=gs://my-bucket/kinetic" in refused.fix
     assert "refuses that" in backend(KINETIC_REQUIRE_HARDWARE="true").found
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "l4", "cpu"])
+def test_what_no_cloud_of_ours_has_is_not_said_to_lack_a_store(
+    home: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
+) -> None:
+    """A store would not help: there, jobs get TPUs only."""
+    monkeypatch.setenv("KINETIC_PROJECT", "p")
+    with pytest.raises(NotEmulated, match=r"jobs get TPUs only.*KINETIC_BACKEND=local") as refused:
+        kinetic.command(["true"], accelerator=accelerator)
+    assert "KINETIC_STORE" not in str(refused.value)

@@ -107,7 +107,7 @@ def test_a_cells_function_runs_with_the_folder_of_its_notebook(notebook: Noteboo
     told = notebook.run("value, files = work(4); print(value, files)")
     assert "a line of the host\n" in told["stdout"]
     assert "42 ['deeper.py', 'helper.py', 'other.ipynb', 'rows.csv', 'unrelated.py']\n" in told["stdout"], told
-    assert f"kinetic: the folder {folder} travels with the job (files: 5" in told["stderr"]
+    assert f"kinetic: the folder {folder} travels with the job: no pyproject.toml" in told["stderr"]
     assert "kinetic: succeeded" in told["stderr"]
     assert sorted(path.name for path in folder.iterdir()) == before
 

@@ -27,7 +27,9 @@ ENVIRON = {
 SPECS = {
     "plain": JobSpec("train", Options(accelerator="cpu")),
     "slice": JobSpec("train", Options(accelerator="v5litepod-16")),
-    "cores": JobSpec("train", Options(cloud=TpuVm(accelerator_type="v5p-16", labels={"team": "rank"}))),
+    "cores": JobSpec(
+        "train", Options(backend="local", cloud=TpuVm(accelerator_type="v5p-16", labels={"team": "rank"}))
+    ),
     "command": JobSpec("python", Options(accelerator="l4"), argv=("python", "train.py", "--lr", "1e-3"), cwd="/x"),
     "everything": JobSpec(
         "train",

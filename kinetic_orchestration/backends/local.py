@@ -466,7 +466,8 @@ def _choice(slice_: Slice) -> gpus.Choice:
         variables = "CUDA_VISIBLE_DEVICES and its like"
         seen += f" ({hidden} more {'is' if hidden == 1 else 'are'} hidden from this process by {variables})"
     why = f"; {'; '.join(found.troubles)}" if found.troubles else ""
-    advice = "Ask for what is there ('gpu', 'gpu:2'), or say backend='local' to have it emulated on the processor"
+    advice = "Ask for what is there ('gpu'), or say" if found.gpus else "Say"
+    advice += " backend='local' to have it emulated on the processor"
     if slice_.whichever and any(gpu.is_slice for gpu in found.gpus):
         advice = "A program can use one slice of MIG: ask for 'gpu', or say processes='gpu' for one process on each"
     noun = "1 GPU" if slice_.chips == 1 else f"{slice_.chips} GPUs"

@@ -48,14 +48,14 @@ def jobs(arguments: Namespace) -> int:
         rows = [
             (
                 handle.job_id, handle.func_name, handle.accelerator, peek.status.value, str(peek.attempts),
-                age(handle.age()), "$0.00" if cost.emulated else dollars(cost.usd), _where(handle, peek),
+                age(handle.age()), "$0.00" if cost.uncharged else dollars(cost.usd), _where(handle, peek),
             )
             for handle, peek, cost in found
         ]  # fmt: skip
         columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost", "where")
         show_table(columns, rows, right=("attempts", "age", "cost"))
         sys.stdout.flush()
-        if notes := dict.fromkeys(cost.note for _, _, cost in found if cost.usd and not cost.emulated):
+        if notes := dict.fromkeys(cost.note for _, _, cost in found if cost.usd and not cost.uncharged):
             note(f"cost: estimates by {'; '.join(notes)}")
         for handle, peek, _ in found:
             if peek.message:
@@ -278,9 +278,9 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
         "age_seconds": round(handle.age(), 3),
         "held_seconds": round(cost.ready_seconds, 3),
         "cost": {
-            "usd": 0.0 if cost.emulated else cost.usd,
+            "usd": 0.0 if cost.uncharged else cost.usd,
             "chip_hours": cost.chip_hours,
-            "emulated": cost.emulated,
+            "uncharged": cost.uncharged,
             "prices": cost.note,
         },
     }

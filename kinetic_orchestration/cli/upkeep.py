@@ -88,11 +88,11 @@ def cost(arguments: Namespace) -> int:
     totals = prices.summary(made, arguments.by)
     usd = sum(total.usd for total in totals)
     dates = ", ".join(sorted({estimate.date for _, estimate in rows if estimate.date})) or "no date"
-    stood_for = sum(estimate.usd or 0.0 for _, estimate in rows if estimate.emulated)
+    stood_for = sum(estimate.usd or 0.0 for _, estimate in rows if estimate.uncharged)
     if arguments.json:
         periods = [{**asdict(total), "goodput": total.goodput} for total in totals]
         jobs = [_record(handle, estimate) for handle, estimate in rows]
-        told = {"usd": usd, "emulated_usd": stood_for, "prices": dates}
+        told = {"usd": usd, "uncharged_usd": stood_for, "prices": dates}
         show_json({"periods": periods, "jobs": jobs, **told})
         return codes.OK
     if not totals:
@@ -107,7 +107,7 @@ def cost(arguments: Namespace) -> int:
     note(f"{dollars(usd)} in the last {arguments.since}, by list prices of {dates}{known}")
     if stood_for:
         what = f"{dollars(stood_for)}, by list prices of {dates}"
-        note(f"emulated jobs cost nothing here; on the hardware they stood for: {what}")
+        note(f"what runs on this machine or an emulated cloud costs nothing; on the hardware that was named: {what}")
     return codes.OK
 
 
@@ -146,7 +146,7 @@ def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
             handle.job_id, handle.func_name, handle.accelerator + _spot(estimate), estimate.region,
             str(estimate.attempts), age(estimate.queued_seconds), age(estimate.ready_seconds),
             age(estimate.productive_seconds), _share(estimate.goodput),
-            dollars(0.0 if estimate.emulated else estimate.usd),
+            dollars(0.0 if estimate.uncharged else estimate.usd),
         )
         for handle, estimate in rows
     ]  # fmt: skip
@@ -154,10 +154,10 @@ def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
 
 
 def _show_totals(totals: list[prices.Total], by: str) -> None:
-    columns = (by, "jobs", "emulated", "queued", "ready", "productive", "goodput", "chip-hours", "cost")
+    columns = (by, "jobs", "uncharged", "queued", "ready", "productive", "goodput", "chip-hours", "cost")
     cells = [
         (
-            total.period, str(total.jobs), str(total.emulated), age(total.queued_seconds), age(total.ready_seconds),
+            total.period, str(total.jobs), str(total.uncharged), age(total.queued_seconds), age(total.ready_seconds),
             age(total.productive_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", dollars(total.usd),
         )
         for total in totals
@@ -166,7 +166,7 @@ def _show_totals(totals: list[prices.Total], by: str) -> None:
 
 
 def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:
-    """For programs. What an emulated job would have cost has a name of its own."""
+    """For programs. What an uncharged job would have cost has a name of its own."""
     fields = asdict(estimate)
     usd = fields.pop("usd")
     return {
@@ -175,8 +175,8 @@ def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:
         "created": handle.created_at,
         **fields,
         "goodput": estimate.goodput,
-        "usd": 0.0 if estimate.emulated else usd,
-        "would_have_cost_usd": usd if estimate.emulated else None,
+        "usd": 0.0 if estimate.uncharged else usd,
+        "would_have_cost_usd": usd if estimate.uncharged else None,
     }
 
 

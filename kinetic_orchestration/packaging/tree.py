@@ -537,8 +537,8 @@ def _is_small(folder: Path, home: Path | None) -> bool:
         )
         return False
     tell_once(
-        f"the folder {folder} travels with the job (files: {found[0]:,}, KiB: {found[1] >> 10:,}): no "
-        f"pyproject.toml, .git or the like tells where the project begins. {ignore.KINETIC} there names what stays"
+        f"the folder {folder} travels with the job: no pyproject.toml, .git or the like tells where a project "
+        f"begins. A {ignore.KINETIC} there would name what stays"
     )
     return True
 

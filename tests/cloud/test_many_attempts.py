@@ -144,7 +144,7 @@ def test_a_summary_that_somebody_changed_is_refused(cloud: Emulator, jobs: Any) 
     assert record is not None
     fields = wire.decode(record.data)
     store.put(name, wire.encode({**fields, "before": {"spent": [0, 0, 0, 0], "ran": []}}))
-    with pytest.raises(StoreError, match="what it says was spent before it"):
+    with pytest.raises(StoreError, match="which is not of"):
         kinetic.attach(job.job_id).cost()
     store.put(name, record.data)
     job.cancel()

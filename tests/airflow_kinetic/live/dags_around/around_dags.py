@@ -84,7 +84,7 @@ def embeds() -> dict[str, list[int]]:
 def train(task_id: str = "train", function: Any = says, **options: Any) -> KineticTPUOperator:
     given: dict[str, Any] = {
         "task_id": task_id, "python_callable": function, "op_args": [FOLDER], "name": NAME, "accelerator": "cpu",
-        "deferrable": True, "retries": 2, "retry_delay": timedelta(seconds=1),
+        "deferrable": True, "retries": 2, "retry_delay": timedelta(seconds=1), "backend": "local",
     }  # fmt: skip
     return KineticTPUOperator(**{**given, **options})
 
@@ -92,7 +92,7 @@ def train(task_id: str = "train", function: Any = says, **options: Any) -> Kinet
 def on_a_cloud(**options: Any) -> KineticTPUOperator:
     return train(
         **options, gcp_conn_id="of_the_cloud", store=os.environ["LIVE_TEST_STORE"], deployment="live",
-        zones=["us-west4-a", "us-central1-a"], spot=True,
+        zones=["us-west4-a", "us-central1-a"], spot=True, backend=None,
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def of_a_package():
             return type(error).__name__
         return "was written"
 
-    @kinetic_task(accelerator="cpu", deferrable=True)
+    @kinetic_task(accelerator="cpu", deferrable=True, backend="local")
     def of_the_file(number: int) -> int:
         return number + fit(2)
 
@@ -152,9 +152,7 @@ def large_value():
         value = kinetic.attach(job_id, store=store, deployment="live").result()
         return sum(value["embedding"])
 
-    embedded = train(
-        "embeds", embeds, op_args=[], backend="local", store=store, deployment="live", gcp_conn_id="of_the_cloud"
-    )
+    embedded = train("embeds", embeds, op_args=[], store=store, deployment="live", gcp_conn_id="of_the_cloud")
     reads(embedded.output)
 
 
