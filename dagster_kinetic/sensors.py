@@ -90,7 +90,7 @@ def _resource(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key
 
 
 class _Memory(NamedTuple):
-    """What one tick leaves to the next one in the same process."""
+    """Holds what one tick leaves to the next one in the same process."""
 
     followers: dict[str, Follower]  # by job
     tickets: dict[str, dict[str, Ticket]]  # by run that is over: its log does not change

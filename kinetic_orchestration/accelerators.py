@@ -362,7 +362,7 @@ def from_accelerator_type(name: str) -> Slice:
 
 
 def unnamed(slice: Slice) -> Slice:
-    """Of one that names no model: without what would be true of the model that Kinetic means by it."""
+    """Strip a slice that names no model of what would be true of the model that Kinetic means by it."""
     return replace(
         slice,
         name="gpu" if slice.chips == 1 else f"gpu:{slice.chips}",

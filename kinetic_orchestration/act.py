@@ -125,7 +125,7 @@ def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str, role: 
 
 
 def is_sealed(job: Job) -> bool:
-    """Whether no verdict of the job counts here without the word of whoever has its key, which is the one we have."""
+    """Tell whether a verdict of the job counts here only with the seal of its key's holder, and the key is ours."""
     return bool(job.signed) and not job.doubt and job.signed == job.trust.key_id
 
 
@@ -160,8 +160,8 @@ def believe(job: Job, attempt: int, verdict: wire.Verdict) -> None:
 
 
 def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) -> str:
-    """What the job came to, as others may be told; from now on this process holds to it. Raises Corrupt if it was seen
-    to come to something else.
+    """Return what the job came to, as others may be told, and hold this process to it from now on. Raises Corrupt if it
+    was seen to come to something else.
     """
     if not job.store.remote or job.doubt:
         return job.ended
@@ -175,7 +175,7 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
 
 
 def has_ended(job: Job) -> bool:
-    """Whether the job was seen to end, so that nothing more is to be begun of it. Raises Corrupt if the verdict by
+    """Tell whether the job was seen to end, so that nothing more is to be begun of it. Raises Corrupt if the verdict by
     which it did is not there any more.
     """
     known = _known_end(job) if job.store.remote else None
@@ -188,7 +188,7 @@ def has_ended(job: Job) -> bool:
 
 
 def seen_end(job: Job) -> str:
-    """What goes along with a handle of it."""
+    """Return the end that the job was seen to come to, to go along with a handle of it; "" for none."""
     known = _known_end(job) if job.store.remote and not job.doubt else None
     return "" if known is None else str(known)
 
@@ -386,7 +386,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
 
 
 def _may_last(plan: Plan, intent: Intent) -> bool:
-    """Whether the deadline is one that the plan leads to: an intent lies where others may write."""
+    """Tell whether the deadline is one that the plan leads to: an intent lies where others may write."""
     return 0 < intent.deadline <= intent.created + _longest(plan) + 1.0
 
 
@@ -397,14 +397,14 @@ def _longest(plan: Plan, affordable: float = 0.0) -> float:
 
 
 def see_held(job: Job, attempt: int, seen: Glimpse) -> None:
-    """Of a job with a limit of cost: for how long this process sees the attempt's hosts, by the cloud's own word."""
+    """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there."""
     since = seen.observation.since
     if job.limited and seen.verdict is None and seen.observation.state == PRESENT and since:
         job.trust.saw_held(job.store, job.job_id, attempt, seen.now - since, HELD_STEP)
 
 
 def close(job: Job, attempt: int, cause: str, reason: str) -> str:
-    """What is said is why this process may not do it."""
+    """Write the verdict that closes the attempt. Returns why this process may not do so, else ""."""
     if why := lacks_key(job):
         return f"attempt {attempt} is over ({reason}), and waits for a process that may say so: {why}"
     if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it

@@ -274,8 +274,8 @@ class Follower:
                 emit(Output(host, frames.NOTE, self.job.store.now(), text, attempt, segment, offset))
 
     def hosts_there(self) -> set[int] | None:
-        """Of many hosts, those that have left anything, by one listing; None of few. How many a spec says that there
-        are must not decide how often the store is asked.
+        """List those of many hosts that have left anything, by one listing; None for few. How many a spec says that
+        there are must not decide how often the store is asked.
         """
         hosts = self.job.policy.hosts
         if hosts <= FEW_HOSTS:

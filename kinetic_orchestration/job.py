@@ -106,7 +106,7 @@ class JobHandle(Generic[R]):
         return handle
 
     def to_dict(self) -> dict[str, Any]:
-        """What finds the job again, and what it was when it was submitted; plain JSON, without what is None."""
+        """Return what finds the job again, and what it was when it was submitted; plain JSON, without what is None."""
         told = {
             "job_id": self.job_id, "store": os.path.dirname(self._job.store.url), "deployment": self._deployment(),
             "backend": self.backend, "project": self.project, "bucket_name": self.bucket_name,
@@ -123,7 +123,7 @@ class JobHandle(Generic[R]):
 
     @property
     def zone(self) -> str:
-        """Where its newest attempt has or awaits hosts; "" before there is one, and on this machine."""
+        """Return the zone where its newest attempt has or awaits hosts; "" before there is one, and on this machine."""
         return self.peek().zone
 
     @property
@@ -147,7 +147,7 @@ class JobHandle(Generic[R]):
 
     @property
     def debug(self) -> bool:
-        """Whether its function waits for a debugger."""
+        """Tell whether its function waits for a debugger."""
         return self._job.plan().debug_port != 0
 
     def status(self) -> JobStatus:
@@ -328,12 +328,12 @@ class JobHandle(Generic[R]):
 
     @property
     def where(self) -> str:
-        """Where it runs: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …"""
+        """Return where it runs: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …"""
         return self._job.plan().where
 
     @property
     def emulated(self) -> bool:
-        """Whether ordinary processors stand for its accelerator."""
+        """Tell whether ordinary processors stand for its accelerator."""
         return self._job.plan().stands_in
 
     @property
@@ -423,7 +423,7 @@ def submitted(job: Job) -> JobHandle[Any]:
 
 
 def tell_of_another(job: Job, other: Other) -> None:
-    """Of a job that was found again by its key: what of it is another than its launch says now."""
+    """Warn of what differs between a job that was found again by its key and its launch now."""
     if not other:
         return
     ended = JobHandle(job).peek().status.final

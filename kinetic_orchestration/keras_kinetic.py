@@ -304,7 +304,7 @@ def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def command_here(words: Sequence[str]) -> str:
-    """What Keras Kinetic's command has become; "" for what is none of its own, or has the same name here."""
+    """Tell what Keras Kinetic's command has become; "" for what is none of its own, or has the same name here."""
     rows = table()
     for count in (2, 1):
         command = " ".join(words[:count])

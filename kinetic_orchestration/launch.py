@@ -106,7 +106,7 @@ def planned(spec: JobSpec) -> tuple[Plan, Settings, Backend]:
 
 
 def bucket_for(spec: JobSpec, plan: Plan, here: Settings) -> Location | None:
-    """Where the store's bucket lies, if that decides the zones."""
+    """Return where the store's bucket lies, if that decides the zones."""
     if not plan.remote or zones_named(spec.options, here):
         return None
     from kinetic_orchestration.bucket_location import location_of
@@ -137,13 +137,13 @@ def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str]
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """In words, what of a job that was found again is another than its launch says now: where it runs, and the call."""
+    """Describes what differs between a job that was found again and its launch now: where it runs, and the call."""
 
     place: tuple[str, ...] = ()
     call: tuple[str, ...] = ()
 
     def told(self, *, ended: bool) -> str:
-        """Of a job that has ended, where it ran does not matter any more."""
+        """Put the differences in words; where a job that has ended ran does not matter any more."""
         return "; ".join(self.call if ended else (*self.place, *self.call))
 
     def __bool__(self) -> bool:

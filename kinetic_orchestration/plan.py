@@ -273,7 +273,7 @@ def capture(
 
 
 def _tell_of_secrets(spec: JobSpec) -> None:
-    """What the user wrote is his word; that all who read the store can read it, he may not have meant."""
+    """Warn of what looks like a secret: the user may not have meant that all who read the store can read it."""
     found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
     found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if told_by_value(part)]
     if found:

@@ -1,4 +1,4 @@
-"""What comes from a store is foreign until it has passed its schema: the records as clients read them.
+"""Reads records for clients: what comes from a store is foreign until it has passed its schema.
 
 Each kind of record has one table here (or in `agent/wire`, if hosts read it too), and each is read by one function of
 this module, which refuses what does not pass with the record, the field and the beginning of its value. What a record
@@ -185,7 +185,7 @@ PROJECT = Fields({"tree": digest})
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """What is wrong with a record, as one of the project's own errors."""
+    """Raise what is wrong with a record as one of the project's own errors."""
     try:
         yield
     except wire.Newer as error:
@@ -206,7 +206,7 @@ def spec_of(data: bytes, job_id: str) -> dict[str, Any]:
 
 
 def plan_of(spec: Mapping[str, Any], job_id: str) -> Plan:
-    """Of a spec that has passed."""
+    """Return the plan of a spec that has passed its schema."""
     with reading(names.spec(job_id)):
         plan = Plan.from_json(spec["plan"])
         hosts(plan.hosts)
@@ -224,7 +224,7 @@ def cancel_of(record: Record, now: float, name: str = "a cancel") -> Cancel:
 
 
 class Within(NamedTuple):
-    """What a job's plan says of each place that an attempt of it may be in."""
+    """Holds what a job's plan says of each place that an attempt of it may be in."""
 
     backend: str
     project: str
@@ -271,7 +271,7 @@ def within(plan: Plan) -> Within:
 
 
 def reserved_zone(plan: Plan) -> str:
-    """Of a reservation that is given by its whole path, which says where it lies; "" of any other."""
+    """Return the zone of a reservation that is given by its whole path; "" for any other."""
     parts = str(plan.cloud.get("reservation") or "").split("/")
     return parts[3] if len(parts) > 4 else ""
 

@@ -23,7 +23,7 @@ _NOT_IN_THE_EU = ("europe-west2", "europe-west6")
 
 
 class Location(NamedTuple):
-    """Where a bucket lies. Either it has `regions`, or it is a large area and has all of those."""
+    """Holds where a bucket lies. Either it has `regions`, or it is a large area and has all of those."""
 
     bucket: str
     name: str  # as Google writes it: US-CENTRAL1, NAM4, US
@@ -76,7 +76,7 @@ def near(zones: Iterable[str], bucket: Location, what: str) -> tuple[str, ...]:
 
 
 def egress(zones: Iterable[str], bucket: Location) -> str:
-    """What is billed for the data that hosts in these zones read, for people; "" for no zones."""
+    """Describe, for people, what is billed for the data that hosts in these zones read; "" for no zones."""
     zones = tuple(zones)
     outside = [zone for zone in zones if not bucket.holds(zone)]
     if outside:

@@ -135,7 +135,7 @@ def told_by_value(value: str, name: str = "") -> str:
 
 
 def _filled(pattern: re.Pattern[str], value: str) -> bool:
-    """Whether what stands in its last group is meant, and no placeholder."""
+    """Tell whether the last group of any match is meant, and no placeholder."""
     return any(not _PLACEHOLDER.fullmatch(found[found.re.groups]) for found in pattern.finditer(value))
 
 

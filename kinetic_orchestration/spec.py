@@ -258,7 +258,7 @@ def slice_of(options: Options) -> accelerators.Slice:
 
 
 def processes_of(options: Options, slice_: accelerators.Slice) -> int:
-    """How many processes run the function on one machine: 1, or one for each of its GPUs."""
+    """Return how many processes run the function on one machine: 1, or one for each of its GPUs."""
     asked = options.processes
     if asked is None or (asked == 1 and not isinstance(asked, bool)):
         return 1

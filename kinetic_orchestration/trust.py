@@ -94,7 +94,7 @@ class Trust:
                 os.close(memory)
 
     def remembered(self, store: Store, job_id: str, kind: str) -> list[str]:
-        """What was, in its order."""
+        """Return the digests of one kind that were remembered of the job, in their order."""
         if self.home is None:
             return []
         lines = dict(_SEEN.get((self.home, store.url, job_id), {}))
@@ -112,12 +112,12 @@ class Trust:
         self.remember(store, job_id, ENDED, str(ended))
 
     def ended(self, store: Store, job_id: str) -> Ended | None:
-        """What the job was seen to come to by this process, or one that has its home: of several lives, the last."""
+        """Return the end of the job that this process, or one with its home, saw: of several lives, the last."""
         lines = reversed(self.remembered(store, job_id, ENDED)) if store.remote else ()
         return next(filter(None, map(Ended.of, lines)), None)
 
     def may_be_forgotten(self, store: Store, ended: Ended) -> bool:
-        """Whether the records of a job that ended then may have gone by themselves."""
+        """Tell whether the records of a job that ended then may have gone by themselves."""
         return store.now() - ended.at > self.keep
 
     def refuse_anew(self, store: Store, job_id: str) -> None:
@@ -156,7 +156,7 @@ class Trust:
         return self._hmac("the name of the key")[:16]
 
     def key(self, role: str, store: Store, job_id: str, attempt: int = 0) -> str:
-        """That vouches for this alone. The store's address ends with the deployment."""
+        """Derive the key that vouches for this alone. The store's address ends with the deployment."""
         return self._hmac(json.dumps([role, store.url, job_id, attempt]))
 
     def _hmac(self, text: str) -> str:
@@ -168,7 +168,7 @@ class Trust:
         return verdict._replace(seal=_word(self.key(CLIENT, store, job_id, attempt), gist(verdict.encode())))
 
     def has_sealed(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> bool:
-        """Whether a verdict as it was read has the word of whoever may have written it: hosts, or a client."""
+        """Tell whether a verdict as it was read has the seal of whoever may have written it: hosts, or a client."""
         role = CLIENT if verdict.kind == wire.CLOSED else HOSTS
         word = _word(self.key(role, store, job_id, attempt), gist(verdict.raw))
         return hmac.compare_digest(verdict.seal.encode(), word.encode())
@@ -268,7 +268,7 @@ ALONE = Trust()
 
 
 class Ended(NamedTuple):
-    """What a job was seen to come to."""
+    """Holds what a job was seen to come to."""
 
     attempt: int
     status: str

@@ -101,12 +101,12 @@ class Plan:
 
     @property
     def stands_in(self) -> bool:
-        """Whether ordinary processors stand for the hardware that was asked for; a CPU stands for nothing."""
+        """Tell whether ordinary processors stand for the hardware that was asked for; a CPU stands for nothing."""
         return self.emulated and self.slice.kind != "cpu"
 
     @property
     def where(self) -> str:
-        """Where it runs, in the one wording that logs, metadata and tables share."""
+        """Return where it runs, in the one wording that logs, metadata and tables share."""
         if self.remote:
             cloud = f"Cloud TPU {self.slice.accelerator_type}"
             return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud

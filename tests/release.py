@@ -1,4 +1,4 @@
-"""What a release names: every package by digest, and the bill of materials. `python -m tests.release` writes both anew.
+"""Lists what a release names: packages by digest, the bill of materials. `python -m tests.release` writes both anew.
 
 The versions are those of constraints.txt; the digests are the package index's own, of all files of each version.
 """

@@ -85,7 +85,7 @@ class Here:
         return kept
 
     def calls(self) -> list[str]:
-        """What the cloud was asked since the attack was written."""
+        """Return the methods that the cloud was asked since the attack was written."""
         return [method for method, _ in list(self.cloud.requests)[self.asked :]]
 
     def harm(self) -> list[str]:

@@ -358,7 +358,7 @@ def test_the_key_of_hosts_is_in_no_record_and_in_no_command_line(shared_home: Pa
 
 
 def _tell_commands(path: str) -> None:
-    """Of this process and all above it: their command lines and environments."""
+    """Write the command lines and environments of this process and those above it to a file."""
     found, pid = b"", os.getpid()
     while pid > 1:
         for what in ("cmdline", "environ"):

@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes anoth
 
 @pytest.fixture
 def top() -> Iterator[Path]:
-    """Where every user can go, unlike `tmp_path`."""
+    """Make a folder where every user can go, unlike `tmp_path`."""
     folder = Path(tempfile.mkdtemp(prefix="kinetic-test-"))
     folder.chmod(0o755)
     yield folder
@@ -116,7 +116,7 @@ def test_a_link_is_followed_and_its_way_is_looked_at(top: Path) -> None:
 
 
 def test_the_users_own_group_is_nobody_else(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each user has a group, with a umask of 002."""
+    """Some systems give each user a group, with a umask of 002."""
     (top / "home").mkdir()
     for folder in (top, top / "home"):
         folder.chmod(0o775)

@@ -1,4 +1,4 @@
-"""What becomes of every public name of Keras Kinetic is what docs/keras-kinetic.md says."""
+"""Every public name of Keras Kinetic becomes what docs/keras-kinetic.md says."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def batch(shared_home: Path) -> Any:
 
 @pytest.fixture
 def there(batch: Any) -> dict[str, Any]:
-    """What stands for each class when one of its attributes is asked for."""
+    """Return what stands for each class when one of its attributes is asked for."""
     return {
         "JobHandle": batch.jobs[0],
         "BatchHandle": batch,
@@ -77,7 +77,7 @@ def test_every_name_of_a_slice_has_as_many_chips() -> None:
 
 
 def is_there(name: str, there: dict[str, Any]) -> bool:
-    """Whether a name of the table can be used here."""
+    """Tell whether a name of the table can be used here."""
     if re.fullmatch(r"[A-Z_]+", name):
         read = {variable for variables, _, _ in settings.SETTINGS.values() for variable in variables}
         sources = (settings.__file__, orders.__file__)

@@ -266,7 +266,7 @@ print("request_seq" in heard.decode())
 
 
 def attached(port: int, user: int, mapped: str = "", before: str = "") -> bool:
-    """Whether a debugger of a user is answered."""
+    """Tell whether a debugger of a user is answered."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", ATTACH, str(port), str(user), mapped, before],
         capture_output=True, text=True, timeout=WAIT,
@@ -276,7 +276,7 @@ def attached(port: int, user: int, mapped: str = "", before: str = "") -> bool:
 
 
 def ports_of(words: str) -> set[int]:
-    """Where processes with these words in their command line listen."""
+    """Return the ports on which processes with these words in their command line listen."""
     held = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -137,7 +137,7 @@ def test_an_implausible_answer_over_the_wire_changes_nothing(
 def test_discounts_are_no_prices_and_rows_in_unknown_words_are_told(
     cloud: Emulator, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a generation and region several rows say OnDemand: only the whole form of the description tells them apart."""
+    """Several rows of a generation and region say OnDemand: only the whole form of the description tells them apart."""
     cloud.neighbours.skus = [*skus(), sku("Nightly TpuV6e running in Columbus", 1, ["us-east5"])]
     _, err = shown(capsys, "--refresh")
     assert "left out, since it is not known what it is: Nightly TpuV6e running in Columbus" in err

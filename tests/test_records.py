@@ -76,7 +76,7 @@ def spec() -> dict[str, Any]:
 
 
 def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
-    """Of each kind, its schema, a name of it, and a record of it as it should be."""
+    """Return, for each kind of record, its schema, a name of it, and a record of it as it should be."""
     failure = {
         "type": "E",
         "message": "m",
@@ -124,7 +124,7 @@ KINDS = samples()
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every field of a record is, and of what is in it."""
+    """Yield the path of every field of a record, and of what is in it."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, entry in entries:
         yield (*at, key)

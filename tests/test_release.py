@@ -1,4 +1,4 @@
-"""What a release is made of: every package by digest, a bill of materials, and a wheel that anybody can build again."""
+"""A release has every package by digest, a bill of materials, and a wheel that anybody can build again."""
 
 import hashlib
 import json

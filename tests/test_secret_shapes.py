@@ -1,4 +1,4 @@
-"""What looks like a secret and what does not: a table of both kinds. Tokens are put together here, and are nobody's."""
+"""A table tells what looks like a secret from what does not. Tokens are put together here, and are nobody's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal is shown of text that somebody else wrote: of logs, names, messages and values."""
+"""A terminal does not obey text that somebody else wrote, in logs, names, messages and values."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         return JobSpec(name, options, function, args, kwargs, env=env, meant=self._meant(options))
 
     def _meant(self, options: Options) -> tuple[str, ...]:
-        """What of the task means Google Cloud, by the names of its own parameters."""
+        """Return what of the task means Google Cloud, by the names of its own parameters."""
         own = (
             ("gcp_conn_id", self.gcp_conn_id if self._names_connection else None),
             ("impersonation_chain", self.impersonation_chain),

@@ -56,7 +56,7 @@ def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame],
 
 
 def length_of(data: bytes) -> int:
-    """How many bytes the frame has that `data` begins with, its header with it; 0 if that is none."""
+    """Return the length in bytes of the frame that `data` begins with, its header included; 0 if that is none."""
     end = data.find(b"\n", 0, 100)
     header = data[: max(0, end)].split(b" ")
     if header[0][:1] != _MARK or len(header) != 3 or not (header[2].isdigit() and len(header[2]) < 20):

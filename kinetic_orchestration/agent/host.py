@@ -792,7 +792,7 @@ class Host:
         return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
 
     def _read(self, name: str) -> bytes | None:
-        """Of one that is too large, nothing: it is there, and cannot be read."""
+        """Read a record; one that is too large is empty: it is there, and cannot be read."""
         try:
             record = self.records.read(name)
         except TooLarge:

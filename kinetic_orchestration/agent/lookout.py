@@ -230,7 +230,7 @@ class Lookout:
         return beat is not None and beat.verdict
 
     def _read(self, name: str) -> bytes | None:
-        """Of one that is too large, nothing: it is there, and cannot be read."""
+        """Read a record; one that is too large is empty: it is there, and cannot be read."""
         try:
             record = self.records.read(name)
         except TooLarge:

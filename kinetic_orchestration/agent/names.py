@@ -153,8 +153,8 @@ def compiled(key: str, entry: str) -> str:
 
 
 def claim(role: str, store: str, *about: object) -> str:
-    """What a machine says of something that it puts into a store, for Google to sign: in which role, of which store
-    (its address ends with the deployment), and of what. Said of one thing, it is said of nothing else.
+    """Return the claim of a machine about something that it puts into a store, for Google to sign: in which role, of
+    which store (its address ends with the deployment), and of what. Said of one thing, it is said of nothing else.
     """
     return "/".join((role, store.rstrip("/"), *map(str, about)))
 

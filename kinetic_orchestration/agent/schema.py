@@ -134,7 +134,7 @@ def flag(value: Any) -> None:
 
 
 def anything(value: Any) -> None:
-    """Of which nothing but its presence counts."""
+    """Accept any value: nothing but its presence counts."""
 
 
 def one_of(*known: str) -> Check:
@@ -233,7 +233,7 @@ class Fields:
                     raise wrong.within(name) from None
 
     def known(self, value: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Of the fields that a reader wants, those that are there."""
+        """Return those of the fields that a reader wants which are there."""
         return {name: value[name] for name in names if name in value}
 
 

@@ -83,7 +83,7 @@ class Sight:
         self.records.ring(self.at.job)
 
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
-        """What a host said, if that can be read: else it has said nothing."""
+        """Return what a host said, if that can be read: else it has said nothing."""
         name = names.host(self.at.job, self.at.attempt, host, what)
         data = self._read(name)
         try:
@@ -92,7 +92,7 @@ class Sight:
             return None
 
     def _read(self, name: str) -> bytes | None:
-        """Of one that is too large, nothing: it is there, and cannot be read."""
+        """Read a record; one that is too large is empty: it is there, and cannot be read."""
         try:
             record = self.records.read(name)
         except TooLarge:

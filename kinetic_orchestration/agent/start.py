@@ -124,8 +124,8 @@ def take(assignment: Assignment) -> int | None:
 
 
 def told(assignment: Assignment, more: str) -> str:
-    """What the lock's file says, as JSON: first the devices, which are there before the file has its name. `more` is
-    what is known later: it only adds to the text, so that who reads meanwhile finds the same devices.
+    """Return the text of the lock's file, as JSON: first the devices, which are there before the file has its name.
+    `more` is what is known later: it only adds to the text, so that who reads meanwhile finds the same devices.
     """
     parts = [part for part in (f'"devices": {assignment.devices}' if assignment.devices else "", more) if part]
     return "{" + ", ".join(parts) + "}"

@@ -42,7 +42,7 @@ class Backend(Protocol):
         """What is there now, for many at once."""
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        """Whether this process's own settings name the place, whoever else does: its project, a zone there is."""
+        """Tell whether this process's own settings name the place, whoever else does: its project, a zone there is."""
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Wake the hosts, so that they see the cancel record now."""

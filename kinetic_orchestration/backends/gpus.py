@@ -252,7 +252,7 @@ def _of_container(found: list[Gpu], value: str | None) -> list[Gpu]:
 
 
 class Choice(NamedTuple):
-    """What of the machine a job could have: kinds of GPU that are enough, the best first; it gets some of one kind."""
+    """Holds the kinds of GPU of the machine that are enough for a job, the best first; it gets some of one kind."""
 
     needed: int
     kinds: tuple[tuple[Gpu, ...], ...]
@@ -321,8 +321,8 @@ def environment(taken: Sequence[Gpu], host: int, hosts: int) -> dict[str, str]:
 
 @functools.cache
 def hidden(path: str) -> str:
-    """What a job on the CPU does not see of this machine, for people; looked up once, and only where there is a sign of
-    a driver: most machines have none, and would load and look for nothing.
+    """Describe, for people, what a job on the CPU does not see of this machine; looked up once, and only where there is
+    a sign of a driver: most machines have none, and would load and look for nothing.
     """
     if not any(map(os.path.exists, SIGNS)) and not any(shutil.which(tool, path=path) for tool in TOOLS):
         return ""

@@ -1,4 +1,4 @@
-"""What a process may do for a job for whose spec nobody vouches: look, and nothing else.
+"""Lets a process look at a job for whose spec nobody vouches, and do nothing else for it.
 
 Whoever can write to a store can write a job into it, with any plan and any intent. So such a job is given this backend
 in place of its own, and whatever is decided about it, by whatever record, stays within its own records: nothing is made
@@ -53,7 +53,7 @@ class Onlooker:
         return self.backend.names_place(placement)
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        """Of places elsewhere nothing is known, and nothing follows from that."""
+        """Observe the places that our settings name; of others nothing is known, and nothing follows from that."""
         seen = [Observation(UNKNOWN, "it is not looked at from here: nobody vouches for its spec")] * len(placements)
         ours = [index for index, placement in enumerate(placements) if self.backend.names_place(placement)]
         if ours:

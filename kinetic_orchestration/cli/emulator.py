@@ -60,7 +60,7 @@ def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
 
 
 def _keep_to_owner(stream: TextIO) -> None:
-    """Who reads the lines can run programs here. A file that they go to is made unreadable for everybody else."""
+    """Make a file that the lines go to unreadable for everybody else: who reads them can run programs here."""
     with contextlib.suppress(OSError, ValueError):  # not ours, or no file at all
         mode = os.fstat(stream.fileno()).st_mode
         if stat.S_ISREG(mode) and mode & 0o077:

@@ -109,7 +109,7 @@ def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle, str]:
 
 
 def _bucket(here: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
-    """Where the bucket lies, if it is one and can be asked; else what to say instead of an egress."""
+    """Return where the bucket lies, if it is one and can be asked; else what to say instead of an egress."""
     if not real:
         return None, ""
     try:

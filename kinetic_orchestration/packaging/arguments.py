@@ -1,4 +1,4 @@
-"""What a call was given, beside how it is pickled: a digest of each argument, and which of them look like secrets.
+"""Describes what a call was given: a digest of each argument, and which of them look like secrets.
 
 Two pickles of one value differ from process to process, so a digest is of the value itself, where it has a form that
 does not: what JSON has, paths, times, arrays by their bytes, data by its content. Of anything else the digest is

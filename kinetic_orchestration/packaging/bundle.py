@@ -370,7 +370,7 @@ def _check_keras_backend(backend: str | None, environment: requirements.Environm
 
 
 def argument_digests(spec: JobSpec, home: Path, bundle: Bundle | None = None) -> dict[str, str]:
-    """Of each argument of the call. What a bundle has just read is not looked at again."""
+    """Return the digest of each argument of the call. What a bundle has just read is not looked at again."""
     if spec.function is None:
         return {}
     return arguments.digests(spec.function, spec.args, spec.kwargs, partial(data_digest, home, bundle))
@@ -385,7 +385,7 @@ def other_arguments(spec: JobSpec, home: Path, had: Mapping[str, str]) -> tuple[
 
 
 def data_digest(home: Path, bundle: Bundle | None, data: Data) -> str:
-    """Of its content, where that is here; else its address."""
+    """Return the digest of the data's content, where that is here; else its address."""
     known = bundle.call.data if bundle is not None and bundle.call is not None else ()
     at = next((at for at, each in enumerate(known) if each is data), None)
     item = bundle.data[at] if bundle is not None and at is not None else _data_item(data, home, None)

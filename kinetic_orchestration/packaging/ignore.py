@@ -168,7 +168,7 @@ class Rules:
         return False
 
     def allows(self, path: str) -> bool:
-        """Whether a file travels though it looks like a key."""
+        """Tell whether a file travels though it looks like a key."""
         if not self.defaults:
             return True
         name = path.rpartition("/")[2]

@@ -142,7 +142,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def imports_in(code: types.CodeType, *, texts: bool = False) -> Iterator[str]:
-    """What the import statements of a function's code name, in functions, classes and comprehensions within it, too.
+    """Yield what the import statements of a function's code name, in functions, classes and comprehensions in it, too.
 
     Of `from a import b` that is a, and a.b, which may be a module. `texts`: where a name is imported by a call, also
     every text that could be one.

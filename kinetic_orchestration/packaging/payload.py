@@ -445,7 +445,7 @@ class _Scale:
 
 
 def _large(function: Any, modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, int]]:
-    """What a function takes along of its surroundings, and not as an argument, that is large."""
+    """Yield what a function takes along of its surroundings, and not as an argument, that is large."""
     waiting, seen = [_innermost(function)], set[int]()
     while waiting:
         value = waiting.pop()

@@ -161,7 +161,7 @@ def _may_have(root: Path, top: str) -> bool:
 
 
 def _place_of(code: Code, top: str) -> str:
-    """Where a module of that name lies in the project, though not where it would be found."""
+    """Return where a module of that name lies in the project, though not where it would be found."""
     found = _found_below(code.root, top) if code.root is not None else ""
     return found if os.path.exists(found) else ""
 

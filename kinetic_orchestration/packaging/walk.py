@@ -254,7 +254,7 @@ class Walk:
 
 
 def measure(root: Path, stop: Path | None, *, files: int, size: int) -> tuple[int, int] | None:
-    """How many files a walk over the folder would find, and their bytes; None if either is more than so much.
+    """Count the files that a walk over the folder would find, and their bytes; None if either is more than so much.
 
     Also None after many more entries, ignored ones included: to count on would take too long. `stop` as in `ignore`.
     """

@@ -31,7 +31,7 @@ class Deviation(NamedTuple):
 
 
 def apply(planted: Sequence[Deviation], call: str, request: Json, caller: Caller, act: Callable[[], Json]) -> Json:
-    """What the caller is answered; raises what it is refused with."""
+    """Return what the caller is answered; raises what it is refused with."""
     met = [deviation for deviation in planted if deviation.meets(call, caller)]
     for deviation in met:
         if deviation.instead is not None and (other := deviation.instead(request)) is not None:

@@ -64,7 +64,7 @@ class Door:
 
 
 def demand_json(headers: Mapping[str, str]) -> None:
-    """Of a request whose body is JSON: a page of the web may send other kinds without asking. Raises Shut."""
+    """Refuse a request whose body is not JSON: a page of the web may send other kinds without asking. Raises Shut."""
     has_body = headers.get("content-length", "0").strip() not in ("", "0") or "transfer-encoding" in headers
     kind = headers.get("content-type", "")
     if has_body and kind.partition(";")[0].strip().lower() != "application/json":

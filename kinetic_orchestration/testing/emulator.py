@@ -152,7 +152,7 @@ class Emulator(Cloud):
         deployment: str = "test",
         location: str = LOCATION,
     ) -> dict[str, str]:
-        """What a client needs in its environment to run its jobs here; the store's bucket is made, in `location`."""
+        """Return what a client's environment needs to run jobs here; the store's bucket is made, in `location`."""
         if store.startswith("gs://"):
             self.storage.make_bucket(store.removeprefix("gs://").split("/")[0], project, location)
         zones = ",".join(self._zones) if self._own_zones else ""

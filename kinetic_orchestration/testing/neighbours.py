@@ -59,7 +59,7 @@ class Neighbours:
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
         self.skus = catalogue.skus()
-        """What the Billing Catalog of Compute Engine says."""
+        """Holds what the Billing Catalog of Compute Engine says."""
 
     def answer(self, method: str, path: str, query: Mapping[str, str], body: Json, caller: Caller) -> Json:
         """One request. Raises Refusal, or LostAnswer once it is done."""

@@ -1,4 +1,4 @@
-"""How much a verification can cost at most, and which of its steps that leaves out: pure, by the price table."""
+"""Bounds the cost of a verification, and tells which of its steps that leaves out: pure, by the price table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOUR = 4
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a step asks for: so many slices one after another, each charged for at most so long."""
+    """Holds what a step asks for: so many slices one after another, each charged for at most so long."""
 
     name: str
     proves: str
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def most(self) -> float:
-        """Of all steps that are not left out."""
+        """Return the highest cost of all steps that are not left out."""
         return sum(step.usd for step in self.steps if not step.left_out)
 
 

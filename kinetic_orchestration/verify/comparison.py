@@ -135,7 +135,7 @@ def unrecorded(real: Facts, emulator: Facts) -> list[str]:
 
 
 def too_slow(measured: Iterable[tuple[str, float]]) -> list[Difference]:
-    """Of each kind of wait the longest, where it is longer than the code allows for."""
+    """Return the longest wait of each kind, where it is longer than the code allows for."""
     longest: dict[str, float] = {}
     for what, seconds in measured:
         longest[what] = max(seconds, longest.get(what, 0.0))
@@ -242,7 +242,7 @@ def _statuses(real: Facts, emulator: Facts) -> Iterator[Difference]:
 
 
 def _fields(real: Facts, emulator: Facts) -> Iterator[Difference]:
-    """Of each call and field one line, with all the states in which it is so."""
+    """Yield one line for each call and field that differs, with all the states in which it does."""
     asked = {path for paths in real.echoes.values() for path in paths}
     anywhere: dict[str, set[str]] = {}
     for key, paths in emulator.fields.items():
@@ -274,7 +274,7 @@ def _was_asked(path: str, asked: Iterable[str]) -> bool:
 
 
 def _optional(key: str, path: str) -> bool:
-    """What a writer of ours may or may not put there; what has no name."""
+    """Tell whether a field is one that a writer of ours may leave out, or has no name."""
     return path.endswith("KEY") or (key.startswith("storage ") and "metadata." in path)
 
 

@@ -99,7 +99,7 @@ def _ask(path: str) -> tuple[str, dict[str, str]]:
 
 
 def _form(value: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
-    """Of which kind a value is, without the value."""
+    """Return the kind of a value, without the value."""
     value = value.strip()
     if value.startswith("(no answer"):
         return "no answer"

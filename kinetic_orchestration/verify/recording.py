@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one look, or one call of ours, says of a queued resource or of a node."""
+    """Holds what one look, or one call of ours, says of a queued resource or of a node."""
 
     at: float  # a look counts from when it was asked, a deletion from when it was answered
     kind: str
@@ -83,7 +83,7 @@ class Recorder:
             self._moment.name = ""
 
     def hear(self, call: Call) -> None:
-        """Of the tap. A call goes on whatever is wrong with its record."""
+        """Record a call from the tap. The call goes on whatever is wrong with its record."""
         try:
             with self._lock:
                 self._hear(call)
@@ -91,7 +91,7 @@ class Recorder:
             self.lost += 1
 
     def add(self, call: str, answer: Mapping[str, Any], status: str = OK) -> None:
-        """What was told by another way than a call of this process: a host's own look, a check of `doctor`."""
+        """Add what was told by another way than a call of this process: a host's own look, a check of `doctor`."""
         with self._lock:
             shown = self.redactor.plain(answer)
             self.entries.append(Entry(self.now(), self.step, "", call, {}, status, shown, (), 0.0))

@@ -174,7 +174,7 @@ class Redactor:
         return (kind if kind in _ALONE and bare in self._known else self.placeholder(kind, bare)) + end
 
     def text(self, text: str) -> str:
-        """Of an error, or of a sentence of ours: names of resources as `path` has them, known words, small numbers."""
+        """Redact an error or a sentence of ours: names of resources as `path` has them, known words, small numbers."""
         text = _RESOURCE.sub(lambda found: f"\0{self.path(found[0])}\0", text)
         parts = text.split("\0")
         return "".join(part if index % 2 else self._words(part) for index, part in enumerate(parts))

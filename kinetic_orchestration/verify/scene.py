@@ -84,7 +84,7 @@ class Scene:
         self._deadline = time.monotonic() + BOOT + own
 
     def check(self) -> None:
-        """Of any loop of a step: time and money are not used up."""
+        """Raise Spent or TooLong once the step's money or time is used up; any loop of a step calls it."""
         if self.recorder.spent() > self.budget:
             raise Spent(f"${self.recorder.spent():.2f} of ${self.budget:.2f} are spent by list prices")
         if time.monotonic() > self._deadline:
@@ -95,7 +95,7 @@ class Scene:
         return LOOK_EMULATED if self.emulated else LOOK
 
     def until(self, condition: Callable[[], Any], within: float, what: str) -> Any:
-        """What the condition gives, once that is something; no longer than `within` seconds."""
+        """Wait for the condition to give something, no longer than `within` seconds, and return that."""
         deadline = time.monotonic() + within
         while not (found := condition()):
             self.check()
@@ -275,11 +275,11 @@ class Scene:
         return self.commands(left)
 
     def not_seen_gone(self) -> list[Slice]:
-        """What may still be there, as far as was seen."""
+        """Return the slices that may still be there, as far as was seen."""
         return [slice_ for slice_ in self.recorder.slices.values() if slice_.ended is None]
 
     def commands(self, left: Sequence[Slice]) -> list[str]:
-        """That remove them, for whoever ran this."""
+        """Return the commands that remove the slices, for whoever ran this."""
         return [
             f"gcloud compute tpus queued-resources delete {slice_.resource.rpartition('/')[2]} --force "
             f"--zone={slice_.resource.split('/')[3]} --project={self.settings.project}"

@@ -189,7 +189,7 @@ def _secrets(scene: Scene) -> Seen:
 
 
 def _is_in_records(scene: Scene, job_id: str, value: str) -> bool:
-    """Whether the value lies in any record of the job, which everybody who reads the bucket can see."""
+    """Tell whether the value lies in any record of the job, which everybody who reads the bucket can see."""
     for entry in scene.store.list(f"jobs/{job_id}/"):
         record = scene.store.read(entry.name)
         if record is not None and value.encode() in bytes(record.data):

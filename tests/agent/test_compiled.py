@@ -202,7 +202,7 @@ def claim_of(machines: Machines, entries: list[compiled.Entry]) -> str:
 
 
 def test_a_list_is_of_one_deployment_alone(cloud: Cloud, machines: Machines, tmp_path: Path) -> None:
-    """Who may write to both can copy what a machine of the same account has vouched for elsewhere."""
+    """A writer to both can copy what a machine of the same account has vouched for elsewhere."""
     machines.run("step")
     (tmp_path / "other").mkdir()
     theirs = Machines(tmp_path / "other")

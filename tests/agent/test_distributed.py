@@ -480,7 +480,7 @@ def test_keras_begins_on_a_framework_that_is_there_if_nobody_says_which(
 
 
 def test_tensorflow_sees_only_the_gpu_of_its_process(tmp_path: Path) -> None:
-    """Of several on one machine: it would take memory on all of them."""
+    """TensorFlow would take memory on all GPUs of the machine."""
     text = TENSORFLOW.format("['first', 'second']")
     (tmp_path / "tensorflow.py").write_text(text + "    set_visible_devices = staticmethod(print)\n")
     done = on_tpu(tmp_path, "import tensorflow", KINETIC_EXPECT="gpu", KINETIC_OWN_DEVICE="1")

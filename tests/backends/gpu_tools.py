@@ -18,7 +18,7 @@ UUID = "GPU-{:08d}-d33d-2b2c-524d-9e3d8d2b8a77"
 
 
 def nvidia(*models: str) -> str:
-    """What `nvidia-smi -L` prints."""
+    """Return what `nvidia-smi -L` prints."""
     return "".join(f"GPU {n}: {model} (UUID: {UUID.format(n)})\n" for n, model in enumerate(models))
 
 

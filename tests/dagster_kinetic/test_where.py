@@ -1,4 +1,4 @@
-"""Where a step's job runs: refused if it could only be emulated though Google Cloud is meant, and said otherwise."""
+"""A step's job is refused if it could only be emulated though Google Cloud is meant; else it is said where it runs."""
 
 from __future__ import annotations
 

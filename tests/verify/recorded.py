@@ -58,7 +58,7 @@ def verified(cloud: Emulator, folder: Path, *arguments: str, within: float = 150
 
 
 def tour(environ: dict[str, str]) -> Facts:
-    """What the API shows of slices that wait, fail and are taken away, on demand and spot."""
+    """Record what the API shows of slices that wait, fail and are taken away, on demand and spot."""
     with Emulator(zones=(ZONE,), timing=SLOWLY._replace(provision=0.8, suspend=0.8), hosts=False) as cloud:
         here = settings.load({**environ, **cloud.environ()}, deployment="verify-tour")
         recorder = Recorder(Redactor(runner.known(here)), OURS)

@@ -1,4 +1,4 @@
-"""What `ko verify` ships as the emulator's answers is what the emulator answers."""
+"""The answers that `ko verify` ships as the emulator's are those of the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verification may cost is known before anything is made, and it never costs more."""
+"""A verification's highest cost is known before anything is made, and it never costs more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a difference, and what does not: pure."""
+"""The comparison tells what counts as a difference from what does not: pure."""
 
 from __future__ import annotations
 
