@@ -28,7 +28,7 @@ def verify(arguments: Namespace) -> int:
         accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
         wait=settings.seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
     )  # fmt: skip
-    here = runner.here_for(wanted)
+    here = runner.here_for(wanted, only_looking=arguments.dry_run)
     planned = runner.plan(wanted, here)
     if not arguments.json:
         _show_plan(planned, wanted, here)

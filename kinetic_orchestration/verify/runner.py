@@ -26,9 +26,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import accelerators, settings, tap
+from kinetic_orchestration import accelerators, regions, settings, tap
+from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.backends import tpu_request
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.bucket_location import location_of
+from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.notices import warn
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.stores.gcs import GcsStore
@@ -97,8 +100,8 @@ class Report:
         return any(result.state == FAILED for result in self.results)
 
 
-def here_for(wanted: Wanted) -> Settings:
-    """The settings of this run: a deployment of its own, in the zones that are asked for."""
+def here_for(wanted: Wanted, *, only_looking: bool = False) -> Settings:
+    """The settings of this run: a deployment of its own, in the zones that are named, else in those of the bucket."""
     zones = ",".join(wanted.zones) or None
     deployment = f"verify-{secrets.token_hex(4)}"
     here = settings.load(store=wanted.store, deployment=deployment, zones=zones)
@@ -108,9 +111,22 @@ def here_for(wanted: Wanted) -> Settings:
             "(docs/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
         )
     if not here.zones:
-        one = accelerators.parse(wanted.accelerator)
-        here = settings.load(store=wanted.store, deployment=deployment, zones=",".join(accelerators.zones(one)))
+        near = _near(accelerators.parse(wanted.accelerator), here, only_looking=only_looking)
+        here = settings.load(store=wanted.store, deployment=deployment, zones=",".join(near) or None)
     return here
+
+
+def _near(one: Slice, here: Settings, *, only_looking: bool) -> tuple[str, ...]:
+    """The zones that a job which names none may run in: those of its bucket's location."""
+    known = accelerators.zones(one)
+    try:
+        bucket = location_of(here)
+    except KineticError as error:
+        if not only_looking:
+            raise
+        warn(f"a verification would be refused, and all known zones stand for its own here: {error}")
+        return known
+    return regions.near(known, bucket, one.name)
 
 
 def plan(wanted: Wanted, here: Settings) -> Budget:

@@ -12,7 +12,8 @@ import pytest
 
 from kinetic_orchestration import cost, tap
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import budget, runner
 from kinetic_orchestration.verify.recording import Recorder
 from kinetic_orchestration.verify.redaction import Redactor
@@ -153,3 +154,41 @@ def test_a_run_has_a_deployment_of_its_own(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("KINETIC_DEPLOYMENT", "production")
     one, other = runner.here_for(runner.Wanted()), runner.here_for(runner.Wanted())
     assert one.deployment.startswith("verify-") and one.deployment != other.deployment
+
+
+@pytest.mark.parametrize(
+    ("location", "zones", "left_out"),
+    [
+        ("US-WEST4", ("us-west4-a",), []),
+        ("US", ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a"), []),
+        ("EU", ("europe-west4-b",), ["four hosts"]),
+    ],
+)
+def test_without_named_zones_they_are_those_of_the_bucket(
+    tpu_cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch,
+    location: str, zones: tuple[str, ...], left_out: list[str],
+) -> None:  # fmt: skip
+    bucket = f"verify-{location.lower()}"
+    for name, value in tpu_cloud.environ(store=f"gs://{bucket}/k", location=location).items():
+        monkeypatch.setenv(name, value)
+    here = runner.here_for(runner.Wanted())
+    planned = runner.plan(runner.Wanted(), here)
+    assert here.zones == zones
+    assert [step.wish.name for step in planned.steps if step.left_out] == left_out
+    assert planned.most <= planned.usd == 5.0
+
+
+def test_a_bucket_that_tells_no_zone_has_none_chosen_for_it(
+    tpu_cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in tpu_cloud.environ(store="gs://verify-far/k", location="US-WEST2").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NoPlace, match="US-WEST2"):
+        runner.here_for(runner.Wanted())
+    monkeypatch.setenv("KINETIC_STORE", "gs://verify-closed/k")
+    tpu_cloud.storage.forbid("bucket verify-closed*")
+    with pytest.raises(BackendError, match="is not known"):
+        runner.here_for(runner.Wanted())
+    with pytest.warns(UserWarning, match="all known zones stand for its own here"):
+        assert "europe-west4-b" in runner.here_for(runner.Wanted(), only_looking=True).zones
+    assert runner.here_for(runner.Wanted(zones=("us-west4-a",))).zones == ("us-west4-a",)
