@@ -19,7 +19,7 @@ from tests.training_frameworks.curves import BOUNDED
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
 MINE = sorted(EXAMPLES.glob("training_*.py"))
 
-ends = [pytest.mark.slow, pytest.mark.timeout(1200)]
+ends = [pytest.mark.offline, pytest.mark.timeout(1200)]  # each makes an environment of a gigabyte
 
 
 def run(name: str, folder: Path, *words: str) -> str:
