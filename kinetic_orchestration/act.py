@@ -194,10 +194,13 @@ def seen_end(job: Job) -> str:
 
 
 def _known_end(job: Job) -> Ended | None:
-    known = Ended.of(job.ended) or job.trust.ended(job.store, job.job_id)
-    if known is None or (known.at < job.policy.created and job.trust.may_be_forgotten(job.store, known)):
-        return None  # or it was of a life before this one
-    return known
+    """What this home saw itself counts before what it was told: a handle or a tag may have been made by anybody."""
+    seen = job.trust.ended(job.store, job.job_id)
+    if seen is None:
+        return Ended.of(job.ended)
+    if seen.at < job.policy.created and job.trust.may_be_forgotten(job.store, seen):
+        return None  # it was of a life before this one
+    return seen
 
 
 def _other_end(job: Job, known: Ended) -> str:

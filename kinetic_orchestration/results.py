@@ -27,7 +27,16 @@ from kinetic_orchestration.values import JobStatus, Outcome
 
 
 def collect(job: Job, outcome: Outcome) -> Any:
-    """Host 0's value; anything else is raised."""
+    """Host 0's value; anything else is raised.
+
+    A process that has a signing key takes no word of a job that nobody vouches for: else whoever can write to the store
+    would have a signed job believed by taking its signature away.
+    """
+    if job.doubt and job.trust.key_id:
+        raise ResultNotTrusted(
+            f"what job {job.job_id} came to is not believed here, where a signing_key is set: {job.doubt}",
+            job_id=job.job_id,
+        )
     if outcome.status is not JobStatus.SUCCEEDED:
         raise error_of(job, outcome)
     verdict = outcome.verdict

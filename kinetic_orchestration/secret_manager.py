@@ -63,6 +63,12 @@ def put(settings: Settings, name: str, value: str, expires: float, labels: Mappi
     with google(settings) as api:
         made = api.call("POST", SERVICE, path.rpartition("/")[0], body, {"secretId": name})
         if made.status == 409:
+            there = api.call("GET", SERVICE, path)
+            if there.ok and any(there.body.get("labels", {}).get(key) != text for key, text in labels.items()):
+                raise BackendError(
+                    f"{whole} is there already, and is none of this job's: it is left as it is. Find out who made it",
+                    "configuration",
+                )
             later = {"expireTime": body["expireTime"]}
             made = api.call("PATCH", SERVICE, path, later, {"updateMask": "expireTime"})
         _check(made, settings, "secretmanager.secrets.create")

@@ -284,6 +284,34 @@ def test_no_other_verdict_counts_where_the_key_is(forged: str, seal: str, elsewh
     assert not begun(job, 2)
 
 
+@signing
+def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsewhere: Callable[[], None]) -> None:
+    job = succeeded(key="stripped")
+    store, value = job._job.store, wire.encode({"answer": 66})
+    written = store.read(names.spec(job.job_id))
+    assert written is not None
+    spec = json.loads(written.data)
+    spec.pop("signed")
+    store.put(names.spec(job.job_id), json.dumps(spec).encode())
+    store.put(names.host(job.job_id, 1, 0, "result"), value)
+    forge(job, kind=wire.COMMITTED, cause="", digest=digest.of_bytes(value), size=len(value), format=wire.PLAIN)
+    elsewhere()
+    for ask_again in (attach(job.job_id).result, lambda: ask(plain, "stripped").result()):
+        with pytest.raises(ResultNotTrusted, match="is not believed here, where a signing_key is set"):
+            ask_again()
+
+
+@pytest.mark.parametrize("told", ["1/SUCCEEDED/x/0", "2/FAILED/x/9999999999"])
+def test_what_a_handle_says_of_the_end_does_not_displace_what_was_seen(told: str) -> None:
+    """Whoever launches a run chooses its tags, and a handle is a file."""
+    job = succeeded(key=f"told {told}")
+    before = act.seen_end(job._job)
+    misled = replace(job._job, ended=told)
+    assert act.seen_end(misled) == before and act.has_ended(misled)
+    forge(job)
+    refused(lambda: act.has_ended(misled))
+
+
 def _word(key: str, record: bytes) -> str:
     from kinetic_orchestration.agent import boot
 

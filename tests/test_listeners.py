@@ -315,3 +315,6 @@ def test_whose_a_connection_is_is_told_by_the_kernel() -> None:
             assert debugger.is_mine(accepted)
             assert debugger.is_mine(mine)
             assert not debugger.is_mine(server)  # which nobody has connected
+            mine.sendall(b"last words")
+            mine.close()
+            assert not debugger.is_mine(accepted)  # the kernel shows it as root's, whoever closed it

@@ -80,6 +80,8 @@ OPEN = {
     "LS_COLORS": "rs=0:di=01;34:ln=01;36:mh=00:pi=40;33:so=01;35:do=01;35", "CONDA_EXE": "/opt/conda/bin/conda",
     "CLASS": "MultiHeadAttentionLayerV2Wrapper", "CAMEL": "KineticOrchestrationDeviceMetricsRecorder2026",
     "POD": "train-7d9f8b6c5-x2x9z", "SEED": "1234567890123456789012345678901234567890", "ZEROS": "0" * 64,
+    "EOS_TOKEN": "</s>", "PAD_TOKEN": "[PAD]", "SPECIAL_TOKENS": "<a>,<b>", "TOKENS_PER_BATCH": "4k",
+    "PARTITION_KEY": "2024-01-01", "DATASET_KEY": "train", "PRIMARY_KEY": "user", "MY_SECRETARY": "anna",
     "PASSENGERS": "12", "COMPASS": "north", "PATTERN": "*.py", "AUTHOR": "me", "OAUTH_CLIENT_ID": "123-abc.apps.example",
     "DAGSTER_PIPES_MESSAGES": drawn(60), "PACKED": base64.b64encode(zlib.compress(drawn(60).encode())).decode(),
     "SLUG": "a-rather-long-name-of-an-experiment-with-2-parts", "JSON": '{"lr": 0.001, "layers": [64, 64]}',

@@ -66,8 +66,9 @@ class Terminal(io.StringIO):
     ],
 )  # fmt: skip
 def test_no_command_has_a_terminal_obey(
-    jobs: tuple[str, str], command: str, terminal: bool, monkeypatch: pytest.MonkeyPatch
+    jobs: tuple[str, str], command: str, terminal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a store that is named makes its folder
     out, err = (Terminal(), Terminal()) if terminal else (io.StringIO(), io.StringIO())
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
