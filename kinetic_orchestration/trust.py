@@ -202,12 +202,12 @@ class Trust:
             reason = "is not signed with the signing_key of this process"
         else:
             reason = "was written by another process, and nothing outside of the bucket vouches for it here"
+        may = "watch it and cancel it" if self.signing_key else "watch and cancel it, and collect what is plain JSON"
         return (
             f"{names.spec(job_id)} in {store.url} {reason}. So this process starts no attempts of the job and "
-            "unpickles nothing of it; it can watch it, cancel it, and collect a value that is plain JSON. Let both "
-            "processes "
-            "have the same KINETIC_SIGNING_KEY or the same KINETIC_HOME, hand over the job's handle (it can be "
-            "pickled), or set KINETIC_TRUST_STORE=true if whoever can write to the bucket may run code as you"
+            f"unpickles nothing of it; it can {may}. Let both processes have the same KINETIC_SIGNING_KEY or the same "
+            "KINETIC_HOME, hand over the job's handle (it can be pickled), or set KINETIC_TRUST_STORE=true if whoever "
+            "can write to the bucket may run code as you"
         )
 
     def _signature(self, store: Store, job_id: str, digest: str) -> bool | None:
