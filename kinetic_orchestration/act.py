@@ -194,7 +194,7 @@ def seen_end(job: Job) -> str:
 
 
 def _known_end(job: Job) -> Ended | None:
-    """What this home saw itself counts before what it was told: a handle or a tag may have been made by anybody."""
+    """Return the end that this home saw; only without one, the end that it was told, which anybody may have made up."""
     seen = job.trust.ended(job.store, job.job_id)
     if seen is None:
         return Ended.of(job.ended)

@@ -183,7 +183,7 @@ def _bucket(settings: Settings, patience: float | None) -> Finding:
 
 
 def _zones(settings: Settings, api: Google) -> Finding:
-    """Whether data crosses regions between the bucket and the hosts."""
+    """Look whether data crosses regions between the bucket and the hosts."""
     del api  # the location is asked once in a process, by whoever needs it first
     try:
         bucket = location_of(settings)

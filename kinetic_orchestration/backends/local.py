@@ -154,7 +154,7 @@ class LocalBackend:
         return self._known[job_id]
 
     def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
-        """What of the machine each host gets, and nobody else while its lock is held; or why the job has to wait."""
+        """Give each host its devices, which nobody else gets while its lock is held; or say why the job has to wait."""
         if wait := self._must_wait(plan.slice.hosts, run):
             return wait, None
         if plan.emulated or plan.slice.kind == "cpu":
@@ -185,7 +185,7 @@ class LocalBackend:
         ]
 
     def _taken(self, run: Path) -> tuple[gpus.Gpu, ...]:
-        """What this placement has already, when its submission is made once more."""
+        """Return the GPUs that this placement has already, when its submission is made once more."""
         for lock in _locks(run).values():
             if (names := _devices_of(lock).get("taken", [])) and _held(lock):
                 there = {gpu.id: gpu for gpu in gpus.here(os.environ).gpus}
@@ -455,7 +455,7 @@ def memory() -> int:
 
 
 def _choice(slice_: Slice) -> gpus.Choice:
-    """What of this machine suits a slice of GPUs; if nothing ever could, the error that says what there is."""
+    """Return the GPUs that suit a slice. Raises UsageError, which says what is there, if none ever could."""
     found = gpus.here(os.environ)
     choice = gpus.choice(slice_, found.gpus)
     if choice.kinds:
@@ -476,7 +476,7 @@ def _choice(slice_: Slice) -> gpus.Choice:
 
 
 def has_real(slice_: Slice, root: Path = Path("/")) -> bool:
-    """Whether this machine's chips are the TPU slice that was asked for. `root` is where it is looked at."""
+    """Tell whether this machine's chips are the TPU slice that was asked for, as the files below `root` show them."""
     if slice_.hosts != 1 or slice_.kind != "tpu":
         return False
     nodes = [*(root / "dev").glob("accel[0-9]*"), *(root / "dev/vfio").glob("[0-9]*")]
@@ -522,7 +522,7 @@ def _held(lock: Path) -> bool:
 
 
 def _devices_of(lock: Path) -> dict[str, Any]:
-    """What a host has of the machine: its lock's file says so from the first moment on, and more is only added."""
+    """Read a host's devices from its lock's file, which names them from the first moment on."""
     for _ in range(100):
         try:
             text = lock.read_text(encoding="utf-8")

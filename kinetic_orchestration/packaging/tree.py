@@ -122,7 +122,7 @@ def find_root(start: Path, *, home: Path | None = None) -> Path | None:
 
 
 def is_too_wide(folder: Path) -> bool:
-    """Whether much lies there that is no project: the home folder, its Downloads, the temporary one, all above them."""
+    """Tell whether a folder collects unrelated files: the home, its Downloads, the temporary one, and those above."""
     real = Path(os.path.realpath(folder))
     return real in _too_wide(None) or real in _everybodys(None)
 
@@ -521,7 +521,7 @@ def _tell_of_marker(root: Path, wide: set[Path]) -> None:
 
 
 def _is_small(folder: Path, home: Path | None) -> bool:
-    """Whether a folder without a project's mark travels whole, and what is said of it."""
+    """Decide whether a folder without a project's mark travels whole, and say so."""
     if folder in _too_wide(home) | _everybodys(home):
         tell_once(
             f"{folder} holds much that is no part of a job, so only the code that the job imports travels, and no "

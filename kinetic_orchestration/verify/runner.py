@@ -53,7 +53,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for."""
+    """Hold the wishes of the command line."""
 
     accelerator: str = "v5e-1"
     usd: float = 5.0
@@ -231,7 +231,7 @@ def _run_one(step: Step, planned: Planned, scene: Scene, say: Say) -> Result:
 
 
 def _end_jobs(scene: Scene) -> None:
-    """Of a step that did not come to its end: nothing of it may go on while the next one runs."""
+    """End the jobs of a step that did not come to its end: none may go on while the next one runs."""
     for handle in scene.handles:
         with contextlib.suppress(Exception):  # the last step looks again
             if not handle.peek().status.final:
@@ -250,7 +250,7 @@ def _not_run(planned: Planned, reason: str, say: Say) -> Result:
 
 
 def _shown(seen: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
-    """What a step saw: its own numbers stay, since they are no names; texts as the redactor has them."""
+    """Redact what a step saw: its own numbers stay, since they are no names."""
     found: dict[str, Any] = {}
     for key, value in seen.items():
         if isinstance(value, bool | int | float) or value is None:
@@ -268,7 +268,7 @@ def _shown(seen: Mapping[str, Any], redactor: Redactor) -> dict[str, Any]:
 
 
 def known(here: Settings) -> dict[str, str]:
-    """What must never be seen in a report, with the word that stands for it."""
+    """Map what must never be seen in a report to the word that stands for it."""
     bucket, _, prefix = here.store.removeprefix("gs://").partition("/")
     values: list[tuple[str, str]] = [
         ("DEPLOYMENT", here.deployment), ("PROJECT", here.project), ("PROJECT", here.quota_project), ("BUCKET", bucket),
@@ -302,7 +302,7 @@ def versions() -> dict[str, str]:
 
 
 def baseline() -> tuple[Facts, str]:
-    """What the emulator answers, as it was recorded for this version, and what it was recorded with."""
+    """Load what the emulator answers, as it was recorded for this version, and what it was recorded with."""
     found = json.loads(BASELINE.read_text(encoding="utf-8"))
     return comparison.from_json(found["facts"]), str(found["recorded"])
 
