@@ -291,10 +291,10 @@ def test_a_debugger_of_another_user_or_of_a_page_of_the_web_is_not_answered(home
     job = debugged.run_async(1)
     try:
         found = None
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + WAIT
         while found is None:
             assert time.monotonic() < deadline
-            time.sleep(0.2)
+            time.sleep(0.02)
             found = re.search(r"waiting for a debugger on 127\.0\.0\.1:(\d+)", job.logs() or "")
         port = int(found[1])
         listening = ports_of("debugpy/adapter")
@@ -315,6 +315,3 @@ def test_whose_a_connection_is_is_told_by_the_kernel() -> None:
             assert debugger.is_mine(accepted)
             assert debugger.is_mine(mine)
             assert not debugger.is_mine(server)  # which nobody has connected
-            mine.sendall(b"last words")
-            mine.close()
-            assert not debugger.is_mine(accepted)  # the kernel shows it as root's, whoever closed it
