@@ -17,8 +17,6 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.secret_shapes import told_by_name
-
 _STREAMS: frozenset[type] = frozenset(
     (
         *(collections.abc.Iterator, collections.abc.Generator, types.GeneratorType),
@@ -120,6 +118,8 @@ def why_not_resource(kind: Any) -> str:
 
 def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     """What of a resource's class binds it to this process."""
+    from kinetic_orchestration.secret_shapes import told_by_name  # its many patterns are no part of an import
+
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("dagster", "pydantic")]
     for name in ("setup_for_execution", "teardown_after_execution", "yield_for_execution", "create_resource"):
         if any(name in vars(each) for each in own):

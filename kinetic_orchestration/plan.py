@@ -15,7 +15,6 @@ from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.regions import Location
-from kinetic_orchestration.secret_shapes import is_secret, told_by_value
 from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.spec import (
     LOCAL,
@@ -252,6 +251,8 @@ def capture(
     As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. To other machines, no
     credential travels that nobody named.
     """
+    from kinetic_orchestration.secret_shapes import is_secret  # its many patterns take as long as all other imports
+
     patterns = tuple(patterns)
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
@@ -274,6 +275,10 @@ def capture(
 
 def _tell_of_secrets(spec: JobSpec) -> None:
     """Warn of what looks like a secret: the user may not have meant that all who read the store can read it."""
+    if not spec.env and not spec.argv:
+        return
+    from kinetic_orchestration.secret_shapes import is_secret, told_by_value
+
     found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
     found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if told_by_value(part)]
     if found:

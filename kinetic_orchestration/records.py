@@ -292,8 +292,9 @@ def intent_of(record: Record, job_id: str, attempt: int, within: Within | None =
         elif not _is_own(placement, job_id, attempt):
             raise Wrong(None, "placement", "is a place that is not this attempt's")
         deadline = record.updated + fields["allowed"] if fields["allowed"] else 0.0
+        own = job_id.removeprefix("job-")  # what bears that is no other job's
         placement = {  # most of it is the same for all jobs: a thousand followers share it
-            sys.intern(name): sys.intern(value) if isinstance(value, str) else value
+            sys.intern(name): sys.intern(value) if isinstance(value, str) and own not in value else value
             for name, value in placement.items()
             if value or name not in _HISTORY
         }

@@ -336,9 +336,7 @@ class Site:
 
     def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
         """One more such job, whose host runs; its id and the digest of its spec."""
-        import hashlib
-
-        from kinetic_orchestration.agent import names, wire
+        from kinetic_orchestration.agent import digest, names, wire
         from kinetic_orchestration.stores import open_store
 
         short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
@@ -354,7 +352,7 @@ class Site:
         store.signal(names.beat(job, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
         node = json.loads(own(template["node"]))
         self.ask_for(own(template["name"]), zone, node.pop("metadata"), labels=node.get("labels", {}))
-        return job, hashlib.sha256(spec).hexdigest()
+        return job, digest.of_bytes(spec)
 
 
 @contextmanager
