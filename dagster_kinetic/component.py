@@ -40,8 +40,6 @@ def _function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"function is {path!r}, and cannot be imported: {error}") from error
-    if inspect.isgeneratorfunction(found):
-        raise UsageError(f"{path} is a generator, which cannot give its values from another machine: return one value")
     return plain_function(found)
 
 
@@ -164,7 +162,9 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
             _resource,
             model_field_type=dict,
             description="Settings of KineticResource for these jobs alone, such as project, zones and store.",
-            examples=[{"project": "{{ env.GCP_PROJECT }}", "store": "gs://my-bucket/kinetic"}],
+            examples=[
+                {"project": "{{ env.GCP_PROJECT }}", "store": "gs://my-bucket/kinetic", "require_hardware": True}
+            ],
         ),
     ] = None
     resource: Annotated[

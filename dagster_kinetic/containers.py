@@ -9,8 +9,7 @@ import os
 from dagster_kinetic import _compat
 from dagster_kinetic.detached import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.launch import settings_for
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.launch import planned
 from kinetic_orchestration.spec import JobSpec
 
 ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
@@ -18,7 +17,7 @@ ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
 
 def refuse_if_it_would_end_with_its_run(spec: JobSpec, context: _compat.Context) -> None:
     """A job on this machine, that nobody waits for, in a container that is gone as soon as the step is over."""
-    plan = make_plan(spec, settings_for(spec))
+    plan, _, _ = planned(spec)
     if not plan.remote and _compat.is_contained(context):
         raise UsageError(
             f"{spec.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "

@@ -24,7 +24,7 @@ from dagster_kinetic.resource import KineticResource, options_of, plain_function
 from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from kinetic_orchestration.context import HERE, HostContext
 from kinetic_orchestration.decorator import RemoteCallable
-from kinetic_orchestration.errors import NotAFunction, UsageError
+from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, Options, name_of, slice_of
 
 Function = Callable[..., Any]
@@ -114,7 +114,6 @@ def as_step(
     function: Function, options: Mapping[str, Any], keywords: Mapping[str, Any] | None = None
 ) -> types.FunctionType:
     """The function that Dagster calls in place of the user's. `keywords`: what Dagster's own decorator is given."""
-    _refuse_generator(function)
     plain = plain_function(function)
     _checked(options, function)
     signature = inspect.signature(plain)
@@ -215,15 +214,6 @@ def _seen_by_dagster(
 
 
 # ---- what cannot be ----------------------------------------------------------------------------------------
-
-
-def _refuse_generator(function: Function) -> None:
-    called = _innermost(function)
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise NotAFunction(
-            f"{name_of(called)} is a generator, which cannot give its values from another machine: return one value, "
-            "or one MaterializeResult with metadata and check_results"
-        )
 
 
 def _check(function: Function, signature: inspect.Signature, hints: Mapping[str, Any], host: str) -> None:

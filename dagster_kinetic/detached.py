@@ -215,6 +215,7 @@ class _Detached:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
         from dagster_kinetic.containers import refuse_if_it_would_end_with_its_run
         from dagster_kinetic.step import Place, identity_of, left_if_interrupted, place_of
+        from kinetic_orchestration.job import runs
         from kinetic_orchestration.launch import settings_for
 
         refuse_if_it_would_end_with_its_run(spec, context)
@@ -240,9 +241,9 @@ class _Detached:
             job = launching.launch(lambda: identity, claimed=note)
             note(job.job_id, "" if job.doubt else job.spec_digest)
         context.log.info(
-            f"job {job.job_id} runs {spec.name} on {job.plan().hardware}, and this run is over: the completion sensor "
-            f"starts another one when it has ended. To watch it: kinetic-orchestration logs -f {job.job_id}. "
-            f"To end it: kinetic-orchestration cancel {job.job_id}"
+            f"job {job.job_id} runs {runs(job)}, and this run is over: the completion sensor starts another one when "
+            f"it has ended. To watch it: kinetic-orchestration logs -f {job.job_id}. To end it: kinetic-orchestration "
+            f"cancel {job.job_id}"
         )
 
 

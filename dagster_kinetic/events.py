@@ -19,13 +19,13 @@ from dagster_kinetic import _compat
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.summary import failure_of, metadata_of, number
-from kinetic_orchestration import emulation, portrait, settings
+from kinetic_orchestration import portrait
 from kinetic_orchestration.cost import times
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
-from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.job import JobHandle, runs
 from kinetic_orchestration.picture import Curves
-from kinetic_orchestration.values import Change, Devices, Event, Metrics, Outcome, Output, Plan, Progress
+from kinetic_orchestration.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
 
 __all__ = ["Narrator", "metadata_of"]
 
@@ -69,9 +69,8 @@ class Narrator:
         if self._logs is not None:
             self._logs.close()
 
-    def begin(self, plan: Plan) -> None:
-        remark = emulation.remark(plan, settings.load(deployment=plan.deployment))
-        self._context.log.info(f"job {self._handle.job_id} runs {plan.name} on {plan.hardware}{remark}")
+    def begin(self) -> None:
+        self._context.log.info(f"job {self._handle.job_id} runs {runs(self._handle._job)}")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Output):

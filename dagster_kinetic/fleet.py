@@ -29,8 +29,8 @@ from kinetic_orchestration import emulation, visible
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.identity import Identity, of
-from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.launch import find, launch, other_than_asked, planned, settings_for
+from kinetic_orchestration.job import JobHandle, another
+from kinetic_orchestration.launch import find, launch, planned, settings_for
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Change, Event, Metrics, Output
@@ -329,8 +329,7 @@ class Fleet:
         handle = self._jobs[index] = JobHandle(job)
         other = ""
         with contextlib.suppress(KineticError):  # whoever follows the job hears of it
-            found = other_than_asked(self._specs[index], job)
-            other = found.told(ended=bool(found) and handle.peek().status.final)
+            other, _ = another(self._specs[index], job)
         self._put(Launched(index, handle, other))
         return self._jobs[index]
 

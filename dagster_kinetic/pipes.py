@@ -22,7 +22,6 @@ import dagster as dg
 from dagster_kinetic import _compat
 from dagster_kinetic._compat import PipesExecutionError, TreatAsResourceParam
 from dagster_kinetic.resource import KineticResource, options_of
-from kinetic_orchestration.emulation import kinetics_own
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import seconds
 from kinetic_orchestration.spec import JobSpec
@@ -174,7 +173,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         if not os.path.isdir(folder):
             raise UsageError(f"the command's folder {folder} does not exist")
         options = self._resource._options({"partition_key": _compat.partition_of(context), **given}, context)
-        return JobSpec(os.path.basename(argv[0]), options, argv=argv, cwd=folder, meant=kinetics_own(options))
+        return self._resource._job(JobSpec(os.path.basename(argv[0]), options, argv=argv, cwd=folder))
 
 
 class PipesJobFailed(dg.Failure, PipesExecutionError):  # type: ignore[valid-type, misc]

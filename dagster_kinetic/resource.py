@@ -63,6 +63,9 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     backend: str | None = Field(
         default=None, description="Where jobs run: tpu-vm with a project and a gs:// store, else local."
     )
+    require_hardware: bool = Field(
+        default=False, description="Refuse every job that would only be emulated: for production."
+    )
     spot: bool = Field(default=False, description="Ask for spot capacity: cheaper, and it may be taken back.")
     cloud: TpuVmConfig = Field(default=TpuVmConfig(), description="What only Cloud TPU understands.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="Bounds in time and money.")
@@ -222,9 +225,11 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             given = {"partition_key": _compat.partition_of(context), **given}
         function = plain_function(function)
         options = self._options({**(written(decorated) if decorated is not None else {}), **given}, context)
-        return JobSpec(
-            name_of(function), options, function, tuple(call[0]), dict(call[1] or {}), meant=kinetics_own(options)
-        )
+        return self._job(JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {})))
+
+    def _job(self, spec: JobSpec) -> JobSpec:
+        """The call, with what this resource says of where jobs may run."""
+        return replace(spec, meant=kinetics_own(spec.options), require_hardware=self.require_hardware)
 
     def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
         """Whole options: this resource's where nothing is given, and over all of them what the launch says."""

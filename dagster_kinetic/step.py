@@ -17,11 +17,11 @@ from dagster_kinetic import _compat
 from dagster_kinetic.events import Narrator
 from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.errors import JobCancelled, KineticError, StoreError
+from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
 from kinetic_orchestration.follow import Emit
 from kinetic_orchestration.identity import Identity
-from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.launch import find, launch, other_than_asked, settings_for
+from kinetic_orchestration.job import JobHandle, another
+from kinetic_orchestration.launch import find, launch, planned, settings_for
 from kinetic_orchestration.launch import identity_of as identity_by_itself
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.results import collect
@@ -72,8 +72,15 @@ class Launching:
 
     def launch(self, identity: Callable[[], Identity], claimed: Callable[[str], object] | None = None) -> Job:
         """`identity` may have to look into the store, which takes as long as it takes."""
+        planned(self.spec)  # what is refused there is refused before a store is opened
         self.identity = identity()
-        job = launch(self.spec, self.identity, claimed=claimed)
+        try:
+            job = launch(self.spec, self.identity, claimed=claimed)
+        except KeyTaken as error:
+            if _compat.is_direct(self.context):
+                raise
+            again = "To have what is asked for now, materialize it anew"
+            raise dg.Failure(f"{error}. {again}", allow_retries=False) from error  # as it would be in each try
         self.handle = JobHandle(job)
         _warn_of_another_slice(self.spec, job, self.context)
         return job
@@ -138,7 +145,7 @@ def run_in_step(
             if made is not None:
                 made(handle)
             narrator = told.enter_context(Narrator(context, handle, call))
-            narrator.begin(handle._job.plan())
+            narrator.begin()
             try:
                 outcome = handle.follow(narrator if through is None else through(narrator))
             except StoreError:
@@ -165,9 +172,8 @@ def run_in_step(
 
 def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) -> None:
     """A job that was found again stays what it was, whatever its launch says now."""
-    other = other_than_asked(spec, job)
-    ended = bool(other) and JobHandle(job).peek().status.final
-    if (differs := other.told(ended=ended)) and ended:
+    differs, ended = another(spec, job)
+    if differs and ended:
         context.log.warning(
             f"this step has the value of job {job.job_id}, which was submitted before with {differs}, and has ended"
         )

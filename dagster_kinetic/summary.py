@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration import links, picture, portrait
+from kinetic_orchestration import job, links, picture, portrait
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
@@ -59,10 +59,7 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
 
 def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:
     """Where its profile lies, and how to open it, if there is one."""
-    place = ""
-    with contextlib.suppress(KineticError):  # it is worth no step
-        place = handle.profile_dir()
-    if not place:
+    if not (place := job.profile_of(handle._job)):
         return {}
     page = {"profile_url": dg.MetadataValue.url(links.browse(place))} if place.startswith("gs://") else {}
     return {"profile": place, "xprof": names.xprof(place), **page}

@@ -9,7 +9,7 @@ the value, stores it by the asset's I/O manager, and fails visibly if the job di
 `ranker` in the first run, is made in the second one.
 
 To change for a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic")
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True)
 """
 
 import sys

@@ -8,7 +8,7 @@ its error, and the others go on. `promoted` takes the best, and is refused by it
 enough.
 
 To change for a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic", spot=True)
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True, spot=True)
 """
 
 import sys

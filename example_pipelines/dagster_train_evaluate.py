@@ -8,7 +8,7 @@ needed here: 4 processes of this machine stand for the hosts, and the code canno
 made only if the blocking check `good_enough` of `accuracy` passes.
 
 To change for a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic", deployment="production")
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True)
 The pipeline itself stays as it is.
 """
 

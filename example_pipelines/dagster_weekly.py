@@ -9,7 +9,7 @@ for every attempt of that week's job, so the next attempt begins where the last 
 accident.
 
 To change for a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic", spot=True)
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True, spot=True)
 """
 
 import io

@@ -8,7 +8,7 @@ of the four hosts reads its share of the data with Grain, the gradients are of a
 optimizer and the place in the data together, so that an attempt after a preemption sees each example that is still due.
 
 To change for a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-west4-a"], store="gs://my-bucket/kinetic", spot=True)
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True, spot=True)
 and a Grain source that reads your files in place of `points`.
 """
 

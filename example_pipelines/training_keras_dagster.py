@@ -9,7 +9,7 @@ checkpoint. `good_enough` blocks: no model goes past it that is right too seldom
 that was right most often in all weeks so far: a worse one changes nothing.
 
 For a real slice: the one line at the end of this file,
-    KineticResource(project="my-project", zones=["us-central2-b"], store="gs://my-bucket/kinetic", spot=True)
+    KineticResource(project="my-project", store="gs://my-bucket/kinetic", require_hardware=True, spot=True)
 """
 
 import sys

@@ -130,7 +130,7 @@ class RemoteCallable(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
         from kinetic_orchestration.job import check_terminal, run_to_end, say, tell_of_another, tell_of_requirements
-        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch, other_than_asked
+        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch
 
         if self.options.debug:
             check_terminal()
@@ -138,7 +138,7 @@ class RemoteCallable(Generic[P, R]):
         identity = identity_of(spec)
         with cancel_if_interrupted(spec, identity, say):
             job = launch(spec, identity)
-            tell_of_another(job, other_than_asked(spec, job))
+            tell_of_another(spec, job)
             tell_of_requirements(spec, job)
         return cast(R, run_to_end(job))
 
@@ -217,9 +217,9 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
     from kinetic_orchestration.job import submitted, tell_of_another, tell_of_requirements
-    from kinetic_orchestration.launch import launch, other_than_asked
+    from kinetic_orchestration.launch import launch
 
     job = launch(spec)
-    tell_of_another(job, other_than_asked(spec, job))
+    tell_of_another(spec, job)
     tell_of_requirements(spec, job)
     return submitted(job)

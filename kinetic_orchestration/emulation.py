@@ -67,15 +67,18 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
     if not (settings.require_hardware and plan.stands_in):
         return
     source = settings.sources.get("require_hardware", "")
-    named = "" if source == "KINETIC_REQUIRE_HARDWARE" else f", from {source}"
+    said, allow = "KINETIC_REQUIRE_HARDWARE", "KINETIC_REQUIRE_HARDWARE=false"
+    if source == "argument":
+        said, allow = "require_hardware=True", "require_hardware=False"
+    elif source.startswith("["):
+        said = f"require_hardware of {source}"
     if plan.remote:
         way = UNSET
     else:
         way = "name a project and a store (KINETIC_PROJECT, KINETIC_STORE=gs://…), or an accelerator that is here"
     raise NotEmulated(
-        f"{plan.name} was not run: hardware is required (KINETIC_REQUIRE_HARDWARE{named}), and "
-        f"{plan.slice.name} would be {plan.where}. To have the hardware, {way}; to allow "
-        "emulation, KINETIC_REQUIRE_HARDWARE=false"
+        f"{plan.name} was not run: hardware is required ({said}), and {plan.slice.name} would be {plan.where}. To have "
+        f"the hardware, {way}; to allow emulation, {allow}"
     )
 
 

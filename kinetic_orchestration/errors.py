@@ -72,7 +72,7 @@ class ConflictingSettings(UsageError):
 
 
 class KeyTaken(UsageError):
-    """A key that names a job of another call. Nothing has run."""
+    """A key that names a job of another call, or a step that has one. Nothing has run."""
 
 
 class Unsupported(UsageError):

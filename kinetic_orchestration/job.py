@@ -44,9 +44,6 @@ from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.watch import Memory
 
-if TYPE_CHECKING:
-    from kinetic_orchestration.launch import Other
-
 R = TypeVar("R")
 
 PICTURE_LIMIT = 4 << 20
@@ -416,18 +413,37 @@ class JobHandle(Generic[R]):
 
 def submitted(job: Job) -> JobHandle[Any]:
     """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
-    plan = job.plan()
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
-    say(f"{job.job_id} {verb} {plan.name} on {plan.hardware}{remark(plan, settings.load(deployment=plan.deployment))}")
+    say(f"{job.job_id} {verb} {runs(job)}")
     return JobHandle(job)
 
 
-def tell_of_another(job: Job, other: Other) -> None:
+def runs(job: Job) -> str:
+    """Word what runs, and where: for the first line that anybody reads of a job."""
+    plan = job.plan()
+    return f"{plan.name} on {plan.hardware}{remark(plan, settings.load(deployment=plan.deployment))}"
+
+
+def profile_of(job: Job) -> str:
+    """Return where the profile of a job lies; "" if there is none, or if the store does not tell."""
+    try:
+        return JobHandle[Any](job).profile_dir()
+    except KineticError:  # it is worth no step
+        return ""
+
+
+def another(spec: JobSpec, job: Job) -> tuple[str, bool]:
+    """Word what of a job that was found again is another than its launch says, and tell whether it has ended."""
+    from kinetic_orchestration.launch import other_than_asked
+
+    other = other_than_asked(spec, job)
+    ended = bool(other) and JobHandle[Any](job).peek().status.final
+    return other.told(ended=ended), ended
+
+
+def tell_of_another(spec: JobSpec, job: Job) -> None:
     """Warn of what differs between a job that was found again by its key and its launch now."""
-    if not other:
-        return
-    ended = JobHandle(job).peek().status.final
-    told = other.told(ended=ended)
+    told, ended = another(spec, job)
     if told and ended:
         warn(
             f"this key names job {job.job_id}, which was submitted before with {told}, and has ended: its old value is "

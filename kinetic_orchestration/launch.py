@@ -66,6 +66,9 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
     believed, written = trust.of(here), None
     job, is_new = claim(store, backend, identity, believed)
+    strict = spec.options.on_conflict == "error"
+    if strict and not is_new:
+        _refuse_another(spec, identity, act.open_job(job, store, backend, believed))
     if claimed is not None:
         claimed(job)
     if is_new:
@@ -79,8 +82,8 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
         asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
         written = admit(store, job, identity, plan, staged, believed, asked)
     launched = act.open_job(job, store, backend, believed, written=written)
-    if written is None and spec.options.on_conflict == "error":
-        _refuse_another(spec, launched)
+    if strict and is_new and written is None:  # somebody else was quicker
+        _refuse_another(spec, identity, launched)
     try:
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
@@ -178,13 +181,20 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
     return Other(place, (f"{of} {', '.join(names)}",) if names else ())
 
 
-def _refuse_another(spec: JobSpec, job: Job) -> None:
-    if other := other_than_asked(spec, job).told(ended=True):
-        key = f"the key {spec.options.key!r}" if spec.options.key else "what is asked for"
+def _refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
+    """Refuse a job that is of another call. One of an orchestrator's step is ended: nobody else would come for it."""
+    if not (other := other_than_asked(spec, job).told(ended=True)):
+        return
+    found = f"job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error'"
+    if identity.orchestrator == "key":
         raise KeyTaken(
-            f"{key} names job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error': "
-            "nothing has run. Give another key; or, for the value of that job, on_conflict='return'"
+            f"the key {identity.run!r} names {found}: nothing has run. Give another key; or, for the value of that "
+            "job, on_conflict='return'"
         )
+    if Follower(job).step() is not None:
+        raise KeyTaken(f"this step has {found}: its value is not taken, and nothing has run")
+    act.cancel(job, "its step asks for another call now, and on_conflict is 'error'", act.ME, anew=True)
+    raise KeyTaken(f"this step has {found}: it is cancelled, and nothing else has run")
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:
@@ -206,7 +216,7 @@ def settings_for(spec: JobSpec) -> Settings:
     options = check_options(spec.options)
     return settings.load(
         store=options.store, deployment=options.deployment, project=options.project, zone=options.zone,
-        cluster=options.cluster, namespace=options.namespace,
+        cluster=options.cluster, namespace=options.namespace, require_hardware=True if spec.require_hardware else None,
     )  # fmt: skip
 
 

@@ -114,6 +114,7 @@ class JobSpec:
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
     meant: tuple[str, ...] = ()  # what else of the launch means Google Cloud, as its user wrote it
+    require_hardware: bool = False  # whatever the settings say; True refuses every emulation
 
 
 ON_CONFLICT = ("return", "error")  # what becomes of a key that names a job of another call

@@ -215,18 +215,49 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+PROVEN = "**Proven on an emulated Google Cloud, never yet on a TPU"
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_each_page_says_at_its_top_on_what_it_was_proven(path: Path) -> None:
+    assert PROVEN in "\n".join(path.read_text(encoding="utf-8").splitlines()[:12])
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/evaluating.md", "docs/cloud-tpu.md"])
-def test_it_is_said_at_the_top_on_what_it_was_proven_and_where_somebody_chooses_what_ends(name: str) -> None:
-    text = page(name)
-    top = "\n".join(text.splitlines()[:12])
-    assert "**Proven on an emulated Google Cloud, never yet on a TPU" in top
-    chosen = text.partition("## Where it runs")[2] if name == "README.md" else text
+def test_where_somebody_chooses_it_is_said_what_ends(name: str) -> None:
+    chosen = page(name).partition("## Where it runs")[2] if name == "README.md" else page(name)
     assert re.search(r"fixes only.{0,40}ends at v6e", chosen, re.S)
 
 
-def test_what_is_for_production_refuses_emulation_and_the_project_says_alpha() -> None:
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for block in re.findall(r"```bash\n(.*?)```", path.read_text(encoding="utf-8"), re.S):
-            if "KINETIC_STORE=gs://" in block and "emulat" not in block:
-                assert "KINETIC_REQUIRE_HARDWARE=true" in block, path.name
+# A place in the cloud that somebody would copy, in whatever language: a variable, an argument, a line of TOML or of YAML.
+OF_PRODUCTION = re.compile(r"""(?:KINETIC_STORE|\bstore)["']?\s*[=:]\s*["']?(?:\$\w+|gs://(?!emulated|…)[\w$])""")
+REQUIRES = re.compile(r"""require_hardware["']?\s*[=:]\s*["']?true""", re.I)
+
+
+def production() -> dict[str, str]:
+    """Each snippet that sets a store in a bucket: blocks of the pages, and what the examples say of a real slice."""
+    found = {}
+    for path in [*PAGES, *(ROOT / "example_pipelines").glob("**/*.md")]:
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.S | re.M)
+        inline = re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M))
+        for number, block in enumerate([*blocks, *(each for each in inline if "project" in each)]):
+            if OF_PRODUCTION.search(block):
+                found[f"{path.name} {number}"] = block
+    for path in sorted((ROOT / "example_pipelines").glob("*")):
+        if path.is_file() and OF_PRODUCTION.search(text := path.read_text(encoding="utf-8")):
+            found[path.name] = text
+    return found
+
+
+def test_what_is_for_production_refuses_emulation_in_whatever_language() -> None:
+    found = production()
+    languages = {"README.md", "airflow.md", "dagster.md", "settings.md", "cloud-tpu.md", "environments.toml"}
+    assert languages <= {name.split()[0] for name in found}, "or the search finds nothing"
+    assert not [name for name, snippet in found.items() if not REQUIRES.search(snippet)]
+
+
+def test_the_project_says_alpha() -> None:
     assert "Development Status :: 3 - Alpha" in page("pyproject.toml")

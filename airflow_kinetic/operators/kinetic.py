@@ -43,7 +43,7 @@ from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import JobCancelled, JobNotFound, StoreError, UsageError
+from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, StoreError, UsageError
 from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.identity import job_id as job_id_of
 from kinetic_orchestration.profile import Profile
@@ -367,7 +367,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
-        from kinetic_orchestration.launch import settings_for
+        from kinetic_orchestration.launch import planned
 
         place = Place.here(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
@@ -375,12 +375,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         )  # fmt: skip
         if place.is_google:
             spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project))
-        emulation.check(spec, settings_for(spec))  # before anything of a job is written down
+        planned(spec)  # what is refused there is refused before anything is written down
         return spec, place
 
     def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
-        from kinetic_orchestration.launch import find, identity_of, launch, other_than_asked
+        from kinetic_orchestration.job import another
+        from kinetic_orchestration.launch import find, identity_of, launch
         from kinetic_orchestration.stores import open_store
 
         with place.acting():
@@ -413,10 +414,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                         self._take_over(left, cleared=pin.was_cleared(kept, pinned.clears))
                 job = launch(spec, identity, claimed=claimed)
                 self._job = job
+            except KeyTaken as error:  # as it would be in each try
+                raise AirflowFailException(f"{error}. To have what is asked for now, clear the task") from error
             finally:
                 self._launching = False
-            if differs := other_than_asked(spec, job).told(ended=False):
-                self.log.warning("Job %s goes on as it was submitted before, with %s", job.job_id, differs)
+            differs, ended = another(spec, job)
+            if differs:
+                what = "has ended: the task has its value" if ended else "goes on as it is"
+                self.log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)
             return job
 
     def _pinned(self, context: Context, kept: pin.Pin | None) -> pin.Pin:
@@ -493,26 +498,17 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         return value
 
     def _say_where(self, job: Job) -> None:
-        from kinetic_orchestration import settings
+        from kinetic_orchestration.job import runs
 
-        plan = job.plan()
-        remark = emulation.remark(plan, settings.load(deployment=plan.deployment))
         self.log.info(
-            "Job %s. It runs %s on %s%s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, plan.name,
-            plan.hardware, remark, job.job_id,
-        )  # fmt: skip
+            "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, runs(job), job.job_id
+        )
 
     def _show_profile(self, job: Job) -> str:
         """Where it lies; "" if there is none."""
-        from kinetic_orchestration.errors import KineticError
-        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.job import profile_of
 
-        handle: JobHandle[Any] = JobHandle(job)
-        try:
-            place = handle.profile_dir()
-        except KineticError:  # it is worth no task
-            return ""
-        if place:
+        if place := profile_of(job):
             self.log.info("The profile of job %s: %s", job.job_id, names.xprof(place))
             self.kinetic_urls = {**self.kinetic_urls, **url_of_profile(place)}
         return place

@@ -638,6 +638,29 @@ def told_of_clears(marker: str) -> dict[str, Any]:
     return {"same": retried._job.job_id == state.kept["kinetic"]["job_id"]}
 
 
+def refused() -> dict[str, Any]:
+    """A task that needs hardware which is not there."""
+    state, raised = State(), "nothing"
+    try:
+        task_of(counts, accelerator="v5e-1", op_args=["nowhere"]).execute(a_try(state))
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    return {"raised": raised, "kept": state.kept, "requests": state.requests}
+
+
+def refuses_another(marker: str) -> dict[str, Any]:
+    """A retry with another argument, which finds the job of the try before alive and will not have it."""
+    state, raised = State(), "nothing"
+    left = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
+    try:
+        retried = task_of(says_and_waits, op_args=[f"{marker}-2"], on_conflict="error", retries=3)
+        retried.execute(a_try(state, number=2, max_tries=1))
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    left.exception(60)
+    return {"raised": raised, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
 class OnDisk(State):
     """For a process that is killed."""
 
@@ -1059,6 +1082,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         killed_at,
         cleared_with_fewer_retries,
         told_of_clears,
+        refused,
+        refuses_another,
         deleted_and_run_again,
         hung_in_the_upload,
         killed_before_it_opened,

@@ -32,6 +32,10 @@ def test_a_task_on_this_machine_takes_what_is_said_of_money_and_secrets_for_the_
     assert done["xcoms"]["train/return_value"] == "rekrow-eht-fo"
 
 
+def test_a_task_may_ask_for_several_processes(airflow: Airflow, home: Path) -> None:
+    assert airflow("run_dag", home, dag_id="runs_two_processes")["xcoms"]["train/return_value"] == 2
+
+
 def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="waits_on_a_triggerer")
     assert done["states"] == {"train": "success", "after": "success"}

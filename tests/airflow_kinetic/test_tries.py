@@ -134,7 +134,32 @@ def test_a_retry_goes_on_with_its_job_and_tells_that_tasks_were_cleared(
     done = airflow("told_of_clears", home, marker=str(tmp_path / "begun"))
     assert done["same"]
     assert "If so, clear it once more" in done["log"]
-    assert re.search(r"goes on as it was submitted before, with hardware cpu\b.*, not cpu:2", done["log"])
+    assert re.search(r"was submitted before, with hardware cpu\b.*, not cpu:2.*, and goes on as it is", done["log"])
+
+
+def test_a_retry_that_finds_a_job_of_another_argument_says_so_or_is_refused(airflow: Airflow, home: Path) -> None:
+    done = airflow("run_dag", home, dag_id="is_given_another_argument")
+    assert done["states"] == {"takes_it": "success", "refuses_it": "failed"}
+    assert done["xcoms"]["takes_it/return_value"] == 1, "the value of the first try"
+    other = r"was submitted before,? with another value of number"
+    assert re.search(rf"Job job-\w+ {other}, and has ended: the task has its value", done["log"])
+    refused = (
+        rf"this step has job job-\w+, which {other}, and on_conflict is 'error': its value is not taken, and nothing"
+    )
+    assert re.search(
+        rf"AirflowFailException: {refused} has run\. To have what is asked for now, clear the task", done["log"]
+    )
+    assert Path(home, "tries-of-refuses_it").read_text() == "12", "no third try, which would be refused as well"
+
+
+def test_a_job_that_lives_and_is_refused_is_cancelled(airflow: Airflow, home: Path, tmp_path: Path) -> None:
+    done = airflow("refuses_another", home, marker=str(tmp_path / "begun"))
+    assert re.search(
+        r"^AirflowFailException: .* another value of marker, .*: it is cancelled, and nothing else has run",
+        done["raised"],
+    )
+    assert done["status"] == "CANCELLED"
+    assert not (tmp_path / "begun-2").exists()
 
 
 def test_a_kill_gets_through_whatever_lock_the_main_thread_has_just_then(

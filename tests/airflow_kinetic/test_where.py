@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,20 +26,32 @@ def test_a_task_that_means_the_cloud_is_not_trained_on_its_worker(
     dag_id: str, environ: dict[str, str], named: str, airflow: Airflow, home: Path
 ) -> None:
     done = airflow("run_dag", home, dag_id=dag_id, environ=environ)
-    assert done["states"] == {"train": "failed"}
-    assert named in done["log"] and MISSING in done["log"]
+    assert set(done["states"].values()) == {"failed"}
+    assert done["log"].count(MISSING) >= len(done["states"]) and named in done["log"]
     assert not (home / "store").exists()
 
 
 def test_an_emulated_task_says_so_in_its_log_and_in_xcom(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="means_no_cloud")
-    assert done["states"] == {"train": "success"}
-    assert done["xcoms"]["train/kinetic_where"] == "emulated on this machine's CPU"
-    assert "v5e-1: 1 chip (1x1), 1 host × 1 chip, emulated on this machine's CPU" in done["log"]
-    [event] = done["events"]
-    assert (event["where"], event["emulated"]) == ("emulated on this machine's CPU", True)
+    assert done["states"] == {"train": "success", "deferred": "success"}
+    for task in done["states"]:
+        assert done["xcoms"][f"{task}/kinetic_where"] == "emulated on this machine's CPU"
+        first = rf"It runs {task} on v5e-1: 1 chip \(1x1\), 1 host × 1 chip, emulated on this machine's CPU"
+        assert re.search(first, done["log"])
+    assert [(event["where"], event["emulated"]) for event in done["events"]] == [
+        ("emulated on this machine's CPU", True)
+    ] * 2
+    assert len(re.findall(r"cost: \$0\.00 on this machine; .* list price of 20\d\d-\d\d", done["log"])) == 2
 
 
 def test_required_hardware_refuses_a_task(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="means_no_cloud", environ={"KINETIC_REQUIRE_HARDWARE": "true"})
-    assert done["states"] == {"train": "failed"} and "hardware is required" in done["log"]
+    assert done["states"] == {"train": "failed", "deferred": "failed"}
+    assert done["log"].count("hardware is required") >= 2
+    assert not (home / "store").exists()
+
+
+def test_a_task_that_is_refused_keeps_nothing_in_its_state(airflow: Airflow, home: Path) -> None:
+    done = airflow("refused", home, environ={"KINETIC_REQUIRE_HARDWARE": "true"})
+    assert "hardware is required" in done["raised"]
+    assert (done["kept"], done["requests"]) == ({}, 0)

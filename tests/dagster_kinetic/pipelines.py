@@ -96,3 +96,13 @@ def doubling():
 
 patient_job = dg.define_asset_job("patient_job", [patient])
 defs = dg.Definitions([patient], jobs=[patient_job, doubling], resources={"kinetic": KineticResource()})
+
+
+def waits(number: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return number
+
+
+def how_many() -> str:
+    """Of how many processes this one is."""
+    return os.environ["WORLD_SIZE"]

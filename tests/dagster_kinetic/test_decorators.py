@@ -349,7 +349,7 @@ def takes_nothing(): ...
         (lambda: kinetic_asset(takes_nothing), UsageError, "@kinetic_asset(accelerator="),
         (lambda: kinetic_op(takes_nothing), UsageError, "@kinetic_op(accelerator="),
         (lambda: kinetic_asset(accelerator="cpu", volumes={"data": 1})(takes_nothing), UsageError, "not absolute"),
-        (lambda: kinetic_asset(accelerator="cpu")(generates), NotAFunction, "return one value"),
+        (lambda: kinetic_asset(accelerator="cpu")(generates), NotAFunction, "return them, as list(...)"),
         (lambda: kinetic_asset(accelerator="cpu")(takes_context), UsageError, "host: HostContext"),
         (lambda: kinetic_asset(accelerator="cpu")(takes_client), UsageError, "'client', which cannot travel"),
         (lambda: kinetic_asset(accelerator="cpu")(takes_injected), UsageError, "'s3', which cannot travel"),
@@ -373,7 +373,11 @@ def takes_nothing(): ...
             "take a parameter 'selected'",
         ),
         (lambda: kinetic_multi_asset(takes(int)), UsageError, "@kinetic_multi_asset(accelerator="),
-        (lambda: kinetic_asset(accelerator="cpu")(functools.partial(generates, 1)), NotAFunction, "return one value"),
+        (
+            lambda: kinetic_asset(accelerator="cpu")(functools.partial(generates, 1)),
+            NotAFunction,
+            "return them, as list(...)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_written(decorate, kind, says):

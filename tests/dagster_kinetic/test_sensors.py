@@ -180,6 +180,7 @@ def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks
     [made] = result.asset_materializations_for_node("ranker")
     assert (made.partition, made.metadata["week"].value) == ("w2", "w2")
     assert made.metadata["kinetic/job_id"].value == ticket_of(instance, run).job
+    assert made.metadata["kinetic/where"].value == "this machine's CPU"
     [check] = result.get_asset_check_evaluations()
     assert check.passed
     daemon.tick()

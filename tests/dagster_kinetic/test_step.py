@@ -1,11 +1,14 @@
 """One job as one step: what reaches the hosts, what comes back, what is told of it, and which job a retry means."""
 
+import re
+
 import dagster as dg
 import pytest
 from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 
 from dagster_kinetic import KineticResource, kinetic_asset
+from kinetic_orchestration import JobStatus, attach
 
 from . import pipelines
 from .stored import captured, made_of, messages
@@ -107,3 +110,39 @@ def test_a_resumed_run_goes_on_where_its_parent_failed_and_a_new_one_begins(inst
     first = job.execute_in_process(instance=instance, raise_on_error=False)
     run = instance.create_run_for_job(job, parent_run_id=first.run_id, root_run_id=first.run_id, tags=tags)
     assert execute_run(InMemoryJob(job), run, instance, raise_on_error=False).success is bool(tags)
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+def test_a_retry_that_finds_a_job_of_other_arguments_says_so_or_is_refused(instance, tmp_path, ended):
+    """Both ways: the value of what was asked for before, which is the default, or no value at all."""
+    tries: list[str] = []
+
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=2))
+    def adopts(context: dg.AssetExecutionContext, kinetic: KineticResource):
+        tries.append("x")
+        for on_conflict in ("return", "error"):
+            more = {"context": context, "key": on_conflict, "on_conflict": on_conflict}
+            job = kinetic.submit(pipelines.waits, (len(tries), 0 if ended else 60), accelerator="cpu", **more)
+            if ended:
+                assert job.result() == 1, "that of the first try"
+            elif on_conflict == "return" and len(tries) == 2:
+                job.cancel("the test has seen it")
+        raise RuntimeError("lost its worker")
+
+    result = dg.materialize([adopts], instance=instance, resources=RESOURCES, raise_on_error=False)
+    assert len(tries) == 2, "no retry would help"
+    failure = result.failure_data_for_node("adopts").error.to_string()
+    other = r"job (job-\w+), which was submitted before with another value of number"
+    refused = re.search(
+        rf"this step has {other}, and on_conflict is 'error': (.*) To have .* materialize it anew", failure
+    )
+    assert refused is not None, failure
+    assert attach(refused[1]).status() is (JobStatus.SUCCEEDED if ended else JobStatus.CANCELLED)
+    assert refused[2].endswith("not taken, and nothing has run." if ended else "cancelled, and nothing else has run.")
+    [warned] = [text for text in messages(instance, result) if re.search(other, text) and "on_conflict" not in text]
+    assert ("has the value of" if ended else "goes on with") in warned
+
+
+def test_one_process_for_each_processor_where_that_is_asked_for():
+    asset = kinetic_asset(accelerator="cpu:2", processes=2)(pipelines.how_many)
+    assert asset(dg.build_asset_context(), kinetic=KineticResource()) == "2"

@@ -1,19 +1,26 @@
 """A step's job is refused if it could only be emulated though Google Cloud is meant; else it is said where it runs."""
 
-from __future__ import annotations
-
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from dagster_kinetic import HostContext, KineticResource, kinetic_asset
+from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset
 from kinetic_orchestration.errors import NotEmulated
 
 from .stored import made_of
+from .test_component import materialized
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*parse_obj_as"),  # by Dagster, as it reads YAML,
+    pytest.mark.filterwarnings("ignore:.*is currently in beta"),  # and as it notes where that is
+]
 
 MISSING = r"KINETIC_STORE=gs://my-bucket/kinetic \(or store=\)"
+HERE = "emulated on this machine's CPU"
 
 
 @kinetic_asset(accelerator="v5e-1")
@@ -24,6 +31,47 @@ def ranker(host: HostContext) -> int:
 @kinetic_asset(accelerator="v5e-1", spot=True)
 def cheap(host: HostContext) -> int:
     return host.host_count
+
+
+@kinetic_asset(accelerator="v5e-1", detached=True)
+def detached(host: HostContext) -> int:
+    return host.host_count
+
+
+@dg.asset
+def submitted(kinetic: KineticResource) -> str:
+    return kinetic.submit(len, ["ab"], accelerator="v5e-1").job_id
+
+
+@dg.asset
+def swept(kinetic: KineticResource) -> int:
+    return len(kinetic.map(len, ["a", "bc"], accelerator="v5e-1", input_mode="single"))
+
+
+@dg.asset
+def piped(context: dg.AssetExecutionContext, pipes: PipesKineticClient) -> Any:
+    program = "import dagster_pipes as d\nwith d.open_dagster_pipes() as p: p.report_asset_materialization({})"
+    folder = Path(__file__).parent / "live"
+    ran = pipes.run(context=context, command=[sys.executable, "-c", program], cwd=folder, accelerator="v5e-1")
+    return ran.get_materialize_result()
+
+
+def in_python(asset: dg.AssetsDefinition) -> Callable[..., dg.ExecuteInProcessResult]:
+    def run(settings: dict[str, Any], **more: Any) -> dg.ExecuteInProcessResult:
+        kinetic = KineticResource(**settings)
+        resources = {"pipes": PipesKineticClient(kinetic)} if asset is piped else {"kinetic": kinetic}
+        return dg.materialize([asset], resources=resources, **more)
+
+    return run
+
+
+def in_yaml(settings: dict[str, Any], **more: Any) -> dg.ExecuteInProcessResult:
+    asked = {"function": ".train.train", "accelerator": "v5e-1", "assets": [{"key": "in_yaml"}], "kinetic": settings}
+    return materialized(asked, {"train.py": "def train():\n    return {}\n"}, **more)[0]
+
+
+FACES = {each.key.to_user_string(): in_python(each) for each in (ranker, detached, submitted, swept, piped)}
+FACES["in_yaml"] = in_yaml
 
 
 @pytest.mark.parametrize(
@@ -40,35 +88,35 @@ def test_a_step_that_means_the_cloud_is_not_trained_on_its_worker(
     asset: dg.AssetsDefinition, given: dict[str, Any], named: str, home: Path
 ) -> None:
     with pytest.raises(NotEmulated, match=MISSING) as refused:
-        dg.materialize([asset], resources={"kinetic": KineticResource(**given)})
+        in_python(asset)(given)
     assert named in str(refused.value)
     assert not (home / "store").exists()
 
 
-def test_many_jobs_of_one_step_are_refused_as_one(home: Path) -> None:
-    @dg.asset
-    def sweep(kinetic: KineticResource) -> int:
-        return len(kinetic.map(len, ["a", "bc"], accelerator="v5e-1", input_mode="single"))
-
+@pytest.mark.filterwarnings("ignore:.*no meaning")
+@pytest.mark.parametrize("face", FACES)
+def test_whatever_runs_it_a_job_is_refused_before_anything_is_written(
+    face: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotEmulated, match=MISSING):
-        dg.materialize([sweep], resources={"kinetic": KineticResource(project="p")})
-
-
-@pytest.mark.filterwarnings("ignore:.*no meaning")
-def test_an_emulated_step_says_so_in_its_metadata_and_its_log(home: Path, new_instance: Any) -> None:
-    resource = KineticResource(project="p", backend="local")
-    with new_instance() as instance:
-        result = dg.materialize([ranker], instance=instance, resources={"kinetic": resource})
-        said = [entry.user_message for entry in instance.all_logs(result.run_id)]
-    made = made_of(result, "ranker")
-    assert made["kinetic/where"] == "emulated on this machine's CPU" and made["kinetic/emulated"] is True
-    assert made["kinetic/cost_prices"].startswith("list price of 20")
-    [first] = [text for text in said if " runs ranker on " in text]
-    assert first.endswith("emulated on this machine's CPU") and "Cloud TPU" not in first
-
-
-@pytest.mark.filterwarnings("ignore:.*no meaning")
-def test_required_hardware_refuses_a_step(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        FACES[face]({"project": "p"})
+    with pytest.raises(NotEmulated, match=r"hardware is required \(require_hardware=True\).*, require_hardware=False"):
+        FACES[face]({"backend": "local", "require_hardware": True})
     monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
-    with pytest.raises(NotEmulated, match="hardware is required"):
-        dg.materialize([ranker], resources={"kinetic": KineticResource(backend="local")})
+    with pytest.raises(NotEmulated, match=r"hardware is required \(KINETIC_REQUIRE_HARDWARE\)"):
+        FACES[face]({"backend": "local"})
+    assert not (home / "store").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*no meaning")
+@pytest.mark.parametrize("face", [name for name in FACES if name != "submitted"])
+def test_an_emulated_step_says_so_in_its_metadata_and_its_log(face: str, home: Path, new_instance: Any) -> None:
+    with new_instance() as instance:
+        result = FACES[face]({"project": "p", "backend": "local"}, instance=instance)
+        said = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    [first] = [text for text in said if " runs " in text or " jobs run " in text]
+    assert HERE in first and "Cloud TPU" not in first
+    if face != "detached":  # which a second run makes
+        made = made_of(result, face)
+        assert made["kinetic/where"] == HERE and made["kinetic/emulated"] is True
+        assert made["kinetic/cost_prices"].startswith("list price of 20")

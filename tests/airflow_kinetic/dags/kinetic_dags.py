@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -120,6 +121,40 @@ def is_retried():
         return path.read_text()
 
     train("{{ dag_run.conf['marker'] }}")
+
+
+def given(number: str) -> str:
+    return number
+
+
+def notes_its_try(context) -> None:
+    with Path(os.environ["KINETIC_HOME"], f"tries-of-{context['ti'].task_id}").open("a") as tries:
+        tries.write(str(context["ti"].try_number))
+
+
+def loses_its_worker_once(context, result) -> None:
+    """After the job has ended, and before Airflow has heard of it."""
+    if context["ti"].try_number == 1:
+        raise RuntimeError("as a worker that is lost")
+
+
+@dag(schedule=None)
+def is_given_another_argument():
+    for task_id, on_conflict in (("takes_it", "return"), ("refuses_it", "error")):
+        KineticTPUOperator(
+            task_id=task_id, python_callable=given, op_args=["{{ ti.try_number }}"], accelerator="cpu",
+            on_conflict=on_conflict, retries=2, retry_delay=timedelta(0), pre_execute=notes_its_try,
+            post_execute=loses_its_worker_once, deferrable=False,
+        )  # fmt: skip
+
+
+@dag(schedule=None)
+def runs_two_processes():
+    @task.kinetic(accelerator="cpu:2", processes=2)
+    def train() -> str:
+        return os.environ["WORLD_SIZE"]
+
+    train()
 
 
 @dag(schedule=None)
@@ -242,6 +277,6 @@ def senses():
 for declare in (
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, makes_an_asset,
-    is_out_of_time, is_given_no_json, senses,
+    is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,
 ):  # fmt: skip
     declare()

@@ -11,12 +11,17 @@ def means_no_cloud():
     def train() -> int:
         return 1
 
+    @task.kinetic(accelerator="v5e-1", outlets=[Asset("deferred_somewhere")], deferrable=True)
+    def deferred() -> int:
+        return 1
+
     train()
+    deferred()
 
 
 @dag(schedule=None)
 def names_zones():
-    @task.kinetic(accelerator="v5e-1", zones=["us-west4-a"], deferrable=False)
+    @task.kinetic(accelerator="v5e-1", zones=["us-west4-a"], deferrable=True)
     def train() -> int:
         return 1
 
