@@ -249,6 +249,30 @@ def declare_mapped(
     return {"refused": refused}
 
 
+def declare_generators() -> dict[str, Any]:
+    """The same of a function that yields, by each way to declare a task."""
+    from airflow.sdk import DAG, task
+
+    from airflow_kinetic import KineticTPUOperator, kinetic_task
+
+    def yields(number: int) -> Any:
+        yield number
+
+    refused = []
+    for declared in (
+        lambda: KineticTPUOperator(task_id="t", python_callable=yields),
+        lambda: KineticTPUOperator.partial(task_id="t", python_callable=yields).expand(op_args=[[1], [2]]),
+        lambda: kinetic_task(accelerator="cpu")(yields)(1),
+        lambda: task.kinetic(accelerator="cpu")(yields).expand(number=[1, 2]),
+    ):
+        with DAG("declared", schedule=None):
+            try:
+                refused.append(str(declared()))
+            except TypeError as error:
+                refused.append(f"{type(error).__name__}: {error}")
+    return {"refused": refused}
+
+
 def decisions(dag_id: str, task_id: str, exceptions: list[str]) -> dict[str, Any]:
     """What a task's retry policy says of some failures."""
     import airflow_kinetic.exceptions
@@ -1069,6 +1093,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         provider,
         declare,
         declare_mapped,
+        declare_generators,
         decisions,
         tasks_of,
         killed_and_retried,

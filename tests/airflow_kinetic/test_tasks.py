@@ -219,6 +219,12 @@ def test_a_mapped_task_is_refused_while_the_dag_is_parsed(
     assert [text[: len(told)] for text in refused] == [told] * len(ways)
 
 
+def test_a_generator_is_refused_while_the_dag_is_parsed(airflow: Airflow, tmp_path: Path) -> None:
+    told = "NotAFunction: yields is a generator, which cannot give its values from another machine: return them"
+    refused = airflow("declare_generators", tmp_path / "home")["refused"]
+    assert [text[: len(told)] for text in refused] == [told] * 4
+
+
 def test_what_a_mapped_task_is_given_by_another_one_is_not_refused_before(airflow: Airflow, tmp_path: Path) -> None:
     given: dict[str, Any] = {"accelerator": "{{ params.slice }}", "durable": False, "deferrable": False}
     ways = ["operator", "decorator", "overridden", "of_another", "of_a_subclass", "in_a_mapped_group"]

@@ -171,6 +171,7 @@ def test_a_resource_of_the_project(tmp_path):
         ),
         ({"accelerator": "cpu", "command": ["true"], "options": {"accelerator": "v5e-8"}}, "stands beside `options`"),
         ({"accelerator": "cpu", "function": "tests.dagster_kinetic.pipelines.numbers"}, "give the function itself"),
+        ({"accelerator": "cpu", "function": "tests.dagster_kinetic.test_decorators.generates"}, "is a generator"),
         ({"accelerator": "cpu", "command": "true"}, "command"),
         ({"accelerator": "cpu", "command": ["true"], "colour": "red"}, "colour"),
     ],
