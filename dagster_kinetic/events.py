@@ -126,8 +126,7 @@ class Narrator:
         if missed:
             text += f" (after {missed} more {'change' if missed == 1 else 'changes'})"
         if change.phase in FINAL and self._held:
-            hosts = "1 host" if self._handle.hosts == 1 else f"{self._handle.hosts} hosts"
-            text += f"; tearing down: {hosts} of {self._handle.accelerator}"
+            text += f"; tearing down: {self._handle.crew} of {self._handle.accelerator}"
         getattr(self._context.log, level)(text)
 
 

@@ -128,7 +128,7 @@ def _together(costs: Sequence[Estimate]) -> dict[str, Any]:
         "held_seconds": round(sum(cost.ready_seconds for cost in costs), 3),
         "chip_hours": sum(cost.chip_hours for cost in costs),
         "cost_usd_estimate": sum(known) if len(known) == len(priced) else None,
-        "cost_prices": "; ".join(dict.fromkeys(cost.note for cost in costs)),
+        "cost_prices": "; ".join(dict.fromkeys(cost.note for cost in costs if cost.note)),
     }
 
 

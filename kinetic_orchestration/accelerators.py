@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -57,16 +57,20 @@ class Slice:
     def shape(self) -> str:
         """The same for people, without a word of where it is."""
         if self.kind == "tpu":
-            hosts = f"{_count(self.hosts, 'host')} × {_count(self.chips_per_host, 'chip')}"
+            hosts = f"{self.crew()} × {_count(self.chips_per_host, 'chip')}"
             return f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}"
-        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, 1 host"
+        return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, {self.crew()}"
+
+    def crew(self, slices: int = 1) -> str:
+        """Describe, for people, what runs the function on so many of it: hosts, or processes that share one."""
+        if self.kind == "tpu":
+            return _count(self.hosts * slices, "host")
+        return f"1 host, {self.hosts} processes" if self.hosts > 1 else "1 host"
 
     def __str__(self) -> str:
         text = self.shape
         if self.kind == "tpu":
             text += f", Cloud TPU {self.accelerator_type}" if self.accelerator_type else ", through GKE"
-        if self.kind != "tpu" and self.hosts > 1:
-            text += f", {self.hosts} processes"
         return f"{text}, spot" if self.spot else text
 
     def to_json(self) -> dict[str, Any]:
@@ -311,8 +315,9 @@ _GPUS: dict[str, _Gpu] = {
 _TPU_NAMES = {alias: tpu for tpu in _TPUS.values() for alias in (tpu.name, *tpu.aliases)}
 _GPU_NAMES = {alias: gpu for gpu in _GPUS.values() for alias in (gpu.name, gpu.gke_label)}
 
-# What Kinetic gives for a bare number: the most capable hardware that it sells in exactly that size.
-_GPU_BY_COUNT = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100-80gb"}
+MOST_GPUS = 64  # of no named model
+_GPUS_BARE = (1, 2, 4, 8, 16)  # a number alone counts GPUs where Kinetic sells so many; any other counts chips
+# What Kinetic gives for a bare number of chips: the most capable hardware that it sells in exactly that size.
 _TPU_BY_CHIPS = {1: "v5e", 4: "v5e", 8: "v6e", 16: "v6e", 32: "v5p", 64: "v5e", 128: "v5e", 256: "v5e"}
 _TPU_BY_CHIPS |= {512: "v4", 1024: "v4", 2048: "v4", 4096: "v4"}
 
@@ -338,13 +343,12 @@ def parse(name: str) -> Slice:
     if kind == "cpu":
         found = _cpu(rest)
     if kind in ("", "gpu"):
-        found = _gpu(rest)
+        found = _any_gpus(rest, range(1, MOST_GPUS + 1) if kind else _GPUS_BARE) or _gpu(rest)
     if kind in ("", "tpu") and found is None:
         found = _tpu(rest)
     if found is None:
         raise UnknownAccelerator(_explain(name, kind, rest))
-    whichever = found.kind == "gpu" and (rest == "" or _is_number(rest) or text == "gpu")
-    return replace(found, spot=spot and found.kind != "cpu", whichever=whichever)
+    return replace(found, spot=spot and found.kind != "cpu")
 
 
 def from_accelerator_type(name: str) -> Slice:
@@ -359,17 +363,6 @@ def from_accelerator_type(name: str) -> Slice:
     if rest or chips not in tpu.topologies or chips > tpu.cloud_largest:
         raise UnknownAccelerator(_explain_cloud_size(name, tpu, int(match[2])))
     return tpu.slice(chips)
-
-
-def unnamed(slice: Slice) -> Slice:
-    """Strip a slice that names no model of what would be true of the model that Kinetic means by it."""
-    return replace(
-        slice,
-        name="gpu" if slice.chips == 1 else f"gpu:{slice.chips}",
-        generation="gpu",
-        hbm_gib_per_chip=0,
-        peak_bf16_tflops_per_chip=0,
-    )
 
 
 def by_process(slice: Slice) -> Slice:
@@ -417,7 +410,7 @@ def link(slice: Slice) -> str:
 def _split(text: str) -> tuple[str, str]:
     """What kind the name insists on, and the name without that."""
     if text in ("tpu", "gpu", "cpu"):
-        return text, {"tpu": "v5e", "gpu": "l4", "cpu": "1"}[text]
+        return text, {"tpu": "v5e", "gpu": "1", "cpu": "1"}[text]
     match = _PREFIX.fullmatch(text)
     return (match[1] or match[2], match[3]) if match else ("", text)
 
@@ -447,10 +440,15 @@ def _cpu_of(devices: int) -> Slice:
     )
 
 
+def _any_gpus(rest: str, counts: Collection[int]) -> Slice | None:
+    """So many GPUs of no named model: nothing is known of them."""
+    if not _is_number(rest) or int(rest) not in counts:
+        return None
+    any_model = _Gpu("gpu", "", (), 0, 0, "").slice(int(rest))
+    return replace(any_model, name="gpu" if any_model.chips == 1 else f"gpu:{any_model.chips}", whichever=True)
+
+
 def _gpu(rest: str) -> Slice | None:
-    if _is_number(rest):
-        name = _GPU_BY_COUNT.get(int(rest))
-        return _GPUS[name].slice(int(rest)) if name else None
     if rest in _GPU_NAMES:
         return _GPU_NAMES[rest].slice(1)
     match = _GPUS_TIMES.fullmatch(rest)
@@ -510,7 +508,7 @@ def _explain_announced(name: str) -> str:
 
 
 def _explain_number(kind: str, number: int) -> str:
-    gpus = f"GPUs come {_either(_GPU_BY_COUNT)} to a host (gpu:4)"
+    gpus = f"gpu:N is 1 to {MOST_GPUS} GPUs of any model"
     tpus = f"a bare number of TPU chips is {_either(_TPU_BY_CHIPS)} (tpu:8)"
     sized = [tpu.slice(number).name for tpu in _TPUS.values() if number in tpu.topologies]
     if kind == "gpu":

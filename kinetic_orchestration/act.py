@@ -230,6 +230,7 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
     limits = plan.limits
     return lifecycle.Policy(
         hosts=plan.hosts,
+        crew=plan.crew,
         user=plan.retry.user,
         preemption=plan.retry.preemption,
         infra=plan.retry.infra,

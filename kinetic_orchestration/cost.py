@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+NO_PRICE = "no price known"
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     usd_per_chip_hour: float
@@ -145,7 +148,7 @@ def estimate(
         chip_hours=chip_hours,
         usd=per_hour.usd_per_chip_hour * chip_hours if per_hour else None,
         usd_per_chip_hour=per_hour.usd_per_chip_hour if per_hour else None,
-        note=per_hour.source if per_hour else "no price known",
+        note=per_hour.source if per_hour else "" if uncharged else NO_PRICE,
         date=per_hour.date if per_hour else "",
         uncharged=uncharged,
         spot=spot or slice.spot,
@@ -166,7 +169,7 @@ def together(parts: Sequence[Estimate], *, attempts: int, queued: float, ready: 
         chip_hours=chip_hours,
         usd=usd,
         usd_per_chip_hour=rate,
-        note="; ".join(dict.fromkeys(part.note for part in parts)),
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
         attempts=attempts,
         queued_seconds=queued,
         ready_seconds=ready,
@@ -213,10 +216,11 @@ def affordable(
 def line(estimate: Estimate) -> str:
     """The line that people see when a job ends."""
     here = "$0.00 on this machine" if estimate.uncharged else ""
-    if estimate.uncharged and not estimate.chip_hours:
+    priced = estimate.usd is not None and estimate.usd_per_chip_hour is not None
+    if estimate.uncharged and not (priced and estimate.chip_hours):
         return f"cost: {here}"
     if estimate.usd is None or estimate.usd_per_chip_hour is None:
-        there = f"no price known for {estimate.hardware} ({_hours(estimate.chip_hours)})"
+        there = f"{NO_PRICE} for {estimate.hardware} ({_hours(estimate.chip_hours)})"
     else:
         where = f"{estimate.hardware} in {estimate.region}" if estimate.region else estimate.hardware
         rate = f"{_hours(estimate.chip_hours)} at {_rate(estimate.usd_per_chip_hour)}, {estimate.note}"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from kinetic_orchestration.errors import NotEmulated
+from kinetic_orchestration.errors import NotEmulated, Unsupported
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm, slice_of
+from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm, not_on_cloud, slice_of
 from kinetic_orchestration.values import Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -38,8 +38,8 @@ def check(spec: JobSpec, settings: Settings) -> None:
     if not found:
         return
     means = f"{spec.name} was not run: {', '.join(found)} {'mean' if len(found) > 1 else 'means'} Google Cloud"
-    if slice_of(spec.options).kind != "tpu":
-        raise NotEmulated(f"{means}, where jobs get TPUs only. To run it on this machine: {HERE}")
+    if reason := not_on_cloud(slice_of(spec.options)):
+        raise Unsupported(f"{means}, and {reason}")
     missing = [
         *(() if settings.project else ("KINETIC_PROJECT=my-project (or project=)",)),
         *(() if bucket else ("KINETIC_STORE=gs://my-bucket/kinetic (or store=)",)),
@@ -89,12 +89,14 @@ def remark(plan: Plan, settings: Settings) -> str:
     return f" (GOOGLE_CLOUD_PROJECT={settings.project} alone means no cloud: that takes KINETIC_STORE=gs://… as well)"
 
 
+def said_of_cloud(options: Options) -> tuple[str, ...]:
+    """Return which fields of `cloud=` somebody has set."""
+    cloud, silent = options.cloud or TpuVm(), TpuVm()
+    return tuple(entry.name for entry in fields(TpuVm) if getattr(cloud, entry.name) != getattr(silent, entry.name))
+
+
 def _of_options(options: Options) -> list[str]:
-    if options.cloud is None:
-        return []
-    silent = TpuVm()
-    said = [entry.name for entry in fields(TpuVm) if getattr(options.cloud, entry.name) != getattr(silent, entry.name)]
-    return [_written(name, _plain(getattr(options.cloud, name))) for name in said]
+    return [_written(name, _plain(getattr(options.cloud, name))) for name in said_of_cloud(options)]
 
 
 def _of_settings(settings: Settings) -> list[str]:

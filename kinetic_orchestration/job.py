@@ -338,6 +338,11 @@ class JobHandle(Generic[R]):
         """How many hosts each attempt has."""
         return self._job.policy.hosts
 
+    @property
+    def crew(self) -> str:
+        """Describe them for people: "4 hosts", or "1 host, 2 processes"."""
+        return self._job.policy.crew
+
     def zones(self) -> list[str]:
         """Where its attempts have had hosts, in their order; none on this machine."""
         stays = bill.stays(self._job.store, self.job_id)

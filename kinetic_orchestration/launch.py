@@ -97,9 +97,11 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     return launched
 
 
-def planned(spec: JobSpec) -> tuple[Plan, Settings, Backend]:
-    """PLAN, as far as it goes without asking anybody: refused if it would be emulated though hardware is meant."""
-    here = settings_for(spec)
+def planned(spec: JobSpec, here: Settings | None = None) -> tuple[Plan, Settings, Backend]:
+    """PLAN, as far as it goes without asking anybody: refused if it would be emulated though hardware is meant.
+    `here`: other settings than the spec's own, for a dry run.
+    """
+    here = here or settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     backend = open_backend(plan.backend, here)
     backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation

@@ -59,6 +59,7 @@ class Policy(NamedTuple):
     """What a plan asks of the rules."""
 
     hosts: int = 1
+    crew: str = "1 host"  # the same for people, as a slice tells it: several of one machine are processes
     user: int = 0
     preemption: int = 100
     infra: int = 3
@@ -167,7 +168,7 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
     if verdict.kind == wire.COMMITTED:
         outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=shown(cursor))
         # It was over before anybody had looked: every host has ended well, so all of them have been running.
-        ran = () if cursor.phase == "running" else _tell(cursor, "running", _hosts(policy))
+        ran = () if cursor.phase == "running" else _tell(cursor, "running", policy.crew)
         return Step(cursor, (Release(cursor.attempt),), (*ran, *_tell(cursor, "succeeded", "")), outcome)
     cause = classify(verdict)
     budget, status = rule_of(cause)
@@ -249,9 +250,9 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     """The phase an attempt is in, from what its hosts and its backend say."""
     states = [beat.state for beat in seen.beats if beat is not None]
     if len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
-        phase, message = "running", _hosts(policy)
+        phase, message = "running", policy.crew
     elif states:
-        phase, message = "preparing", f"{len(states)} of {policy.hosts} hosts have started"
+        phase, message = "preparing", f"{len(states)} of {policy.crew.removeprefix('1 host, ')} have started"
     elif seen.observation.state in (QUEUED, PROVISIONING):
         phase, message = seen.observation.state, seen.observation.message
     else:
@@ -260,10 +261,6 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     if cursor.phase in order and order.index(phase) <= order.index(cursor.phase):
         return cursor, ()
     return cursor._replace(phase=phase), (Change(phase, message, cursor.attempt),)
-
-
-def _hosts(policy: Policy) -> str:
-    return f"{policy.hosts} host{'s' if policy.hosts > 1 else ''}"
 
 
 def _tell(cursor: Cursor, phase: str, message: str) -> tuple[Change, ...]:

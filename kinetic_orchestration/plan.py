@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from kinetic_orchestration import emulation, profile, regions
-from kinetic_orchestration.accelerators import Slice, by_process, unnamed
+from kinetic_orchestration.accelerators import Slice, by_process
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
@@ -24,6 +24,7 @@ from kinetic_orchestration.spec import (
     TpuVm,
     check_keras_backend,
     image_of,
+    not_on_cloud,
     processes_of,
     refuse,
     slice_of,
@@ -39,6 +40,7 @@ IGNORED = {
     LOCAL: ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
     TPU_VM: ("base_image_repo", "cluster", "namespace"),
 }
+OF_ANY_BACKEND = ("accelerator_type", "num_slices", "labels")  # of TpuVm
 DAY = 86400.0
 PROVISION = 6 * 3600.0  # a slice that costs money has limits: without them, these
 RUN = DAY
@@ -66,14 +68,11 @@ def make_plan(
     backend = backend_of(options, settings)
     slice_ = slice_of(options)
     processes = processes_of(options, slice_)
-    if backend == LOCAL:
-        slice_ = unnamed(slice_) if slice_.whichever else slice_
-        slice_ = by_process(slice_) if processes > 1 else slice_
-    for name in IGNORED[backend]:
-        if name == "project" and options.secrets:  # which are read there, wherever the job runs
-            continue
-        if image_of(options) if name == "container_image" else getattr(options, name):
-            warn_once(f"{name}= has no meaning on the {backend} backend and is ignored there")
+    if backend == LOCAL and processes > 1:
+        slice_ = by_process(slice_)
+    if unused := tuple(_ignored(options, backend)):
+        have, are = ("has", "is") if len(unused) == 1 else ("have", "are")
+        warn_once(f"{', '.join(unused)} {have} no meaning on the {backend} backend and {are} ignored there")
     _tell_of_kinetics_settings(environ or {})
     env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
     _tell_of_secrets(spec)
@@ -88,7 +87,7 @@ def make_plan(
         _check_local(options)
         cloud: dict[str, Any] = {"secret_refs": dict(options.secrets or {})}
     else:
-        _check_remote(options, settings, backend)
+        _check_remote(options, settings, backend, slice_)
         limits = replace(limits, provision=limits.provision or PROVISION, run=limits.run or RUN)
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
@@ -146,7 +145,21 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
     return found
 
 
-def _check_remote(options: Options, settings: Settings, backend: str) -> None:
+def _ignored(options: Options, backend: str) -> Iterator[str]:
+    """What was asked for and means nothing on the backend."""
+    for name in IGNORED[backend]:
+        if name == "project" and options.secrets:  # which are read there, wherever the job runs
+            continue
+        if image_of(options) if name == "container_image" else getattr(options, name):
+            yield f"{name}="
+    cloud = [f"{name}=…" for name in emulation.said_of_cloud(options) if name not in OF_ANY_BACKEND]
+    if backend == LOCAL and cloud:
+        yield f"cloud=TpuVm({', '.join(cloud)})"
+
+
+def _check_remote(options: Options, settings: Settings, backend: str, slice_: Slice) -> None:
+    if reason := not_on_cloud(slice_):
+        raise Unsupported(reason)
     if not settings.store.startswith("gs://"):
         raise UsageError(
             f"the {backend} backend needs a store that its hosts can reach, and {settings.store} is a folder of this "

@@ -258,6 +258,30 @@ def slice_of(options: Options) -> accelerators.Slice:
     return accelerators.parse(options.accelerator)
 
 
+def not_on_cloud(slice_: accelerators.Slice) -> str:
+    """Return why the cloud backend cannot have a slice, and what works instead; "" if it can. Everybody who refuses one
+    says this: `plan`, a launch, an orchestrator's task.
+    """
+    if slice_.kind != "tpu":
+        gpus = "GPU" if slice_.chips == 1 else "GPUs"
+        where = "this machine's CPU" if slice_.kind == "cpu" else f"a machine that has the {gpus}"
+        return (
+            f"{slice_.name} is no TPU, and the cloud backend ({TPU_VM}) runs TPUs alone today: name a TPU, such as "
+            f"v5e-8, or run it on {where} with backend='local' (or KINETIC_BACKEND=local)"
+        )
+    if slice_.api == TPU_VM:
+        return ""
+    if slice_.generation in ("v2", "v3", "v4", "v5e", "v5p", "v6e"):
+        return (
+            f"{slice_.name} has no name in the Cloud TPU API: its largest {slice_.generation} slice is smaller. "
+            "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
+        )
+    return (
+        f"{slice_.name} cannot be made by the {TPU_VM} backend: the Cloud TPU API stops at v6e, and TPU7x and later "
+        "are reached through GKE only. Use v6e or v5p here (see `kinetic-orchestration accelerators`)"
+    )
+
+
 def processes_of(options: Options, slice_: accelerators.Slice) -> int:
     """Return how many processes run the function on one machine: 1, or one for each of its GPUs."""
     asked = options.processes

@@ -95,6 +95,11 @@ class Plan:
         return self.slice.hosts * self.slices
 
     @property
+    def crew(self) -> str:
+        """The same for people: processes of one host are none."""
+        return self.slice.crew(self.slices)
+
+    @property
     def asked(self) -> str:
         """The hardware that was asked for, wherever it is."""
         return f"{self.slices} slices of {self.slice}" if self.slices > 1 else str(self.slice)
@@ -114,7 +119,9 @@ class Plan:
             return "this machine's CPU"
         if self.emulated:
             return EMULATED_HERE
-        return f"this machine's own {'GPUs' if self.slice.kind == 'gpu' else 'TPU'}"
+        if self.slice.kind == "gpu":
+            return f"this machine's own GPU{'' if self.slice.chips == 1 else 's'}"
+        return "this machine's own TPU"
 
     @property
     def hardware(self) -> str:

@@ -183,6 +183,15 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(ko: Ko, argv: list[
     assert "--help" in shown.err
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "result", "cancel"])
+def test_a_command_without_its_job_says_how_to_find_one(ko: Ko, command: str) -> None:
+    first = ko(command).err.splitlines()[0]
+    assert first == (
+        f"kinetic: error: {command} wants the ID of a job: `ko jobs` lists those under way, `ko jobs --all` those that "
+        "ended, too"
+    )
+
+
 def test_an_error_is_one_message_and_its_traceback_only_with_debug(home: Path) -> None:
     shown = real("status", "job-000000000000")
     assert shown.code == 3
@@ -290,7 +299,7 @@ def test_programs_read_jobs_as_json(ko: Ko, live: JobHandle[str]) -> None:
     assert job["job_id"] == live.job_id
     assert (job["state"], job["phase"], job["hosts"], job["attempts"]) == ("RUNNING", "running", 1, 1)
     assert job["progress"] == {"done": 2.0, "total": 5.0, "unit": "epoch", "rate": 0.0}
-    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": "no price known"}
+    assert job["cost"] == {"usd": 0.0, "chip_hours": 0.0, "uncharged": True, "prices": ""}
 
 
 def test_the_beginning_of_an_id_is_enough(ko: Ko, home: Path) -> None:

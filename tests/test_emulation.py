@@ -14,10 +14,10 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli, emulation, notices, settings
 from kinetic_orchestration.accelerators import parse
-from kinetic_orchestration.errors import NotEmulated, UsageError
+from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.launch import planned
 from kinetic_orchestration.plan import make_plan
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.spec import JobSpec, Options, TpuVm, not_on_cloud
 from kinetic_orchestration.testing import Emulator
 
 PROGRAM = """
@@ -102,6 +102,7 @@ def test_a_profile_means_it_too_and_is_named(tmp_path: Path) -> None:
     assert planned_with({"KINETIC_PROFILE_FILE": str(file)}, tmp_path, Options(accelerator="v5e-1")).backend == "local"
 
 
+@pytest.mark.filterwarnings("ignore:.*no meaning")
 @pytest.mark.parametrize(
     "cloud", [TpuVm(zones=["us-west4-a"]), TpuVm(service_account="a@p"), TpuVm(accelerator_type="v5p-8")]
 )
@@ -185,6 +186,7 @@ def test_a_profile_may_require_hardware(tmp_path: Path) -> None:
         ("v5e-4", "local", True, "emulated on this machine's CPU"),
         ("v5e-4", "local", False, "this machine's own TPU"),
         ("a100x2", "local", False, "this machine's own GPUs"),
+        ("gpu", "local", False, "this machine's own GPU"),
         ("cpu:8", "local", True, "this machine's CPU"),
         ("v5e-4", "tpu-vm", False, "Cloud TPU v5litepod-4"),
         ("v5e-4", "tpu-vm", True, "Cloud TPU v5litepod-4 of an emulated cloud"),
@@ -251,12 +253,47 @@ def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) ->
     assert "refuses that" in backend(KINETIC_REQUIRE_HARDWARE="true").found
 
 
-@pytest.mark.parametrize("accelerator", ["gpu", "l4", "cpu"])
-def test_what_no_cloud_of_ours_has_is_not_said_to_lack_a_store(
-    home: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str
+NO_TPU = (
+    "{} is no TPU, and the cloud backend (tpu-vm) runs TPUs alone today: name a TPU, such as v5e-8, or run it on {} with "
+    "backend='local' (or KINETIC_BACKEND=local)"
+)
+NOT_THERE = {
+    "gpu": NO_TPU.format("gpu", "a machine that has the GPU"),
+    "gpu:3": NO_TPU.format("gpu:3", "a machine that has the GPUs"),
+    "l4": NO_TPU.format("l4", "a machine that has the GPU"),
+    "h100x8": NO_TPU.format("h100x8", "a machine that has the GPUs"),
+    "cpu:4": NO_TPU.format("cpu:4", "this machine's CPU"),
+    "tpu7x-8": not_on_cloud(parse("tpu7x-8")),
+}
+
+
+@pytest.mark.parametrize("accelerator", NOT_THERE)
+def test_plan_and_launch_say_the_same_of_what_the_cloud_cannot_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], accelerator: str
 ) -> None:
-    """A store would not help: there, jobs get TPUs only."""
+    """In one line, before anybody is asked, and whatever else is missing: a store would not help."""
+    told = NOT_THERE[accelerator]
+    (tmp_path / "train.py").write_text("def train():\n    return 1\n", encoding="utf-8")
+
+    def planned_as(*options: str) -> str:
+        assert cli.main(["plan", f"{tmp_path / 'train.py'}:train", "--accelerator", accelerator, *options]) == 2
+        shown = capsys.readouterr()
+        assert not shown.out and shown.err.startswith("kinetic: error: ")
+        return shown.err.removeprefix("kinetic: error: ").rstrip("\n")
+
+    def launched_as(**options: Any) -> str:
+        with pytest.raises(Unsupported) as refused:
+            kinetic.run(accelerator=accelerator, **options)(len).run_async("four")
+        with pytest.raises(Unsupported) as all_refused:
+            kinetic.run(accelerator=accelerator, **options)(len).run_async_map(["four"])
+        assert str(all_refused.value) == str(refused.value)
+        return str(refused.value)
+
+    assert launched_as(backend="tpu-vm") == told
     monkeypatch.setenv("KINETIC_PROJECT", "p")
-    with pytest.raises(NotEmulated, match=r"jobs get TPUs only.*KINETIC_BACKEND=local") as refused:
-        kinetic.command(["true"], accelerator=accelerator)
-    assert "KINETIC_STORE" not in str(refused.value)
+    means = " was not run: KINETIC_PROJECT means Google Cloud, and "
+    assert (planned_as(), launched_as()) == (f"train{means}{told}", f"len{means}{told}")
+    monkeypatch.setenv("KINETIC_STORE", "gs://no-bucket-is-asked-for/kinetic")
+    monkeypatch.setenv("KINETIC_DEPLOYMENT", "d")
+    assert (planned_as(), launched_as()) == (told, told)
+    assert not (home / "store").exists()

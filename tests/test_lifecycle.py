@@ -214,7 +214,7 @@ def test_a_job_that_was_over_before_anybody_looked_is_said_to_have_run_as_well()
         ("preparing", ["running", "succeeded"]),
         ("running", ["succeeded"]),
     ):
-        step = advance(Cursor(phase=phase), glimpse(ABSENT, verdict=COMMITTED, done=4), Policy(hosts=4))
+        step = advance(Cursor(phase=phase), glimpse(ABSENT, verdict=COMMITTED, done=4), Policy(4, "4 hosts"))
         assert [change.phase for change in step.changes] == told
         assert step.changes[-2:][0].message == ("" if told == ["succeeded"] else "4 hosts")
 

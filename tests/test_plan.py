@@ -150,6 +150,17 @@ def test_kinetics_options_that_mean_nothing_here_are_warned_about_once(
 
 
 @pytest.mark.usefixtures("said_nothing_yet")
+def test_all_that_local_does_not_use_is_named_in_one_warning(recwarn: pytest.WarningsRecorder) -> None:
+    cloud = TpuVm(network="lan", tags=["a"], labels={"team": "ml"})
+    asked = Options(accelerator="cpu", backend="local", project="p", zone="us-east5-a", spot=True, cloud=cloud)
+    for _ in range(3):
+        plan.make_plan(JobSpec("f", asked), SETTINGS)
+    assert [str(warning.message) for warning in recwarn] == [
+        "project=, zone=, spot=, cloud=TpuVm(network=…, tags=…) have no meaning on the local backend and are ignored there"
+    ]
+
+
+@pytest.mark.usefixtures("said_nothing_yet")
 def test_what_looks_like_a_secret_in_env_and_in_a_command_is_said_once(recwarn: pytest.WarningsRecorder) -> None:
     address = "postgresql://app:hunter2@db/app"
     spec = JobSpec(

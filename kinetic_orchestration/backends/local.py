@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ class LocalBackend:
     def check(self, plan: Plan) -> None:
         check_size(plan.slice, self._max_hosts)
         if plan.slice.kind == "gpu" and not plan.emulation_asked:
-            _choice(plan.slice)
+            self._choice(plan.slice)
         elif plan.slice.kind == "cpu" and (unseen := gpus.hidden(os.environ.get("PATH", ""))):
             warn_once(f"accelerator={plan.slice.name!r} hides this machine's GPUs ({unseen}): 'gpu' takes one")
         for mount in plan.volumes:
@@ -167,13 +168,12 @@ class LocalBackend:
         return self._gpus_for(plan.slice, run, leases)
 
     def _gpus_for(self, slice_: Slice, run: Path, leases: Mapping[str, str]) -> tuple[str, list[dict[str, Any]] | None]:
-        choice, hosts = _choice(slice_), slice_.hosts
+        choice, hosts = self._choice(slice_), slice_.hosts
         taken = self._taken(run) or choice.take(leases.keys())
         if not taken:
-            there = max(map(len, choice.kinds))
-            holders = ", ".join(sorted(set(leases.values())))
             noun = "a GPU" if choice.needed == 1 else f"{choice.needed} GPUs"
-            return f"waiting for {noun}: this machine has {there}, and others have too many of them ({holders})", None
+            fitting = [gpu for kind in choice.kinds for gpu in kind]
+            return f"waiting for {noun}: this machine has {_held_by(fitting, leases)}", None
         whole = [gpu.id for gpu in taken]
         return "", [
             {
@@ -183,6 +183,28 @@ class LocalBackend:
             }
             for host in range(hosts)
         ]
+
+    def _choice(self, slice_: Slice) -> gpus.Choice:
+        """Return the GPUs that suit a slice. Raises UsageError, which says what is there, if none ever could."""
+        found = gpus.here(os.environ)
+        choice = gpus.choice(slice_, found.gpus)
+        if choice.kinds:
+            return choice
+        seen = _held_by(found.gpus, self.leases()) if found.gpus else "none"
+        hidden = len(gpus.listed(os.environ).gpus) - len(found.gpus)
+        if hidden:
+            variables = "CUDA_VISIBLE_DEVICES and its like"
+            seen += f" ({hidden} more {'is' if hidden == 1 else 'are'} hidden from this process by {variables})"
+        why = f"; {'; '.join(found.troubles)}" if found.troubles else ""
+        advice = "Ask for what is there ('gpu'), or say" if found.gpus else "Say"
+        advice += " backend='local' to have it emulated on the processor"
+        if slice_.whichever and any(gpu.is_slice for gpu in found.gpus):
+            advice = "A program can use one slice of MIG: ask for 'gpu', or say processes='gpu' for one process on each"
+        noun = "1 GPU" if slice_.chips == 1 else f"{slice_.chips} GPUs"
+        model = "" if slice_.whichever else f" of model {slice_.generation}"
+        if not model and slice_.chips <= len(found.gpus) and len({gpu.vendor for gpu in found.gpus}) > 1:
+            model = " of one vendor"
+        raise UsageError(f"{slice_.name} is {noun}{model}, and this machine's drivers list {seen}{why}. {advice}")
 
     def _taken(self, run: Path) -> tuple[gpus.Gpu, ...]:
         """Return the GPUs that this placement has already, when its submission is made once more."""
@@ -222,7 +244,7 @@ class LocalBackend:
             self._start(plan, job_id, spec_digest, intent, handed, devices, launchers)
         except OSError as error:
             raise BackendError(
-                f"this machine could not start {plan.slice.hosts} hosts: {error.strerror}. It may have too many "
+                f"this machine could not start {plan.crew}: {error.strerror}. It may have too many "
                 "processes or too little memory just now (see ulimit -u and free)"
             ) from None
         finally:
@@ -424,13 +446,13 @@ def check_size(slice_: Slice, max_hosts: int) -> None:
     bound = most_hosts(max_hosts)
     if slice_.hosts > bound:
         raise TooBig(
-            f"{slice_.name} has {slice_.hosts} hosts, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
+            f"{slice_.name} has {slice_.crew()}, and this machine ({cores()} cores, {memory() >> 30} GiB) can "
             f"hold {bound} processes of about {HOST_MEMORY >> 20} MiB: choose a smaller slice here, or raise "
             "KINETIC_MAX_HOSTS"
         )
     if slice_.hosts > 4 * cores():
         warnings.warn(
-            f"{slice_.name} is emulated by {slice_.hosts} processes on {cores()} cores: it will be slow",
+            f"{slice_.name} is {slice_.hosts} processes on {cores()} cores here: it will be slow",
             stacklevel=2,
         )
 
@@ -454,25 +476,11 @@ def memory() -> int:
     return min(total, limit)
 
 
-def _choice(slice_: Slice) -> gpus.Choice:
-    """Return the GPUs that suit a slice. Raises UsageError, which says what is there, if none ever could."""
-    found = gpus.here(os.environ)
-    choice = gpus.choice(slice_, found.gpus)
-    if choice.kinds:
-        return choice
-    seen = gpus.told(found.gpus) or "none"
-    hidden = len(gpus.listed(os.environ).gpus) - len(found.gpus)
-    if hidden:
-        variables = "CUDA_VISIBLE_DEVICES and its like"
-        seen += f" ({hidden} more {'is' if hidden == 1 else 'are'} hidden from this process by {variables})"
-    why = f"; {'; '.join(found.troubles)}" if found.troubles else ""
-    advice = "Ask for what is there ('gpu'), or say" if found.gpus else "Say"
-    advice += " backend='local' to have it emulated on the processor"
-    if slice_.whichever and any(gpu.is_slice for gpu in found.gpus):
-        advice = "A program can use one slice of MIG: ask for 'gpu', or say processes='gpu' for one process on each"
-    noun = "1 GPU" if slice_.chips == 1 else f"{slice_.chips} GPUs"
-    model = "" if slice_.whichever else f" of model {slice_.generation}"
-    raise UsageError(f"{slice_.name} is {noun}{model}, and this machine's drivers list {seen}{why}. {advice}")
+def _held_by(found: Sequence[gpus.Gpu], leases: Mapping[str, str]) -> str:
+    """How many there are of each model, and how many of them which job has."""
+    jobs = Counter(leases[gpu.id] for gpu in found if gpu.id in leases)
+    held = ", ".join(f"{job} has {count}" for job, count in sorted(jobs.items()))
+    return f"{gpus.told(found)} ({held})" if held else gpus.told(found)
 
 
 def has_real(slice_: Slice, root: Path = Path("/")) -> bool:

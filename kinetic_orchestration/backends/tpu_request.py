@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.settings import duration
+from kinetic_orchestration.spec import not_on_cloud
 from kinetic_orchestration.values import Intent, Plan, Staged
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
@@ -52,20 +53,8 @@ class Owned(NamedTuple):
 
 def check(plan: Plan) -> None:
     """Refuse what the Cloud TPU API can never make, with what to use instead."""
-    slice_ = plan.slice
-    if slice_.kind != "tpu":
-        raise Unsupported(
-            f"{slice_.name} is not a TPU, and the tpu-vm backend makes TPU VMs only: name a TPU, such as v5e-8, or "
-            "use backend='local'"
-        )
-    if slice_.api != "tpu-vm":
-        raise Unsupported(
-            f"{slice_.name} cannot be made by the tpu-vm backend: the Cloud TPU API stops at v6e, and TPU7x and later "
-            "are reached through GKE only. Use v6e or v5p here (see `kinetic-orchestration accelerators`)"
-            if slice_.generation not in ("v2", "v3", "v4", "v5e", "v5p", "v6e")
-            else f"{slice_.name} has no name in the Cloud TPU API: its largest {slice_.generation} slice is smaller. "
-            "Choose a smaller one, or several with cloud=TpuVm(num_slices=…)"
-        )
+    if reason := not_on_cloud(plan.slice):
+        raise Unsupported(reason)
     if plan.spot and plan.cloud.get("reservation"):
         raise UsageError(
             f"spot capacity and the reservation {plan.cloud['reservation']!r} exclude each other: keep one of them"

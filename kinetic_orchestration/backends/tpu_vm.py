@@ -293,7 +293,7 @@ class TpuVmBackend:
     # ---- the end
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
-        """Gone is what answers 404: the queued resource, and then each of its nodes."""
+        """Gone is what answers 404: the queued resource, and then each of its nodes. Under way: what shows DELETING."""
         try:
             return self._release(placement)
         except CredentialsError:
@@ -308,9 +308,11 @@ class TpuVmBackend:
         if found is not None and not self._is_ours(found.name, found.labels):
             return Freed.DONE  # somebody else's under this name: nothing of this placement was ever made
         if found is not None:
-            taken = found.state == tpu_states.DELETING or self._delete(resource)
+            if found.state != tpu_states.DELETING:
+                self._delete(resource)
             if (left := self._tpus.queued_resource(resource)) is not None:  # its hosts may have been quicker
-                return Freed.UNDER_WAY if taken or left.state == tpu_states.DELETING else Freed.REFUSED
+                # A call that was taken is not yet a deletion: one that nothing shows of is made again.
+                return Freed.UNDER_WAY if left.state == tpu_states.DELETING else Freed.REFUSED
         self._operations.pop(resource, None)
         self._forget_missing(resource)
         freed = Freed.DONE
@@ -322,16 +324,13 @@ class TpuVmBackend:
                     self._tpus.delete_node(name)
         return freed
 
-    def _delete(self, resource: str) -> bool:
-        """Whether the call was taken."""
+    def _delete(self, resource: str) -> None:
         try:
             self._tpus.delete(resource)
         except CredentialsError:
-            return False
+            pass
         except Exception as raised:
             _told(raised)
-            return False
-        return True
 
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
         """Whether the name is one that this deployment gives to the job and attempt that the labels name."""

@@ -59,8 +59,7 @@ def accelerators(arguments: Namespace) -> int:
             for gpu in gpus:
                 holder = f"{gpu['job']} has it" if gpu["job"] else "free"
                 print(f"  {gpu['number']}  {gpu['model']}  {gpu['uuid'] or '-'}  {holder}")
-            if slice_.whichever:
-                print(f"backend='local' takes any of them for {arguments.name!r}; elsewhere it means {slice_.name}.")
+            print(ANY_MODEL if slice_.whichever else ONE_MODEL.format(slice_.generation), TOO_FEW)
         return codes.OK
     known = table.catalogue()
     if arguments.json:
@@ -85,6 +84,9 @@ def accelerators(arguments: Namespace) -> int:
     return codes.OK
 
 
+ANY_MODEL = "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone."
+ONE_MODEL = "Only those of model {}: 'gpu' takes any."
+TOO_FEW = "Where there are too few, a job is refused; with backend='local' it is emulated on the processor."
 NOT_REACHED = "reached through GKE only, which is not part of this version: jobs run on it emulated, or not at all."
 MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives it fixes only."
 

@@ -76,7 +76,7 @@ def status(arguments: Namespace) -> int:
     show_fields(
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
-            ("accelerator", f"{handle.accelerator} on {handle.backend}, {_hosts(handle.hosts)}"),
+            ("accelerator", f"{handle.accelerator} on {handle.backend}, {handle.crew}"),
             ("where", handle.where),
             ("state", _state(peek)),
             *_place(peek),
@@ -102,9 +102,7 @@ def status(arguments: Namespace) -> int:
 def logs(arguments: Namespace) -> int:
     handle = _find(arguments, arguments.job)
     if arguments.host is not None and arguments.host >= handle.hosts:
-        raise UsageError(
-            f"job {handle.job_id} has {_hosts(handle.hosts)}, counted from 0; there is no {arguments.host}"
-        )
+        raise UsageError(f"job {handle.job_id} has {handle.crew}, counted from 0; there is no {arguments.host}")
     sink = _Sink(arguments.tail)
     tell: Callable[[Event], object]
     if arguments.json:

@@ -20,10 +20,13 @@ _EPILOG = f"""{_EXIT_CODES}
 
 class _Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()  # the words of the command line
+    lacking: str = ""  # what to say when its arguments are missing, if argparse's own words help nobody
 
     def error(self, message: str) -> NoReturn:
         from kinetic_orchestration.keras_kinetic import command_here
 
+        if self.lacking and message.startswith("the following arguments are required"):
+            message = self.lacking
         hint = f"{there}.\n" if (there := command_here(self.given)) else ""
         self.exit(codes.USAGE, f"kinetic: error: {message}\n{hint}See: {self.prog} --help\n")
 
@@ -101,7 +104,7 @@ def _jobs(commands: Any) -> None:
     command.add_argument("--timeout", metavar="TIME", help="wait no longer: seconds, 90s, 15m, 2h; 0 only asks")
 
     command = _add(commands, "cancel", "end jobs and free their hosts", place=True)
-    command.add_argument("job", nargs="+", metavar="ID", help="a job's id, the start of one, or its address in a store")
+    _job(command, "+")
     command.add_argument("--reason", default="", metavar="TEXT", help="kept with the job")
     command.add_argument("--timeout", default="180s", metavar="TIME", help="how long to wait for its end (180s)")
 
@@ -181,8 +184,15 @@ def _add(commands: Any, name: str, about: str, *, place: bool = False) -> argpar
     return command
 
 
-def _job(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", metavar="ID", help="the job's id, the start of one, or its address in a store")
+def _job(command: Any, nargs: str | None = None) -> None:
+    one = "a" if nargs else "the"
+    command.add_argument(
+        "job", nargs=nargs, metavar="ID", help=f"{one} job's id, the start of one, or its address in a store"
+    )
+    command.lacking = (
+        f"{command.prog.rpartition(' ')[2]} wants the ID of a job: `ko jobs` lists those under way, `ko jobs --all` "
+        "those that ended, too"
+    )
 
 
 def _share(text: str) -> float:

@@ -89,19 +89,14 @@ def spec_of(arguments: Namespace) -> JobSpec:
 def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
     here = _complete(launch.settings_for(spec), spec)
-    planned = make_plan(spec, here, os.environ)
+    planned, _, _ = launch.planned(spec, here)
     egress = ""
     if planned.remote:
         bucket, egress = _bucket(
             here, zones_named(spec.options, here), real=launch.settings_for(spec).store == here.store
         )
-        planned = make_plan(spec, here, os.environ, bucket)
+        planned = replace(make_plan(spec, here, os.environ, bucket), emulated=planned.emulated)
         egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
-    backend = open_backend(planned.backend, here)
-    if not planned.remote:
-        backend.check(planned)
-    planned = replace(planned, emulated=backend.emulates(planned.slice))
-    emulation.check_hardware(planned, here)
     parent = here.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:

@@ -144,7 +144,7 @@ def test_what_is_visible_of_amds_counts_as_rocm_counts(environ: dict[str, str], 
         ("a100x2", True, ["NVIDIA A100-SXM4-40GB"] * 4), ("a100-80gb", True, ["NVIDIA A100 80GB PCIe"]),
         ("a100-80gb", False, ["NVIDIA A100-SXM4-40GB"]), ("h100x8", False, ["NVIDIA H100 80GB HBM3"] * 4),
         ("l4", True, [L4]), ("l4", False, ["NVIDIA L40S"]), ("t4", True, ["Tesla T4"]), ("p4", False, ["Tesla P40"]),
-        ("gpu", True, ["NVIDIA GeForce RTX 4090"]), ("gpu:2", False, [L4]), ("gpu:2", True, [L4, "Tesla T4"]),
+        ("gpu", True, ["NVIDIA GeForce RTX 4090"]), ("gpu:3", True, [L4] * 4), ("gpu:2", False, [L4]), ("gpu:2", True, [L4, "Tesla T4"]),
     ],
 )  # fmt: skip
 def test_a_named_model_is_that_model_and_an_unnamed_one_is_any(asked: str, fits: bool, models: list[str]) -> None:
@@ -190,7 +190,7 @@ def test_of_four_jobs_on_two_gpus_each_has_its_own_and_two_wait(
 
     jobs[2].follow(note, timeout=60)
     first, second = sorted(job.job_id for job in jobs[:2])
-    assert told[0] == f"waiting for a GPU: this machine has 2, and others have too many of them ({first}, {second})"
+    assert told[0] == f"waiting for a GPU: this machine has 2 × NVIDIA L4 ({first} has 1, {second} has 1)"
     assert sorted(job.result(timeout=60) for job in jobs[:2]) == ["0", "1"]
     assert {job.result(timeout=60) for job in jobs[2:]} <= {"0", "1"}
 
@@ -283,7 +283,9 @@ def test_without_any_gpu_the_error_says_what_the_driver_said(home: Path, tools: 
         kinetic.run(accelerator="gpu")(variables)()
 
 
-def test_one_process_for_each_gpu_as_torchrun_starts_them(home: Path, tools: Callable[..., None]) -> None:
+def test_one_process_for_each_gpu_as_torchrun_starts_them(
+    home: Path, tools: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """All see all, as programs for several GPUs expect, and each is told its own."""
     tools(nvidia_smi=gpu_tools.nvidia(L4, L4))
     job = kinetic.run(accelerator="gpu:2", processes="gpu")(variables).run_async()
@@ -297,7 +299,14 @@ def test_one_process_for_each_gpu_as_torchrun_starts_them(home: Path, tools: Cal
     assert [one["KERAS_TORCH_DEVICE"] for one in both] == ["cuda:0", "cuda:1"]
     (address,) = {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in both}
     assert address[0] == "127.0.0.1" and int(address[1]) > 0
-    assert str(job._job.plan().slice) == "gpu:2: 2 GPUs, 1 host, 2 processes"
+    changes: list[str] = []
+    job.follow(lambda event: changes.append(event.message) if isinstance(event, Change) else None)
+    assert job._job.plan().hardware == "gpu:2: 2 GPUs, 1 host, 2 processes, this machine's own GPUs"
+    assert "1 host, 2 processes" in changes, "and nobody counts hosts where there is one"
+    assert cli.main(["status", job.job_id]) == 0
+    rows = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines() if line)
+    assert rows["accelerator"] == "gpu:2 on local, 1 host, 2 processes"
+    assert rows["cost"] == "$0.00 on this machine", "of which there is no price to be known"
 
 
 def test_processes_can_be_tried_without_a_gpu(home: Path) -> None:
@@ -309,7 +318,7 @@ def test_processes_can_be_tried_without_a_gpu(home: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accelerator": "gpu:4", "processes": 3}, r"processes is 3: it is 'gpu', .*\(4 for h100x4\)"),
+        ({"accelerator": "gpu:4", "processes": 3}, r"processes is 3: it is 'gpu', .*\(4 for gpu:4\)"),
         ({"accelerator": "gpu:4", "processes": "gpus"}, "processes is 'gpus'"),
         ({"accelerator": "gpu", "processes": True}, "processes is True"),
         ({"accelerator": "v5e-8", "processes": "gpu"}, "one process with all its chips"),
@@ -348,6 +357,18 @@ def test_doctor_and_accelerators_show_the_gpus_and_who_has_them(
     assert cli.main(["accelerators", "gpu"]) == 0
     shown = capsys.readouterr().out
     assert f"  0  NVIDIA L4  {UUID.format(0)}  {job.job_id} has it\n  1  Tesla T4  {UUID.format(1)}  free\n" in shown
+    assert shown.endswith(
+        "Whatever their model: a model's name, such as 'l4', takes GPUs of that model alone. "
+        "Where there are too few, a job is refused; with backend='local' it is emulated on the processor.\n"
+    )
+    assert cli.main(["accelerators", "a100x2"]) == 0
+    assert "Only those of model a100: 'gpu' takes any. Where there are too few, a job is" in capsys.readouterr().out
+    with pytest.raises(UsageError) as refused:
+        kinetic.run(accelerator="gpu:3")(hold).run_async(str(go))
+    assert str(refused.value) == (
+        f"gpu:3 is 3 GPUs, and this machine's drivers list 1 × NVIDIA L4, 1 × Tesla T4 ({job.job_id} has 1). Ask for "
+        "what is there ('gpu'), or say backend='local' to have it emulated on the processor"
+    )
     assert cli.main(["accelerators", "gpu", "--json"]) == 0
     assert [gpu["job"] for gpu in json.loads(capsys.readouterr().out)["here"]] == [job.job_id, ""]
     (go / "go").touch()

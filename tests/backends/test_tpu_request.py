@@ -243,8 +243,8 @@ def test_a_request_waits_no_longer_than_the_job_may_still_wait_for_hardware() ->
     ("name", "told"),
     [
         ("tpu7x-8", "stops at v6e, and TPU7x and later are reached through GKE only"),
-        ("l4", "not a TPU"),
-        ("cpu", "not a TPU"),
+        ("l4", "no TPU"),
+        ("cpu", "no TPU"),
     ],
 )
 def test_what_the_api_cannot_make_is_refused_with_what_to_use(name: str, told: str) -> None:

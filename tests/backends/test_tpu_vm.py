@@ -496,6 +496,21 @@ def test_released_means_that_queued_resource_and_nodes_answer_404(cloud: Emulato
     cloud.ledger.assert_nothing_left()
 
 
+def test_a_delete_that_was_taken_and_of_which_nothing_shows_is_asked_for_again(cloud: Emulator, here: Here) -> None:
+    """Whoever released a SUSPENDED resource for good would leave it to the reaper, and its quota with it."""
+    intent = here.intent()
+    here.submit(intent)
+    here.until(intent, PRESENT)
+    name = intent.placement["name"]
+    cloud.suspend(name)
+    cloud.wait_until(lambda: cloud.queued_resource(name)["state"]["state"] == "SUSPENDED")
+    answers = [{"name": f"{tpu_request.parent_of(intent.placement)}/operations/o", "done": True}]
+    cloud.deviate("DeleteQueuedResource", instead=lambda _: answers.pop() if answers else None)
+    assert here.backend.release(intent.placement) is Freed.REFUSED
+    assert here.released(intent)
+    cloud.ledger.assert_nothing_left()
+
+
 @pytest.mark.parametrize("code", [8, 13, 14])
 def test_a_refused_delete_is_no_exception_and_not_done(cloud: Emulator, here: Here, code: int) -> None:
     intent = here.intent()
