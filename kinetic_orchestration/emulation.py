@@ -12,7 +12,7 @@ from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, JobSpec, Options, TpuVm, not_on_cloud, slice_of
+from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
 from kinetic_orchestration.values import Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
@@ -27,8 +27,19 @@ HERE = "KINETIC_BACKEND=local (or backend='local')"
 _KINETICS = ("project", "zone", "spot")
 
 
+def check_slice(spec: JobSpec, settings: Settings) -> None:
+    """Refuse what Google Cloud cannot run where it would run there, whatever else may be missing. Asks nobody."""
+    named = spec.options.backend
+    there = named == TPU_VM or (settings.backend == TPU_VM and named != LOCAL)
+    if there and (reason := not_on_cloud(slice_of(spec.options))):
+        raise Unsupported(reason)
+
+
 def check(spec: JobSpec, settings: Settings) -> None:
-    """Refuse a job that means Google Cloud and would run on this machine, because a line is missing that says where."""
+    """Refuse a job that means Google Cloud and would run on this machine, because a line is missing that says where;
+    and one that Google Cloud cannot run.
+    """
+    check_slice(spec, settings)
     if settings.backend != LOCAL or is_asked_for(spec.options, settings):
         return
     bucket = settings.store.startswith("gs://")

@@ -24,7 +24,6 @@ from kinetic_orchestration.spec import (
     TpuVm,
     check_keras_backend,
     image_of,
-    not_on_cloud,
     processes_of,
     refuse,
     slice_of,
@@ -87,7 +86,7 @@ def make_plan(
         _check_local(options)
         cloud: dict[str, Any] = {"secret_refs": dict(options.secrets or {})}
     else:
-        _check_remote(options, settings, backend, slice_)
+        _check_remote(options, settings, backend)
         limits = replace(limits, provision=limits.provision or PROVISION, run=limits.run or RUN)
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
@@ -157,9 +156,7 @@ def _ignored(options: Options, backend: str) -> Iterator[str]:
         yield f"cloud=TpuVm({', '.join(cloud)})"
 
 
-def _check_remote(options: Options, settings: Settings, backend: str, slice_: Slice) -> None:
-    if reason := not_on_cloud(slice_):
-        raise Unsupported(reason)
+def _check_remote(options: Options, settings: Settings, backend: str) -> None:
     if not settings.store.startswith("gs://"):
         raise UsageError(
             f"the {backend} backend needs a store that its hosts can reach, and {settings.store} is a folder of this "

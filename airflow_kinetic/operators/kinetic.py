@@ -369,6 +369,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
         from kinetic_orchestration.launch import planned
 
+        emulation.check_slice(spec, settings_for(spec))  # before the connection is opened for nothing
         place = Place.here(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,

@@ -889,6 +889,27 @@ def rendered_zones(zones: Any, params: dict[str, Any]) -> dict[str, Any]:
     return {"zones": task._spec({}).options.cloud.zones}
 
 
+def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
+    """What a task says of each of them, where the environment means Google Cloud."""
+    told = {}
+    for name in accelerators:
+        try:
+            task_of(says_and_waits, op_args=["no marker"], accelerator=name).execute(a_try(State()))
+        except Exception as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    return {"told": told}
+
+
+def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
+    """The image of the plan that a task with each of them leads to."""
+    from kinetic_orchestration.launch import settings_for
+    from kinetic_orchestration.plan import make_plan
+
+    given = {"op_args": ["no marker"], "accelerator": accelerator}
+    specs = [task_of(says_and_waits, container_image=word, **given)._spec({}) for word in words]
+    return {"images": [make_plan(spec, settings_for(spec)).image for spec in specs]}
+
+
 def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:
     from datetime import datetime
 
@@ -1121,6 +1142,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         poked_while_its_store_is_away,
         rendered_zones,
         rendered_arguments,
+        refused_elsewhere,
+        images_of,
         told_of_an_unreachable_store,
         connection,
         connections,

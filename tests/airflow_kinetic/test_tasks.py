@@ -30,6 +30,9 @@ def test_a_task_on_this_machine_takes_what_is_said_of_money_and_secrets_for_the_
     told = {"STORY_TOKEN": "of-the-worker", "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(home)}
     done = airflow("run_dag", home, environ=told, dag_id="has_a_secret_and_a_cost_limit")
     assert done["xcoms"]["train/return_value"] == "rekrow-eht-fo"
+    ranks = re.findall(r"local rank (\d) of 2.*?host=(\d)", done["log"])
+    assert sorted(ranks) == [("0", "0"), ("1", "1")], "processes= of a decorated task"
+    assert "1 host, 2 processes" in done["log"] and "2 hosts" not in done["log"]
 
 
 def test_a_task_may_ask_for_several_processes(airflow: Airflow, home: Path) -> None:
@@ -122,6 +125,7 @@ def test_a_script_runs_with_its_arguments_and_variables(airflow: Airflow, home: 
     done = airflow("run_dag", home, dag_id="runs_a_script")
     assert done["states"] == {"train": "success"}
     assert "told: --rate runs_a_script 3 templated" in done["log"]
+    assert sorted(re.findall(r"rank (\d) is local (\d)", done["log"])) == [("0", "0"), ("1", "1")], "processes="
     assert "train/return_value" not in done["xcoms"]
 
 

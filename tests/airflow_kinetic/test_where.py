@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.spec import not_on_cloud
+
 from .conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
@@ -42,6 +45,20 @@ def test_an_emulated_task_says_so_in_its_log_and_in_xcom(airflow: Airflow, home:
         ("emulated on this machine's CPU", True)
     ] * 2
     assert len(re.findall(r"cost: \$0\.00 on this machine; .* list price of 20\d\d-\d\d", done["log"])) == 2
+
+
+def test_a_task_says_of_what_the_cloud_cannot_run_what_everybody_says(airflow: Airflow, home: Path) -> None:
+    names = ["gpu", "gpu:3", "l4", "h100x8", "cpu:4", "tpu7x-8"]
+    cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
+    done = airflow("refused_elsewhere", home, environ=cloud, accelerators=names)
+    assert done["told"] == {name: f"Unsupported: {not_on_cloud(parse(name))}" for name in names}
+
+
+def test_keras_kinetics_words_for_its_own_images_name_none(airflow: Airflow, home: Path) -> None:
+    cloud = {"KINETIC_PROJECT": "p", "KINETIC_STORE": "gs://no-bucket-is-asked-for/kinetic", "KINETIC_DEPLOYMENT": "d"}
+    words = ["bundled", "prebuilt", "eu.gcr.io/p/i"]
+    done = airflow("images_of", home, environ={**cloud, "KINETIC_BACKEND": "tpu-vm"}, words=words, accelerator="v5e-1")
+    assert done["images"] == ["", "", "eu.gcr.io/p/i"]
 
 
 def test_required_hardware_refuses_a_task(airflow: Airflow, home: Path) -> None:

@@ -231,11 +231,11 @@ def test_a_job_may_use_what_its_submitter_may_use(
     home: Path, tools: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools(nvidia_smi=gpu_tools.nvidia(*[L4] * 4))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = kinetic.run(accelerator="gpu:2")(variables)()
-    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("3,1", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")
+    found = kinetic.run(accelerator="gpu:3")(variables)()
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("3,1,0", "PCI_BUS_ID")
     assert found["KINETIC_EXPECT"].split()[0] == "gpu"
-    with pytest.raises(UsageError, match=r"gpu:4 is 4 GPUs, and .* list 2 × NVIDIA L4 \(2 more are hidden"):
+    with pytest.raises(UsageError, match=r"gpu:4 is 4 GPUs, and .* list 3 × NVIDIA L4 \(1 more is hidden"):
         kinetic.run(accelerator="gpu:4")(variables)()
 
 
@@ -259,6 +259,13 @@ def test_amds_gpus_are_told_by_rocms_variables(home: Path, tools: Callable[..., 
     tools(rocm_smi=gpu_tools.ROCM)
     found = kinetic.run(accelerator="gpu:2")(variables)()
     assert (found["ROCR_VISIBLE_DEVICES"], found["HIP_VISIBLE_DEVICES"]) == ("GPU-43a5c0f2d1b7e8a9,1", "0,1")
+    job = kinetic.run(accelerator="gpu:2", processes="gpu")(variables).run_async()
+    job.result()
+    both = of_each_process(job)
+    assert {one["ROCR_VISIBLE_DEVICES"] for one in both} == {"GPU-43a5c0f2d1b7e8a9,1"}
+    assert [(one["LOCAL_RANK"], one["JAX_ROCM_VISIBLE_DEVICES"]) for one in both] == [("0", "0"), ("1", "1")]
+    with pytest.raises(UsageError, match=r"a100 is 1 GPU of model a100, .* list 1 × AMD Instinct MI250X / MI250, 1 ×"):
+        kinetic.run(accelerator="a100")(variables)()
 
 
 def test_a_model_that_is_not_there_is_refused_unless_emulation_is_asked_for(

@@ -25,7 +25,8 @@ def numbers() -> list[int]:
 
 
 @kinetic_asset(
-    accelerator="cpu",
+    accelerator="cpu:2",
+    processes=2,
     check_specs=[dg.AssetCheckSpec("enough", asset="total")],
     partitions_def=dg.StaticPartitionsDefinition(["monday", "tuesday"]),
     group_name="sums",
@@ -34,7 +35,7 @@ def numbers() -> list[int]:
 )
 def total(host: HostContext, numbers: ndarray | list[int], config: Training):
     """Adds them up."""
-    print("adding on", host.partition_key)
+    print("adding on", host.partition_key, "as local rank", os.environ["LOCAL_RANK"])
     value = sum(numbers) * config.factor
     return dg.MaterializeResult(
         value=value,

@@ -15,6 +15,8 @@ import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
+from kinetic_orchestration.launch import settings_for
+from kinetic_orchestration.plan import make_plan
 
 from .many_assets import Kept  # noqa: F401 - its module is read by the code server's test
 
@@ -88,6 +90,13 @@ def everything(found: Any) -> None:
 
 def test_every_setting_becomes_an_option():
     everything(options(KineticResource(**EVERYTHING), accelerator="v5e-8"))
+
+
+@pytest.mark.parametrize("word", ["bundled", "prebuilt"])
+def test_keras_kinetics_words_for_its_own_images_name_none(word):
+    cloud = {"project": "p", "store": "gs://bucket/kinetic", "backend": "tpu-vm", "container_image": word}
+    spec = KineticResource(**cloud)._spec(add, ((), None), "v5e-8", None, {})
+    assert make_plan(spec, settings_for(spec)).image == ""
 
 
 def test_the_cores_own_values_are_taken():
@@ -232,11 +241,19 @@ def test_a_run_inside_any_asset_and_many_in_one_step():
 
     @dg.asset
     def sums(context: dg.AssetExecutionContext, kinetic: KineticResource):
+        def rank():
+            import os
+
+            print("local rank", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"])
+
         one = kinetic.run(add, args=(1,), kwargs={"b": 2}, accelerator="cpu", context=context)
         handle = kinetic.submit(add, args=(10,), accelerator="cpu", context=context)
-        return [one, kinetic.attach(handle.job_id).result()]
+        ranks = kinetic.submit(rank, accelerator="cpu:2", processes=2, context=context)
+        ranks.result()
+        return [one, kinetic.attach(handle.job_id).result(), sorted(ranks.logs().splitlines())]
 
-    assert dg.materialize([sums], resources={"kinetic": KineticResource()}).output_for_node("sums") == [3, 10]
+    made = dg.materialize([sums], resources={"kinetic": KineticResource()}).output_for_node("sums")
+    assert made == [3, 10, ["[host 0] local rank 0 of 2", "[host 1] local rank 1 of 2"]]
 
 
 @pytest.mark.filterwarnings("ignore:STORY_TOKEN is the one of this environment")

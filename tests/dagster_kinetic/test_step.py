@@ -31,7 +31,10 @@ def test_inputs_config_and_partition_reach_the_host_and_its_value_metadata_and_c
     assert made.metadata["count"].value == 3
     [check] = result.get_asset_check_evaluations()
     assert (check.check_name, check.passed, check.metadata["value"].value) == ("enough", True, 18)
-    assert "adding on tuesday" in captured(instance, result)
+    text = captured(instance, result)
+    for rank in range(2):
+        assert f"[host {rank}] adding on tuesday as local rank {rank}\n" in text
+    assert "running: 1 host, 2 processes" in messages(instance, result)
 
 
 def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_and_the_observations(instance):

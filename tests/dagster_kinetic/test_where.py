@@ -9,7 +9,9 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset
-from kinetic_orchestration.errors import NotEmulated
+from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.errors import NotEmulated, Unsupported
+from kinetic_orchestration.spec import not_on_cloud
 
 from .stored import made_of
 from .test_component import materialized
@@ -91,6 +93,25 @@ def test_a_step_that_means_the_cloud_is_not_trained_on_its_worker(
         in_python(asset)(given)
     assert named in str(refused.value)
     assert not (home / "store").exists()
+
+
+NAMES = ["gpu", "gpu:3", "l4", "h100x8", "cpu:4", "tpu7x-8"]
+
+
+def test_a_step_says_of_what_the_cloud_cannot_run_what_everybody_says(home: Path) -> None:
+    told: dict[str, str] = {}
+
+    @dg.asset
+    def sweep(kinetic: KineticResource) -> None:
+        for name in NAMES:
+            for start in (kinetic.run, kinetic.submit):
+                with pytest.raises(Unsupported) as refused:
+                    start(len, args=("four",), accelerator=name)
+                assert told.setdefault(name, str(refused.value)) == str(refused.value)
+
+    cloud = KineticResource(project="p", store="gs://no-bucket-is-asked-for/kinetic")
+    dg.materialize([sweep], resources={"kinetic": cloud})
+    assert told == {name: not_on_cloud(parse(name)) for name in NAMES}
 
 
 @pytest.mark.filterwarnings("ignore:.*no meaning")

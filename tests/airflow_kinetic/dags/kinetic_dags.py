@@ -40,10 +40,11 @@ def waits_on_a_worker():
 
 @dag(schedule=None)
 def has_a_secret_and_a_cost_limit():
-    @task.kinetic(accelerator="cpu", secrets={"STORY_TOKEN": "story"}, limits=Limits(cost=5))
+    @task.kinetic(accelerator="cpu:2", processes=2, secrets={"STORY_TOKEN": "story"}, limits=Limits(cost=5))
     def train() -> str:
         import os
 
+        print("local rank", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"])
         return os.environ["STORY_TOKEN"][::-1]
 
     train()
@@ -184,7 +185,8 @@ def runs_a_script():
         script="script_of_dags.py",
         op_args=["--rate", "{{ dag.dag_id }}", 3],
         env={"KIND": "{{ 'tem' + 'plated' }}"},
-        accelerator="cpu",
+        accelerator="cpu:{{ 1 + 1 }}",
+        processes=2,
         deferrable=True,
     )
 

@@ -4,3 +4,4 @@ import os
 import sys
 
 print("told:", *sys.argv[1:], os.environ["KIND"])
+print("rank", os.environ.get("RANK"), "is local", os.environ.get("LOCAL_RANK"))
