@@ -51,6 +51,7 @@ def config_of(**given: Any) -> dict[str, Any]:
     return {"ops": {"sized": {"config": given}}}
 
 
+@pytest.mark.filterwarnings("ignore:.*no meaning")
 def test_a_run_config_names_another_slice_and_other_bounds_and_what_it_leaves_out_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
