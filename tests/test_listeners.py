@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -291,10 +292,10 @@ def test_a_debugger_of_another_user_or_of_a_page_of_the_web_is_not_answered(home
     job = debugged.run_async(1)
     try:
         found = None
-        deadline = time.monotonic() + WAIT
+        deadline = time.monotonic() + 150
         while found is None:
             assert time.monotonic() < deadline
-            time.sleep(0.02)
+            time.sleep(0.2)
             found = re.search(r"waiting for a debugger on 127\.0\.0\.1:(\d+)", job.logs() or "")
         port = int(found[1])
         listening = ports_of("debugpy/adapter")
@@ -303,6 +304,10 @@ def test_a_debugger_of_another_user_or_of_a_page_of_the_web_is_not_answered(home
             assert not attached(each, user=65534), "another user"
             assert not attached(each, user=65534, mapped="::ffff:"), "another user, by IPv6"
         assert not attached(port, user=0, before="POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"), "a browser of this user"
+        for _ in range(50):  # who goes at once does not end the listening
+            with socket.create_connection(("127.0.0.1", port)) as hasty:
+                hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert attached(port, user=0), "this user's editor"
         assert not job.status().final
     finally:
         job.cancel()
@@ -315,3 +320,60 @@ def test_whose_a_connection_is_is_told_by_the_kernel() -> None:
             assert debugger.is_mine(accepted)
             assert debugger.is_mine(mine)
             assert not debugger.is_mine(server)  # which nobody has connected
+            mine.sendall(b"last words")
+            mine.shutdown(socket.SHUT_WR)
+            assert debugger.is_mine(accepted)  # who has said all may still be told something
+            mine.close()
+            assert not debugger.is_mine(accepted)  # the kernel shows it as root's, whoever closed it
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("stays", [True, False], ids=["open", "closed"])
+def test_a_connection_of_another_user_is_not_roots_when_it_is_closed(stays: bool) -> None:
+    code = (
+        "import os, socket, sys\nos.setgid(65534), os.setuid(65534)\n"
+        "with socket.socket() as theirs:\n    theirs.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "    theirs.sendall(b'last words')\n    sys.stdin.read() if sys.argv[2] else None\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT)
+        command = [sys.executable, "-S", "-c", code, str(server.getsockname()[1]), "stays" * stays]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+            accepted, _ = server.accept()
+            with accepted:
+                assert accepted.recv(4096) == b"last words"
+                assert stays or not accepted.recv(4096)
+                assert not debugger.is_mine(accepted)
+            other.communicate(timeout=WAIT)
+
+
+def test_an_adapter_outlives_hasty_clients_and_its_own_connection_is_known_when_it_is_closed(tmp_path: Path) -> None:
+    """As debugpy's adapter tells the program its ports, and closes at once; and writes to clients that may be gone in the
+    one thread that accepts them.
+    """
+    adapter = tmp_path / "debugpy" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter.parent / "__init__.py").touch()
+    (adapter.parent / "common").mkdir()
+    (adapter.parent / "common" / "__init__.py").touch()
+    (adapter.parent / "common" / "log.py").write_text("def info(*_):\n    pass\n")
+    (adapter.parent / "common" / "sockets.py").write_text(
+        "import socket\ndef serve(name, handler, host):\n    handler(socket.socket())\n"
+    )
+    (adapter / "__init__.py").touch()
+    (adapter / "__main__.py").write_text(
+        "import socket, sys\nfrom debugpy.common import sockets\n"
+        "sockets.serve('Client', lambda connection: 1 / 0, '127.0.0.1')\n"
+        "with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as own:\n"
+        "    own.sendall(b'my ports')\n    own.shutdown(socket.SHUT_RDWR)\n"
+        "sys.stdin.read()\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(WAIT)
+        command = [sys.executable, debugger.__file__, str(adapter), str(server.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as own:
+            accepted, _ = server.accept()
+            with accepted:
+                assert (accepted.recv(4096), accepted.recv(4096)) == (b"my ports", b"")
+                assert debugger.is_mine(accepted)
+            own.communicate(timeout=WAIT)

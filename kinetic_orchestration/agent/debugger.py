@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PATIENCE = 600.0
 CONNECTIONS = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network namespace, with the user of each
@@ -78,7 +78,9 @@ def _only_mine(kind: type[socket.socket] = socket.socket) -> Iterator[None]:
 
 
 def is_mine(connection: socket.socket) -> bool:
-    """Its other end, on this machine, belongs to this user. Not if that cannot be told."""
+    """Its other end, on this machine, belongs to this user. Not if that cannot be told, as of an end that is closed:
+    the kernel shows it without an inode and with the user 0, whoever had it.
+    """
     try:
         here, there = connection.getsockname(), connection.getpeername()
         rows = {(_shown(there), _shown(here)), (_mapped(there), _mapped(here))}
@@ -86,7 +88,7 @@ def is_mine(connection: socket.socket) -> bool:
             with open(path, encoding="ascii") as file:
                 for line in file:
                     fields = line.split()
-                    if (fields[1], fields[2]) in rows and fields[7] == str(os.geteuid()):
+                    if (fields[1], fields[2]) in rows and fields[7] == str(os.geteuid()) and fields[9] != "0":
                         return True
     except (OSError, IndexError):
         pass
@@ -122,14 +124,53 @@ class Spoken(socket.socket):
         return count
 
 
+def _outlive_clients() -> None:
+    """From then on, no client ends the listening by going too soon: the thread that accepts them writes to each, and
+    would end when that fails.
+    """
+    from debugpy.common import log, sockets
+
+    serve = sockets.serve
+
+    def serve_on(name: str, handler: Callable[[socket.socket], Any], *rest: Any, **more: Any) -> Any:
+        def handle(connection: socket.socket) -> None:
+            try:
+                handler(connection)
+            except Exception as error:
+                log.info("{0} went before it was answered: {1!r}", name, error)
+                connection.close()
+
+        return serve(name, handle, *rest, **more)
+
+    sockets.serve = serve_on
+
+
+def _stay_connected() -> None:
+    """From then on, what this process connects stays open until its end: whoever accepts it asks the kernel whose it
+    is, which does not tell of a closed one. (The adapter tells the program its ports, and closes at once.)
+    """
+    connect, kept = socket.socket.connect, []
+
+    def connect_and_stay(own: socket.socket, address: Any) -> None:
+        connect(own, address)
+        kept.append(own.dup())
+
+    socket.socket.connect = connect_and_stay  # type: ignore[method-assign,assignment]
+
+
 def _run_adapter() -> None:
     import runpy
 
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]  # nothing of ours is meant there
     del sys.argv[0]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(sys.argv[0])))
+    __import__("debugpy")  # that one, wherever another may lie
+    del sys.path[0]
+    _outlive_clients()
+    _stay_connected()
     with _only_mine(Spoken):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        runpy.run_module("debugpy.adapter", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
