@@ -9,12 +9,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# C0 but for tab and newline, DEL, C1 (which terminals obey in UTF-8, too), other ends of lines, what turns the
-# direction of writing (https://trojansource.codes), and halves of characters.
-_CONTROLS: Final = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+# Of Unicode, beside C1, which terminals obey in UTF-8, too: other ends of lines; what turns the direction of writing
+# (Bidi_Control; https://trojansource.codes); what is there and not seen (Default_Ignorable_Code_Point, with the tags,
+# in which sentences can be hidden, but without the joiners and selectors of which scripts and emoji are made); notes
+# between lines; and halves of characters.
+_UNSEEN: Final = (
+    r"\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\ud800-\udfff"
+)
+_CONTROLS: Final = rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_UNSEEN}]"  # but for tab and newline
 _ALL: Final = re.compile(_CONTROLS)
 _BUT_COLOURS: Final = re.compile(rf"(\x1b\[[0-9;:]*m)|(?!\r){_CONTROLS}")
-_JSON: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_JSON: Final = re.compile(rf"[\x7f-\x9f{_UNSEEN}]")
 _LONG: Final = {"2": 5, "5": 3}  # a colour of its own: so many parameters, by the second of them
 
 
@@ -30,12 +36,17 @@ def log(of: str) -> str:
 
 def in_json(document: str) -> str:
     """The same document, with what `json.dumps(ensure_ascii=False)` leaves as it is."""
-    return _JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+    return _JSON.sub(_in_json, document)
+
+
+def _in_json(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _escaped(found: re.Match[str]) -> str:
     number = ord(found[0])
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
 
 
 def _log_part(found: re.Match[str]) -> str:

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import re
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,12 @@ TITLE = "\x1b]0;root@prod\x1b\\"
 CLEAR = "\x1b[2J\x1b[H"
 ANSWER = "\x1bP$qm\x1b\\\x1b[6n"
 C1 = "\x9d52;c;eA==\x9c\x9b2J"
-BACKWARDS = "\u202egnp.exe\u2066"
-EVIL = CLIPBOARD + TITLE + CLEAR + ANSWER + C1 + BACKWARDS + "\b\x00\x7f"
-OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+BACKWARDS = "\u202egnp.exe\u2066\u061c\u200f"
+UNSEEN = "\u2060\ufeff\U000e0041\U000e007f"
+EVIL = CLIPBOARD + TITLE + CLEAR + ANSWER + C1 + BACKWARDS + UNSEEN + "\b\x00\x7f"
+OBEYED = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
 
 
 class Evil:
@@ -138,8 +143,20 @@ def test_a_blocking_call_prints_and_raises_what_a_terminal_does_not_obey(
         ("50 %\r", r"50 %\x0d", "50 %\r"),
         ("\x1b[2K", r"\x1b[2K", r"\x1b[2K"),
         ("\u202eabc\ud800", r"\u202eabc\ud800", r"\u202eabc\ud800"),
+        ("\u061c\u200e\u200f\U000e0041\xad", r"\u061c\u200e\u200f\U000e0041\xad", r"\u061c\u200e\u200f\U000e0041\xad"),
+        ("नमस्\u200dते ❤️ 葛\U000e0100", "नमस्\u200dते ❤️ 葛\U000e0100", "नमस्\u200dते ❤️ 葛\U000e0100"),
     ],
 )
 def test_what_is_shown_instead(given: str, as_text: str, as_log: str) -> None:
     assert (visible.text(given), visible.log(given)) == (as_text, as_log)
     assert json.loads(visible.in_json(json.dumps(given, ensure_ascii=False))) == given
+
+
+def test_no_character_of_unicode_turns_the_direction_or_hides_text() -> None:
+    turning = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    for number in (*range(sys.maxunicode + 1),):
+        letter = chr(number)
+        kind = unicodedata.category(letter)
+        if kind == "Cf" and unicodedata.bidirectional(letter) in {*turning, "BN", "R", "L", "AL"}:
+            seen = "\u200c\u200d\U000110bd\U000110cd" + "".join(map(chr, range(0x13430, 0x13440))) + "\u070f"
+            assert (visible.text(letter) != letter) == (letter not in seen), hex(number)
