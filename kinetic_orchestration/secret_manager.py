@@ -81,11 +81,13 @@ def put(settings: Settings, name: str, value: str, expires: float, labels: Mappi
 def check_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Refuse, before anything is sent, what `values_here` could never find. Nothing is asked."""
     for variable, secret in wanted.items():
-        if not _SECRET.fullmatch(secret):
+        try:
+            schema.secret_ref(secret)
+        except schema.Wrong:
             raise UsageError(
                 f"secrets={{{variable!r}: {secret!r}}} is no name of a secret: write the name that it has in Secret "
                 "Manager, or projects/PROJECT/secrets/NAME, or that with /versions/NUMBER"
-            )
+            ) from None
         try:
             _whole(settings, secret)
             credentials.credentials(settings)
@@ -99,12 +101,6 @@ def values_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[
     """
     check_here(settings, wanted, environ)
     return {variable: _value_here(settings, variable, secret, environ) for variable, secret in wanted.items()}
-
-
-_SECRET = re.compile(
-    r"[A-Za-z0-9_-]{1,255}|projects/[a-z0-9][a-z0-9.:-]{0,99}/secrets/[A-Za-z0-9_-]{1,255}"
-    r"(?:/versions/[A-Za-z0-9_-]{1,63})?"
-)
 
 
 def _value_here(settings: Settings, variable: str, secret: str, environ: Mapping[str, str]) -> str:

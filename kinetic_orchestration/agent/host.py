@@ -21,7 +21,7 @@ from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.minder import Minder
 from kinetic_orchestration.agent.orders import orders
 from kinetic_orchestration.agent.output import LogWriter
-from kinetic_orchestration.agent.records import Record, TooLarge, open_records
+from kinetic_orchestration.agent.records import Record, TooLarge, open_records, read_bounded
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.compiled import CompileCache
@@ -105,7 +105,7 @@ class Host:
     def run(self) -> None:
         self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.records.remote)
         self.promised = Ahead(self._promise, beside=self.records.remote)
-        if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
+        if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)
@@ -188,7 +188,7 @@ class Host:
         if self.at.host == 0 and self.at.hosts > 1 and self.shares_machine:
             record["ports"] = _free_ports(self.at.hosts)
         life, name = wire.encode(record), self._name("started.json")
-        if self.records.create(name, life) is None and (before := self._read(name)) not in (life, None):
+        if self.records.create(name, life) is None and (before := read_bounded(self.records, name)) not in (life, None):
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
         self.sight.open()
         self._set_state(wire.PREPARING)
@@ -200,7 +200,7 @@ class Host:
         threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
 
     def _promise(self) -> dict[str, Any]:
-        found = self._read(names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
+        found = read_bounded(self.records, names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
         try:
             return {} if found is None else wire.fields_of(found, wire.INTENT, "the intent")
         except (wire.Unreadable, wire.Newer):  # all that a host must know came with its metadata
@@ -692,7 +692,7 @@ class Host:
         if self.records.create(name, record) is not None:
             self.verdict = verdict
         else:
-            self.verdict = _verdict(self._read(name))
+            self.verdict = _verdict(read_bounded(self.records, name))
         self.records.ring(self.at.job)
         self.sight.stir()
 
@@ -790,14 +790,6 @@ class Host:
 
     def _name(self, what: str, host: int | None = None) -> str:
         return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
-
-    def _read(self, name: str) -> bytes | None:
-        """Read a record; one that is too large is empty: it is there, and cannot be read."""
-        try:
-            record = self.records.read(name)
-        except TooLarge:
-            return b""
-        return None if record is None else record.data
 
 
 class Restarted(Exception):

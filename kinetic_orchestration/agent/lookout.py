@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import TooLarge
+from kinetic_orchestration.agent.records import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,9 +216,9 @@ class Lookout:
         now = time.monotonic()
         if hint != self._hint or now - self._hinted > UNHINTED:
             if self._verdict is None:
-                self._verdict = self._read(names.verdict(self.at.job, self.at.attempt))
+                self._verdict = read_bounded(self.records, names.verdict(self.at.job, self.at.attempt))
             if self._cancel is None:
-                self._cancel = self._read(names.cancel(self.at.job))
+                self._cancel = read_bounded(self.records, names.cancel(self.at.job))
             self._hint, self._hinted = hint, now
         if self._owned and now - self._owner_read > OWNER / 2:
             moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
@@ -229,16 +229,8 @@ class Lookout:
         _, beat = self.beat_of(host)
         return beat is not None and beat.verdict
 
-    def _read(self, name: str) -> bytes | None:
-        """Read a record; one that is too large is empty: it is there, and cannot be read."""
-        try:
-            record = self.records.read(name)
-        except TooLarge:
-            return b""
-        return None if record is None else record.data
-
     def _said(self, name: str) -> dict[str, Any] | None:
-        data = self._read(name)
+        data = read_bounded(self.records, name)
         return None if data is None else wire.fields_of(data, wire.STARTED, name)
 
 

@@ -60,18 +60,26 @@ class Signal(namedtuple("Signal", "name data generation updated")):
 
 
 class TooLarge(OSError):
-    """An object that cannot be a record: none of this package's making has as many bytes."""
+    """An object of which nothing is read: none of this package's making has as many bytes under that name.
 
-    def __init__(self, name: str, store: str, limit: int) -> None:
-        many = f"{limit / 1e6:,.0f} MB" if limit > 1e6 else f"{limit:,} bytes"
+    `size`: how many it has, where that is known.
+    """
+
+    def __init__(self, name: str, store: str, limit: int, size: int | None = None) -> None:
+        has = "" if size is None else f"{_amount(size)}, "
         super().__init__(
             errno.EFBIG,
-            f"{name} (store {store}) is not read: it has more than {many}, and nothing that this package has written "
-            "there has as many, so somebody else has written it. Find out who can write there, and remove the object",
+            f"{name} (store {store}) is not read: it has {has}more than {_amount(limit)}, and nothing that this "
+            "package has written there has as many, so somebody else has written it. Find out who can write there, "
+            "and remove the object",
         )
 
     def __str__(self) -> str:
         return str(self.strerror)
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB" if size > 1e6 else f"{size:,} bytes"
 
 
 class RecordsError(OSError):
@@ -99,6 +107,15 @@ def check_name(name: str) -> None:
             f"{name!r} cannot be an object's name: it has a backslash, a control character or more than "
             f"{_NAME_LIMIT} bytes"
         )
+
+
+def read_bounded(records: Any, name: str) -> bytes | None:
+    """Read a record; one that is too large is empty: it is there, and cannot be read."""
+    try:
+        record = records.read(name)
+    except TooLarge:
+        return b""
+    return None if record is None else bytes(record.data)
 
 
 def _has_control(name: str) -> bool:

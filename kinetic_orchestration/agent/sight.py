@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import TooLarge
+from kinetic_orchestration.agent.records import TooLarge, read_bounded
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class Sight:
         """From now on this host is seen."""
 
     def verdict(self) -> bytes | None:
-        return self._read(names.verdict(self.at.job, self.at.attempt))
+        return read_bounded(self.records, names.verdict(self.at.job, self.at.attempt))
 
     def cancel(self) -> bytes | None:
-        return self._read(names.cancel(self.at.job))
+        return read_bounded(self.records, names.cancel(self.at.job))
 
     def owner(self) -> tuple[Record, float] | None:
         moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
@@ -85,16 +85,8 @@ class Sight:
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
         """Return what a host said, if that can be read: else it has said nothing."""
         name = names.host(self.at.job, self.at.attempt, host, what)
-        data = self._read(name)
+        data = read_bounded(self.records, name)
         try:
             return None if data is None else wire.fields_of(data, kind, name)
         except wire.Unreadable:
             return None
-
-    def _read(self, name: str) -> bytes | None:
-        """Read a record; one that is too large is empty: it is there, and cannot be read."""
-        try:
-            record = self.records.read(name)
-        except TooLarge:
-            return b""
-        return None if record is None else record.data
