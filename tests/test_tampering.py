@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import act, launch
-from kinetic_orchestration.agent import boot, frames, names, payload, toolbox, wire
+from kinetic_orchestration.agent import boot, frames, names, payload, prepare, toolbox, tree, wire
+from kinetic_orchestration.agent.blobs import Blobs
 from kinetic_orchestration.agent.environment import BuildFailed
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobFailed, KineticError, ResultNotTrusted, StoreError
@@ -211,7 +213,7 @@ def test_a_verdict_with_a_foreign_value(trap: bucket.Trap, tmp_path: Path) -> No
     verdict = names.verdict(job.job_id, 1)
     proofs = ["", "x.y.z", base64.b64encode(b"{}").decode()]
     for proof in proofs:
-        bucket.rewrite(job.store, verdict, digest=digest, proof=proof)
+        bucket.rewrite(job.store, verdict, digest=digest, size=(tmp_path / "evil").stat().st_size, proof=proof)
         with pytest.raises(ResultNotTrusted, match="KINETIC_TRUST_STORE"):
             JobHandle(job).result()
     bucket.rewrite(job.store, verdict, digest=digest, format=wire.PLAIN)  # said to be what needs no trust
@@ -230,7 +232,7 @@ def test_a_value_that_is_not_the_verdicts() -> None:
         JobHandle(job).result()
     deep = b"[" * 200_000
     job.store.put(names.host(job.job_id, 1, 0, "result"), deep)
-    bucket.rewrite(job.store, names.verdict(job.job_id, 1), digest=bucket.digest_of(deep))
+    bucket.rewrite(job.store, names.verdict(job.job_id, 1), digest=bucket.digest_of(deep), size=len(deep))
     with pytest.raises(Corrupt, match="not JSON"):
         JobHandle(job).result()
     bucket.rewrite(job.store, names.verdict(job.job_id, 1), size=1 << 40)
@@ -408,7 +410,7 @@ def test_a_host_refuses_another_tree_and_other_packs(site: Site, trap: bucket.Tr
         return attempt, name, json.loads(manifest.data)
 
     attempt, name, manifest = admitted()
-    change(site, names.blob(manifest["packs"][0][0]), evil)
+    change(site, names.blob(manifest["packs"][0][0]), evil[: manifest["packs"][0][2]])
     assert "not those that were sent" in refusal(attempt)
     attempt, name, manifest = admitted()
     manifest["packs"][0][0] = "/etc/passwd"
@@ -448,6 +450,40 @@ def test_a_host_refuses_another_tool(site: Site, tmp_path: Path) -> None:
         toolbox._uv(site.records, digest, "", str(tmp_path), {}, print)  # type: ignore[arg-type]
     kept = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in kept if path.parts[0] != "home" and "tools" in str(path)]
+
+
+def test_a_host_fetches_no_more_than_its_spec_and_its_tree_say(site: Site, tmp_path: Path) -> None:
+    """Whoever can write to the bucket fills no disk."""
+    blobs, digest = Blobs(site.records, str(tmp_path / "blobs")), "b" * 64
+    site.records.put(names.blob(digest), b"x" * 5000)
+    with pytest.raises(prepare.NotReady, match=rf"{digest} .*has 5,000 bytes, more than 4,999 bytes.* It was removed"):
+        prepare._payload(site.records, blobs, {"digest": digest, "size": 4999})
+    assert site.records.read(names.blob(digest)) is None
+    entries, pack = [tree.Entry("a.py", tree.FILE, 0o644, 5000, hashlib.sha256(b"x" * 5000).hexdigest())], "c" * 64
+    listed = tree.digest_of(entries)
+    for stored, sent, why in ((5000, 5001, "has 5,001 bytes, more than 5,000"), (1 << 40, 5000, "more than twice")):
+        packs, places = [tree.Pack(pack, 5000, stored, tree.RAW)], {entries[0].sha256: tree.Place(0, 0)}
+        manifest = tree.manifest_of(listed, entries, packs, places)
+        site.records.put(names.tree(listed), json.dumps(manifest).encode())
+        site.records.put(names.blob(pack), b"x" * sent)
+        with pytest.raises(prepare.NotReady, match=why):
+            prepare._unpack(site.records, blobs, listed, str(tmp_path / why))
+    assert not list((tmp_path / "blobs").iterdir())
+
+
+def test_tools_and_wheels_of_which_nobody_knows_the_size_have_a_bound(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "_FILES", ((names.TOOLS, 10), (names.WHEELS, 10)))
+    digest = hashlib.sha256(b"x" * 11).hexdigest()
+    for name in (names.tool(digest), names.wheel(digest, "a-1-py3-none-any.whl")):
+        site.records.put(name, b"x" * 11)
+    with pytest.raises(BuildFailed, match=rf"{names.tool(digest)} .*has 11 bytes, more than 10 bytes"):
+        toolbox._uv(site.records, digest, "", str(tmp_path), {}, print)  # type: ignore[arg-type]
+    notes: list[str] = []
+    lock = f"a==1 --hash=sha256:{digest}"
+    assert toolbox._wheels(site.records, lock, str(tmp_path / "wheels"), notes.append) == ""  # type: ignore[arg-type]
+    assert "more than 10 bytes" in notes[0] and "taken from the package index" in notes[0]
 
 
 def test_a_host_lives_on_with_garbage_in_the_records_of_others(site: Site) -> None:

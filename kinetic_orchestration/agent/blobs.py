@@ -5,13 +5,15 @@ Whether a blob is what its name says, is looked at by whoever opens it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.records import TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
 SIDE_BY_SIDE = 8
 
@@ -23,8 +25,10 @@ class Blobs:
         self._records = records
         self._folder = folder
 
-    def path(self, digest: str) -> str | None:
-        """None if there is no such blob."""
+    def path(self, digest: str, most: int) -> str | None:
+        """Return the file of a blob, or None if there is no such blob. Raises TooLarge for one that has more bytes than
+        somebody to be believed says of it.
+        """
         if not self._records.remote:
             found: str | None = self._records.local_path(names.blob(digest))
             return found
@@ -33,20 +37,25 @@ class Blobs:
             return path
         os.makedirs(self._folder, exist_ok=True)
         try:
-            self._records.download(names.blob(digest), path)
+            self._records.download(names.blob(digest), path, most=most)
         except FileNotFoundError:
             return None
         return path
 
-    def fetch(self, digests: Iterable[str]) -> None:
-        """Have them here before they are needed, several at once. What is missing is found when it is asked for."""
-        wanted = list(dict.fromkeys(digests))
-        if not self._records.remote or len(wanted) < 2:
+    def fetch(self, sizes: Mapping[str, int]) -> None:
+        """Have them here before they are needed, several at once. What is missing, or too large, is found when it is
+        asked for.
+        """
+        if not self._records.remote or len(sizes) < 2:
             return
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(wanted)), "kinetic-blobs") as pool:
-            list(pool.map(self.path, wanted))
+        def bring(digest: str) -> None:
+            with contextlib.suppress(TooLarge):
+                self.path(digest, sizes[digest])
+
+        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(sizes)), "kinetic-blobs") as pool:
+            list(pool.map(bring, sizes))
 
 
 def copy_bucket(url: str, folder: str) -> str:
@@ -71,7 +80,7 @@ def copy_bucket(url: str, folder: str) -> str:
         if not path.startswith(top + os.sep):
             raise FileNotFoundError(f"{item['name']!r} in {url} would lie outside of its own folder")
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not bucket.fetch(item["name"], path):
+        if not bucket.fetch(item["name"], path, int(item["size"])):  # than which no more was counted above
             raise FileNotFoundError(f"{item['name']!r} in {url} was deleted meanwhile")
 
     with ThreadPoolExecutor(SIDE_BY_SIDE, "kinetic-data") as pool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PASSING = frozenset({0, 408, 429, 500, 502, 503, 504})  # 0: there was no answer
 FETCH_PATIENCE = 600.0
+LARGEST = 64 << 20  # bytes of an answer: nothing that is asked for here has as many, the agent included
 PULL_PATIENCE = 300.0
 RETRY = 30.0
 LAST_WORDS = 15.0  # of the other hosts, when one has lost its container in mid-run
@@ -116,7 +117,7 @@ def exchange(
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request(method, target or "/", body, dict(headers or {}))
         answer = connection.getresponse()
-        return Reply(answer.status, answer.headers, answer.read())
+        return Reply(answer.status, answer.headers, answer.read(LARGEST))  # of more, the digest tells, or its JSON
     except (OSError, http.client.HTTPException) as error:
         return Reply(0, {}, f"{parts.netloc}: {type(error).__name__}: {error}".encode())
     finally:

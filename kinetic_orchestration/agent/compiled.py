@@ -23,6 +23,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.digest import plain_of_file
+from kinetic_orchestration.agent.records import TooLarge, read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -171,9 +173,9 @@ class CompileCache:
     def _believed(self, name: str) -> list[Entry]:
         from kinetic_orchestration.agent import vouch
 
-        record = self._records.read(name)
+        data = read_bounded(self._records, name)
         try:
-            told = json.loads(record.data)
+            told = json.loads(data or b"")
             entries = [Entry(str(file), str(digest), int(size)) for file, digest, size in told["entries"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             return []
@@ -191,9 +193,11 @@ class CompileCache:
         part = os.path.join(self.folder, f".{entry.digest}.part")
         blob = names.compiled(self._key, entry.digest)
         try:
-            self._records.download(blob, part)
-            with open(part, "rb") as file:
-                whole = hashlib.sha256(file.read()).hexdigest() == entry.digest
+            try:
+                self._records.download(blob, part, most=entry.size)
+                whole = plain_of_file(part) == entry.digest
+            except TooLarge:
+                whole = False
             if not whole:  # nobody could put the right one beside it
                 self._records.delete(blob)
                 raise ValueError(f"{blob} is not what its name says")
@@ -218,8 +222,7 @@ class CompileCache:
             if not last and self._steady.get(name) != stamp:
                 self._steady[name] = stamp
                 continue
-            with open(path, "rb") as file:
-                digest = hashlib.sha256(file.read()).hexdigest()
+            digest = plain_of_file(path)
             self._records.upload(names.compiled(self._key, digest), path)
             self._pushed[name] = Entry(name, digest, found.st_size)
         if self._pushed.keys() != pushed.keys() or (last and any(map(self._was_read, self._fetched.values()))):

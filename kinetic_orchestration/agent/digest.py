@@ -31,6 +31,15 @@ def of_bytes(data: bytes | bytearray | memoryview) -> str:
         return hasher.digest()
 
 
+def plain_of_file(path: str | os.PathLike[str]) -> str:
+    """Return the sha256 of a file's bytes as they are, as tools and wheels are named; its size is no matter."""
+    hasher = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
 class Hasher:
     """Takes bytes in any pieces; hashes whole chunks on two threads beside its caller.
 

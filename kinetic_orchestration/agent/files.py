@@ -208,14 +208,19 @@ class FileRecords:
             _unlink(path)
         return won
 
-    def download(self, name: str, path: str) -> None:
-        """Write the object to the file `path`, whole or not at all."""
-        source = self._path(name)
+    def download(self, name: str, path: str, *, most: int | None = None) -> None:
+        """Write the object to the file `path`, whole or not at all. Raises TooLarge, before anything is written, for
+        one that has more than `most` bytes: by default, than an object of its name has.
+        """
+        source, most = self._path(name), names.file_limit_of(name) if most is None else most
         with _Verb(self, "read", name):
             try:
                 fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError) as missing:
                 raise self.refusal(missing, "read", name, "there is no such object") from None
+        if (size := os.fstat(fd).st_size) > most:
+            os.close(fd)
+            raise self.too_large(name, most, size)
         part = f"{path}.{os.urandom(4).hex()}.part"
         try:
             target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -316,8 +321,8 @@ class FileRecords:
     def bell_path(self) -> str:
         return f"{self.root}/.bell"
 
-    def too_large(self, name: str, limit: int) -> Exception:
-        return TooLarge(name, self.root, limit)
+    def too_large(self, name: str, limit: int, size: int | None = None) -> Exception:
+        return TooLarge(name, self.root, limit, size)
 
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:
         """The exception by which a failure of the file system is told."""

@@ -217,6 +217,21 @@ _PREFIXES = (
 )
 
 
+_FILES = (
+    (TOOLS, 1 << 30),  # uv, an interpreter
+    (WHEELS, 8 << 30),  # those of torch have 1 GB
+    ("compiled/", 2 << 30),  # what XLA has made of one function
+)
+LARGEST_FILE = 1 << 40
+
+
+def file_limit_of(name: str) -> int:
+    """Return the bytes that an object of this name has at most, for who writes it to a file without knowing its size
+    from somebody to be believed.
+    """
+    return next((most for prefix, most in _FILES if name.startswith(prefix)), LARGEST_FILE)
+
+
 def limit_of(name: str) -> int:
     """The bytes that a record of this name has at most: an object with more is not read."""
     for prefix, most in _PREFIXES:

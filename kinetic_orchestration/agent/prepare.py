@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.ahead import Ahead, Several
 from kinetic_orchestration.agent.blobs import Blobs
+from kinetic_orchestration.agent.records import TooLarge
 
 AGAIN = "submit the job again, which sends what is missing"
 DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
@@ -132,32 +133,39 @@ def _code(records: Any, blobs: Blobs, task: dict[str, Any], root: str, scratch: 
 def _payload(records: Any, blobs: Blobs, payload: dict[str, Any]) -> str:
     if not payload:
         return ""
-    path = blobs.path(payload["digest"])
+    try:
+        path = blobs.path(payload["digest"], payload["size"])
+    except TooLarge as error:
+        discard(records, names.blob(payload["digest"]))  # else it would be found there for ever
+        raise NotReady(f"{error}. It was removed: {AGAIN}") from None
     if path is None:
         raise NotReady(f"{names.blob(payload['digest'])} is not in the store {records.root}: {AGAIN}")
     return path
 
 
-def _pack(records: Any, blobs: Blobs) -> Callable[[str], str]:
+def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
+    from kinetic_orchestration.agent import tree
+
+    sizes: dict[str, int] = {}
+
+    def bring(packs: Sequence[tree.Pack]) -> None:
+        sizes.update((pack.id, pack.stored) for pack in packs)
+        blobs.fetch(sizes)
+
     def open_pack(blob: str) -> str:
-        path = blobs.path(blob)
+        try:
+            path = blobs.path(blob, sizes[blob])
+        except TooLarge as error:
+            raise tree.Damaged(str(error), blob) from None
         if path is None:
             raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
         return path
-
-    return open_pack
-
-
-def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
-    from kinetic_orchestration.agent import tree
 
     record = records.read(names.tree(tree_digest))
     if record is None:
         raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
     try:
-        manifest = _manifest(record.data)
-        blobs.fetch(pack.id for pack in tree.packs_of(manifest))
-        tree.unpack(manifest, _pack(records, blobs), target, tree_digest)
+        tree.unpack(_manifest(record.data), open_pack, target, tree_digest, bring)
     except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
         # Else it would be found there for ever, and nothing sent in its place.
         if pack := getattr(error, "pack", ""):

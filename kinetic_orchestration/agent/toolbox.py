@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.agent import environment, names
 from kinetic_orchestration.agent.environment import BuildFailed
+from kinetic_orchestration.agent.records import TooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -180,18 +181,14 @@ def _unpack(fetched: str, folder: str) -> None:
         archive.extractall(folder)
 
 
-def _fetch(records: FileRecords, name: str, digest: str, path: str) -> None:
-    import hashlib
+def _fetch(records: FileRecords, name: str, digest: str, path: str, most: int | None = None) -> None:
+    from kinetic_orchestration.agent.digest import plain_of_file
 
     try:
-        records.download(name, path)
+        records.download(name, path, most=most)
     except OSError as error:
         raise BuildFailed(f"{name} cannot be read from the store: {error}. {STAGE}") from None
-    hasher = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            hasher.update(piece)
-    if hasher.hexdigest() != digest:
+    if plain_of_file(path) != digest:
         os.unlink(path)
         raise BuildFailed(f"{name} in the store is not what was put there: its digest differs. Nothing of it was run.")
 
@@ -207,7 +204,11 @@ def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[s
     for entry in records.list(names.WHEELS) if wanted else ():
         *_, digest, file = entry.name.split("/")
         if digest in wanted and re.fullmatch(r"[\w.+!-]+\.whl", file):
-            found.append((entry, digest, file))
+            if entry.size > (most := names.file_limit_of(entry.name)):
+                why = TooLarge(entry.name, records.root, most, entry.size)
+                note(f"{why}. It is taken from the package index instead.")
+            else:
+                found.append((entry, digest, file))
     if not found:
         return ""
     size = sum(entry.size for entry, _, _ in found)
@@ -221,7 +222,7 @@ def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[s
     note(f"fetching {len(found)} wheel{'' if len(found) == 1 else 's'} from the store, {size / 1e6:,.0f} MB")
     with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-wheel") as pool:
         fetches = [
-            pool.submit(_fetch, records, entry.name, digest, os.path.join(folder, file))
+            pool.submit(_fetch, records, entry.name, digest, os.path.join(folder, file), entry.size)
             for entry, digest, file in found
         ]
     for fetch in fetches:

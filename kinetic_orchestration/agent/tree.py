@@ -137,6 +137,18 @@ def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
     return packs
 
 
+def _check_sizes(manifest: Mapping[str, Any], packs: list[Pack]) -> None:
+    """Raise Damaged where the packs have more bytes than a tree of these files has: whoever sends one packs it anew
+    rather than let it refer to packs of which less than half is its own.
+    """
+    own, sent = sum(file[2] for file in manifest["files"]), sum(pack.stored for pack in packs)
+    if sent > 2 * own + _PIECE:
+        raise Damaged(
+            f"the manifest names packs of {sent:,} bytes for files of {own:,}, and nobody sends more than "
+            "twice as many: it was changed after it was sent"
+        )
+
+
 def check_version(manifest: Mapping[str, Any]) -> None:
     if manifest["version"] != VERSION:
         raise BadTree(
@@ -145,11 +157,18 @@ def check_version(manifest: Mapping[str, Any]) -> None:
         )
 
 
-def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target: str, digest: str = "") -> None:
+def unpack(
+    manifest: Mapping[str, Any],
+    open_pack: Callable[[str], str],
+    target: str,
+    digest: str = "",
+    bring: Callable[[list[Pack]], object] = lambda _: None,
+) -> None:
     """Write the tree into the empty folder `target`, every content checked against its digest.
 
     `open_pack` brings a pack by its id and returns the path of a file. `digest` is what the tree must have,
-    if that is known from elsewhere. After an exception the folder is in no defined state.
+    if that is known from elsewhere. `bring` is told beforehand which packs will be opened. After an exception the
+    folder is in no defined state.
     """
     check_version(manifest)
     found = digest_of(entries_of(manifest))
@@ -158,6 +177,8 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
             f"the manifest lists a tree {found}, but is that of {digest or manifest['digest']}: "
             "it was changed after it was sent"
         )
+    packs = packs_of(manifest)
+    _check_sizes(manifest, packs)
     folders = _folders(manifest)
     os.makedirs(target, exist_ok=True)
     if os.listdir(target):
@@ -166,12 +187,12 @@ def unpack(manifest: Mapping[str, Any], open_pack: Callable[[str], str], target:
     for folder in sorted(folders):
         os.mkdir(root + _encode(folder))
 
-    packs = packs_of(manifest)
     by_place: dict[int, list[tuple[int, int, int, bytes, str]]] = {}
     for path, mode, size, sha256, pack, offset in manifest["files"]:
         if not (-1 <= pack < len(packs) and offset >= 0 and size >= 0):
             raise Damaged(f"the manifest says that {path!r:.80} lies where nothing can: it was changed")
         by_place.setdefault(pack, []).append((offset, size, mode, root + _encode(path), sha256))
+    bring([packs[number] for number in by_place if number >= 0])
     for number, files in by_place.items():
         files.sort()
         if number < 0:

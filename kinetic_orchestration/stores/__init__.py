@@ -80,7 +80,7 @@ class Store(Protocol):
 
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
         """Write the object to the file `path`, whole or not at all. Raises StoreError if it is not there, or has more
-        than `most` bytes.
+        than `most` bytes: by default, than an object of its name has (`names.file_limit_of`).
         """
 
     def local_path(self, name: str) -> str | None:
@@ -109,9 +109,9 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
     return opener(address, deployment)
 
 
-def too_large(name: str, url: str, limit: int) -> StoreError:
-    """Of an object that cannot be a record: nothing of this package's making is as large."""
-    return StoreError(str(TooLarge(name, url, limit)))
+def too_large(name: str, url: str, limit: int, size: int | None = None) -> StoreError:
+    """Refuse an object than which nothing of this package's making is as large."""
+    return StoreError(str(TooLarge(name, url, limit, size)))
 
 
 def _open_folder(address: str, deployment: str) -> Store:

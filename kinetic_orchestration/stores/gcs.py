@@ -124,6 +124,7 @@ class GcsStore:
 
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
         check_name(name)
+        most = names.file_limit_of(name) if most is None else most
         gcs_transfer.fetch(self.requests, name, path, self.part, most)
 
     def local_path(self, name: str) -> str | None:

@@ -58,7 +58,7 @@ def send(
         in_parallel(requests.delete_once, made)  # what is left, a sweep finds
 
 
-def fetch(requests: Requests, name: str, path: str, part: int, most: int | None = None) -> None:
+def fetch(requests: Requests, name: str, path: str, part: int, most: int) -> None:
     """Write the object to the file `path`, whole or not at all; not at all if it has more than `most` bytes."""
     temporary = f"{path}.{os.urandom(4).hex()}.part"
     try:
@@ -81,14 +81,12 @@ def in_parallel(act: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     return side_by_side(act, items, WORKERS, name="gcs")
 
 
-def _fetch(
-    requests: Requests, name: str, path: str, file: int, part: int, most: int | None, *, last: bool
-) -> None:  # fmt: skip
+def _fetch(requests: Requests, name: str, path: str, file: int, part: int, most: int, *, last: bool) -> None:
     first = requests.get(name, 0, part)
     if first is None:
         raise StoreError(f"Cannot read {name} (store {requests.url}): there is no such object.")
-    if most is not None and first.total > most:
-        raise too_large(name, requests.url, most)
+    if first.total > most:
+        raise too_large(name, requests.url, most, first.total)
     disk = os.fstatvfs(file)
     free = disk.f_bavail * disk.f_frsize
     if first.total > free:

@@ -40,8 +40,8 @@ class LocalStore(FileRecords):
         self.url = self.address = self.root
         self.deployment = deployment
 
-    def too_large(self, name: str, limit: int) -> Exception:
-        return too_large(name, self.url, limit)
+    def too_large(self, name: str, limit: int, size: int | None = None) -> Exception:
+        return too_large(name, self.url, limit, size)
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]
@@ -67,12 +67,6 @@ class LocalStore(FileRecords):
         except OSError as error:
             raise self.refusal(error, "write", name) from error
         return True
-
-    def download(self, name: str, path: str, *, most: int | None = None) -> None:
-        found = self.find(name) if most is not None else None
-        if most is not None and found is not None and found.size > most:
-            raise too_large(name, self.url, most)
-        super().download(name, path)
 
     def hint(self, name: str, data: bytes) -> bool:
         try:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.records import RecordsError
+from kinetic_orchestration.agent.records import RecordsError, TooLarge
 from kinetic_orchestration.training import commits, parts
 from kinetic_orchestration.training.commits import Commit, Found, Part
 from kinetic_orchestration.training.trees import Apart
@@ -157,9 +157,11 @@ class Shelf:
             if fetched:
                 path = os.path.join(scratch, f"part-{self.writer}-{host:05d}-{os.urandom(4).hex()}")
                 try:
-                    self.records.download(name, path)
+                    self.records.download(name, path, most=record.parts[host].size)
                 except FileNotFoundError:
                     raise parts.Torn(f"{name} is missing") from None
+                except TooLarge as error:
+                    raise parts.Torn(str(error)) from None
             if path is None:
                 raise parts.Torn(f"{name} is missing")
             try:

@@ -160,10 +160,13 @@ def test_new_programs_are_kept_during_the_run_once_they_are_whole(
     assert (again.close(60.0).pushed, cache.close(60.0).pushed) == (0, 1)
 
 
-def test_a_changed_entry_is_not_loaded_and_makes_room_for_the_right_one(cloud: Cloud, machines: Machines) -> None:
+@pytest.mark.parametrize("evil", [b"evil", b"evil" * 100], ids=["other bytes", "more than its list says"])
+def test_a_changed_entry_is_not_loaded_and_makes_room_for_the_right_one(
+    cloud: Cloud, machines: Machines, evil: bytes
+) -> None:
     machines.run("step")
     (blob,) = (name for name in machines.stored() if "lists/" not in name)
-    machines.records.put(blob, b"evil")
+    machines.records.put(blob, evil)
     found = machines.run()[1]
     assert found == [] and machines.stored() == machines.stored("lists/")
     assert "is not what its name says" in machines.notes[-1]
@@ -238,9 +241,9 @@ def test_a_slow_store_delays_neither_the_start_nor_the_end_beyond_the_bounds(clo
     free = threading.Event()
 
     class Slow(FileRecords):
-        def download(self, name: str, path: str) -> None:
+        def download(self, name: str, path: str, *, most: int | None = None) -> None:
             free.wait(30)
-            super().download(name, path)
+            super().download(name, path, most=most)
 
     began = time.monotonic()
     cache = machines.cache(Slow(machines.records.root), seconds=0.2)

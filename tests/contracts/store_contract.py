@@ -22,6 +22,7 @@ import pytest
 
 from kinetic_orchestration.agent.files import LOCK_PATIENCE
 from kinetic_orchestration.agent.names import RECORD_LIMIT
+from kinetic_orchestration.agent.records import TooLarge
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.stores import Store, open_store
 
@@ -396,6 +397,18 @@ class StoreContract:
         with pytest.raises(FileNotFoundError):
             store.upload("blobs/aa/aa2", str(tmp_path / "missing"))
 
+    def test_a_file_that_is_larger_than_it_may_be_does_not_come_down(self, store: Store, tmp_path: Path) -> None:
+        data = os.urandom(3 * MEGABYTE)
+        store.create("blobs/aa/aa1", data)
+        target, less = tmp_path / "target", tmp_path / "less"
+        store.download("blobs/aa/aa1", str(target), most=len(data))
+        assert target.read_bytes() == data
+        with pytest.raises(
+            (StoreError, TooLarge), match=r"blobs/aa/aa1 .*has 3 MB, more than 3 MB, and nothing that this package"
+        ):
+            store.download("blobs/aa/aa1", str(less), most=len(data) - 1)
+        assert list(tmp_path.glob("less*")) == []
+
     def test_a_file_that_is_moved_is_gone_whoever_was_first(self, store: Store, tmp_path: Path) -> None:
         for text, won in ((b"first", True), (b"second", False)):
             source = tmp_path / "source"
@@ -475,16 +488,6 @@ class ClientStoreContract(StoreContract):
         names = [f"several/{n}" for n in (7, 3, 99, 3, *range(20))]
         assert store.read_all(names) == [store.read(name) for name in names]
         assert store.read_all([]) == []
-
-    def test_a_file_that_is_larger_than_it_may_be_does_not_come_down(self, store: Store, tmp_path: Path) -> None:
-        data = os.urandom(3 * MEGABYTE)
-        store.create("blobs/aa/aa1", data)
-        target, less = tmp_path / "target", tmp_path / "less"
-        store.download("blobs/aa/aa1", str(target), most=len(data))
-        assert target.read_bytes() == data
-        with pytest.raises(StoreError, match=r"has more than 3 MB, and nothing that this package"):
-            store.download("blobs/aa/aa1", str(less), most=len(data) - 1)
-        assert not less.exists()
 
     def test_a_hint_is_a_signal(self, store: Store) -> None:
         assert store.hint("beats/a", b"hint")
