@@ -20,7 +20,7 @@ from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
-from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, Outcome, Past, Plan, Staged
+from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, JobStatus, Outcome, Past, Plan, Staged
 from kinetic_orchestration.watch import Memory, Scene, look
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
@@ -111,17 +111,28 @@ def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
     return known.on(backend)
 
 
-def doubt_of_value(job: Job, attempt: int, value_digest: str, proof: str, role: str = names.VALUE) -> str:
-    """Why what came of an attempt is not unpickled here, or "". A verdict that is signed was believed as a whole."""
+def doubt_of_value(job: Job, outcome: Outcome) -> str:
+    """Why what came of a job, its value or its exception, is not unpickled here, or "": then it is known from now on
+    that the job came to this. A verdict that is signed was believed as a whole.
+    """
     if job.doubt or not job.store.remote:
         return job.doubt
     if is_sealed(job):
         return ""
-    plan = job.plan()
-    return job.trust.doubt_of_value(
-        job.store, job.job_id, attempt, value_digest, proof, role=role,
+    plan, verdict = job.plan(), outcome.verdict
+    if outcome.status is JobStatus.SUCCEEDED:
+        role, value = names.VALUE, verdict.digest
+    else:
+        role, value = names.EXCEPTION, verdict.failure.digest if verdict.failure is not None else ""
+    doubt = job.trust.doubt_of_value(
+        job.store, job.job_id, outcome.attempt, value, verdict.proof, role=role,
         account=str(plan.cloud.get("service_account") or ""), project=plan.project,
     )  # fmt: skip
+    if not doubt and not job.trust.everything:
+        seen, found = job.trust.ended(job.store, job.job_id), _end_of(outcome, 0.0)
+        if seen is not None and not seen.proven and not seen.is_other(found):
+            job.trust.saw_end(job.store, job.job_id, seen._replace(proven=True))
+    return doubt
 
 
 def is_sealed(job: Job) -> bool:
@@ -161,29 +172,44 @@ def believe(job: Job, attempt: int, verdict: wire.Verdict) -> None:
 
 def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) -> str:
     """Return what the job came to, as others may be told, and hold this process to it from now on. Raises Corrupt if it
-    was seen to come to something else.
+    was seen to come to something else, unless that was never proven, and this is.
     """
     if not job.store.remote or job.doubt:
         return job.ended
-    found = Ended(outcome.attempt, outcome.status.value, gist(outcome.verdict.raw), at)
+    found = _end_of(outcome, at)._replace(proven=is_sealed(job))
     known = _known_end(job)
-    if known is not None and known.is_other(*found[:3]):
-        raise Corrupt(_other_end(job, known))
+    if known is not None and known.is_other(found):
+        if known.proven or not (found.proven or _is_proven(job, outcome)):
+            raise Corrupt(_other_end(job, known))
+        known, found = None, found._replace(proven=True)
     if known is None and remember:
         job.trust.saw_end(job.store, job.job_id, found)
     return str(known or found)
 
 
-def has_ended(job: Job) -> bool:
+def _end_of(outcome: Outcome, at: float) -> Ended:
+    return Ended(outcome.attempt, outcome.status.value, gist(outcome.verdict.raw), at)
+
+
+def _is_proven(job: Job, outcome: Outcome) -> bool:
+    return not job.trust.everything and not doubt_of_value(job, outcome)
+
+
+def has_ended(job: Job, following: int = 0) -> bool:
     """Tell whether the job was seen to end, so that nothing more is to be begun of it. Raises Corrupt if the verdict by
     which it did is not there any more.
+
+    `following`: the attempt that is to be looked at next. If others have begun it, and the end that was seen was never
+    proven, it may be looked at: there may be the proof of another end.
     """
     known = _known_end(job) if job.store.remote else None
     if known is None:
         return False
     record = job.store.read(names.verdict(job.job_id, known.attempt))
     if record is None or gist(verdict_of(record.data).raw) != known.verdict:
-        raise Corrupt(_other_end(job, known))
+        begun = following and job.store.read(names.intent(job.job_id, following)) is not None
+        if known.proven or not begun:
+            raise Corrupt(_other_end(job, known))
     return True
 
 
@@ -197,17 +223,24 @@ def _known_end(job: Job) -> Ended | None:
     """Return the end that this home saw; only without one, the end that it was told, which anybody may have made up."""
     seen = job.trust.ended(job.store, job.job_id)
     if seen is None:
-        return Ended.of(job.ended)
+        told = Ended.of(job.ended)
+        return None if told is None else told._replace(proven=False)
     if seen.at < job.policy.created and job.trust.may_be_forgotten(job.store, seen):
         return None  # it was of a life before this one
     return seen
 
 
 def _other_end(job: Job, known: Ended) -> str:
+    seen = job.trust.home is not None and job.trust.ended(job.store, job.job_id) is not None
+    memory = (
+        f". If it is the end that was seen that was false, and not what the records say now: delete "
+        f"{job.trust.memory_of(job.store, job.job_id)}, in which it is remembered"
+    )
     return (
-        f"job {job.job_id} in {job.store.url} ended in attempt {known.attempt} ({known.status}), as was seen here or "
-        "by who handed it over, and its records do not say so any more: somebody has changed them. It is not run "
-        "again. Find out who can write to the bucket; to have it run anew, give another key, or start another run"
+        f"job {job.job_id} in {job.store.url} ended in attempt {known.attempt} ({known.status}), as was seen "
+        f"{'here' if seen else 'by who handed it over'}, and its records do not say so any more: somebody has changed "
+        "them. It is not run again. Find out who can write to the bucket; to have it run anew, give another key, or "
+        f"start another run{memory if seen and not known.proven else ''}"
     )
 
 
@@ -282,7 +315,7 @@ def intend(job: Job, attempt: int) -> Intent | None:
     past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
     left = plan.affordable
     if left:
-        left -= _held(job, attempt)
+        left -= _held(job, plan, attempt)
         if left <= 0:
             if job.store.read(names.intent(job.job_id, attempt)) is None:  # else somebody was faster, and it has begun
                 _close_as_spent(job, plan, attempt, left)
@@ -332,11 +365,13 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
     return past, Before(lifecycle.spend(intent.before.spent, budget), ran)
 
 
-def _held(job: Job, attempt: int) -> float:
+def _held(job: Job, plan: Plan, attempt: int) -> float:
     """For how long the hosts of other attempts than this one were there: of each the most that was ever seen of it, by
-    its records or by the cloud's word. Whoever removes records gives no money back.
+    its records or by the cloud's word. Whoever removes records gives no money back; and none tells of more than the
+    plan's deadline allows, at which machines end themselves.
     """
-    told = {stay.attempt: stay.ready for stay in bill.stays(job.store, job.job_id, attempt - 1)} if attempt > 1 else {}
+    stays, most = bill.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else [], _longest(plan, plan.affordable)
+    told = {stay.attempt: min(stay.ready, most) for stay in stays}
     for number, seconds in told.items():
         job.trust.saw_held(job.store, job.job_id, number, seconds)
     seen = job.trust.held(job.store, job.job_id)
@@ -401,9 +436,11 @@ def _longest(plan: Plan, affordable: float = 0.0) -> float:
 
 
 def see_held(job: Job, attempt: int, seen: Glimpse) -> None:
-    """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there."""
+    """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there. Of a
+    job in doubt nothing is remembered: its limit, and that it has an attempt of that number, only its records say.
+    """
     since = seen.observation.since
-    if job.limited and seen.verdict is None and seen.observation.state == PRESENT and since:
+    if job.limited and not job.doubt and seen.verdict is None and seen.observation.state == PRESENT and since:
         job.trust.saw_held(job.store, job.job_id, attempt, seen.now - since, HELD_STEP)
 
 

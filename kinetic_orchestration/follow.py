@@ -17,7 +17,7 @@ from kinetic_orchestration import act, attempts, lifecycle, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.errors import KineticError, StoreError, Unreachable
+from kinetic_orchestration.errors import StoreError, Unreachable
 from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.values import (
     Change,
@@ -95,7 +95,7 @@ class Follower:
             self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
             moves = step.cursor.attempt != attempt
             if moves:
-                act.has_ended(self.job)  # then no other attempt follows
+                act.has_ended(self.job, following=step.cursor.attempt)  # then no other attempt follows
             if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
                 self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
             self._release_again(seen)
@@ -356,7 +356,8 @@ def follow(
 
 
 def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tuple[Follower, Exception | None]]:
-    """One step of each of these jobs of one store, by one look at all of them; what went wrong with it, if it did.
+    """One step of each of these jobs of one store, by one look at all of them; what went wrong with it, if it did. That
+    may be any exception: a mistake of ours that one job brings to light is no reason to leave the others.
 
     None is begun once the patience is over: then the others are for the next time.
     """
@@ -373,7 +374,7 @@ def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tupl
                     return
                 try:
                     follower.step()
-                except KineticError as error:
+                except Exception as error:
                     yield follower, error
                 else:
                     yield follower, None

@@ -47,7 +47,7 @@ def collect(job: Job, outcome: Outcome) -> Any:
     if verdict.format == wire.PLAIN:
         if verdict.size > payload.LARGEST_PLAIN:
             raise Corrupt(f"the verdict of job {job.job_id} speaks of {verdict.size} bytes of JSON: it was changed")
-    elif doubt := doubt_of_value(job, outcome.attempt, verdict.digest, verdict.proof):
+    elif doubt := doubt_of_value(job, outcome):
         kept = f"{job.store.url}/{names.host(job.job_id, outcome.attempt, 0, 'result')}"
         raise ResultNotTrusted(
             f"job {job.job_id} ran to its end, but its value is pickled and not unpickled here, because it could run "
@@ -86,7 +86,7 @@ def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:
     host = outcome.verdict.host or 0
     if not failure.digest:
         return revive(failure, None, job_id=job.job_id, host=host)
-    if doubt := doubt_of_value(job, outcome.attempt, failure.digest, outcome.verdict.proof, names.EXCEPTION):
+    if doubt := doubt_of_value(job, outcome):
         return revive(failure, None, job_id=job.job_id, host=host, doubt=f"it is not unpickled here, because {doubt}")
     try:
         with _file(job, outcome.attempt, host, "exception", failure.size) as path:

@@ -9,7 +9,9 @@ plain JSON) is looked at without any trust, because nothing in it is ever run.
 
 **A job that was seen to end has ended.** What a process saw a job come to, its home remembers with the verdict's
 digest, and handles and cursors carry it: another verdict, or none, is somebody's change, and no reason to run the job
-again. So it is with the time for which its hosts were held, of which a limit of cost counts the most that was seen.
+again. An end that was proven, by a seal or by a machine's word for its value, outweighs one that was merely read: or
+whoever can write to the bucket would show a false one once, and have the true one refused for good. So it is with the
+time for which its hosts were held, of which a limit of cost counts the most that was seen.
 
 **With a signing key** nothing need have been seen: the spec says that the job is signed, and no verdict counts without
 the word of whoever has the key. Keys are derived from it, one for each role, store, deployment, job and attempt, so a
@@ -84,7 +86,7 @@ class Trust:
             while len(_SEEN) > _MOST_SEEN:
                 with contextlib.suppress(RuntimeError, StopIteration):  # of another thread that does the same
                     _SEEN.pop(next(iter(_SEEN)), None)
-        path = self._path(store, job_id)
+        path = self.memory_of(store, job_id)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             memory = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -99,17 +101,18 @@ class Trust:
             return []
         lines = dict(_SEEN.get((self.home, store.url, job_id), {}))
         with contextlib.suppress(OSError, ValueError):
-            lines = dict.fromkeys(self._path(store, job_id).read_text(encoding="utf-8").splitlines()) | lines
+            lines = dict.fromkeys(self.memory_of(store, job_id).read_text(encoding="utf-8").splitlines()) | lines
         return [digest for told, _, digest in (line.partition(" ") for line in lines) if told == kind]
 
-    def _path(self, store: Store, job_id: str) -> Path:
+    def memory_of(self, store: Store, job_id: str) -> Path:
+        """Return the file in which this home remembers what it knows of the job."""
         assert self.home is not None
         return self.home / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:16] / job_id
 
     # ---- what was seen -------------------------------------------------------------------------------------
 
     def saw_end(self, store: Store, job_id: str, ended: Ended) -> None:
-        self.remember(store, job_id, ENDED, str(ended))
+        self.remember(store, job_id, ENDED, ended.line())
 
     def ended(self, store: Store, job_id: str) -> Ended | None:
         """Return the end of the job that this process, or one with its home, saw: of several lives, the last."""
@@ -129,7 +132,7 @@ class Trust:
             f"job {job_id} in {store.url} has succeeded, as this process or another one with its home saw, and its "
             "records do not say so any more: somebody has changed them. It is not run again. Find out who can write to "
             "the bucket; to have it run anew, give another key, or start another run. If you removed them yourself, "
-            f"delete also {self._path(store, job_id)}"
+            f"delete also {self.memory_of(store, job_id)}"
         )
 
     def saw_held(self, store: Store, job_id: str, attempt: int, seconds: float, step: float = 0.0) -> None:
@@ -274,21 +277,27 @@ class Ended(NamedTuple):
     status: str
     verdict: str  # the digest of what the attempt's verdict says
     at: float  # when that was written, by the store's clock
+    proven: bool = False  # by a seal, or by the word of a machine for its value: else it was in a record, and no more
 
     def __str__(self) -> str:
+        """As handles and cursors carry it: whoever is told it has proven nothing."""
         return f"{self.attempt}/{self.status}/{self.verdict}/{self.at:.3f}"
+
+    def line(self) -> str:
+        """Return it as a home remembers it."""
+        return f"{self}/proven" if self.proven else str(self)
 
     @classmethod
     def of(cls, text: str) -> Ended | None:
         """None of a text that is none, as a line that was cut when its disk was full."""
         try:
-            attempt, status, verdict, at = text.split("/")
-            return cls(int(attempt), status, verdict, float(at))
+            attempt, status, verdict, at, *proven = text.split("/")
+            return cls(int(attempt), status, verdict, float(at), proven == ["proven"])
         except ValueError:
             return None
 
-    def is_other(self, attempt: int, status: str, verdict: str) -> bool:
-        return (self.attempt, self.status, self.verdict) != (attempt, status, verdict)
+    def is_other(self, found: Ended) -> bool:
+        return (self.attempt, self.status, self.verdict) != (found.attempt, found.status, found.verdict)
 
 
 def gist(record: bytes) -> str:

@@ -7,7 +7,8 @@ import json
 import os
 import pickle
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from kinetic_orchestration import act, launch, settings, trust
 from kinetic_orchestration.agent import digest, names, wire
-from kinetic_orchestration.errors import Corrupt, JobCancelled, ResultNotTrusted
+from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach
@@ -202,6 +203,103 @@ def test_a_peek_holds_to_what_was_seen_and_remembers_nothing(elsewhere: Callable
     forge(job, kind=wire.ABORTED, cause=wire.USER)
     assert attach(job.job_id).peek().status is JobStatus.FAILED  # nobody has told it otherwise
     refused(job.peek)
+
+
+# ---- what was proven -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bytes]]:
+    """Give a job's verdict its machine's word for what it came to; what it says then."""
+    signer = Signer()
+    trust._certificates.cache_clear()
+    engine = {"compute_engine": {"project_id": "", "project_number": 77}}  # as a job of this machine has no project
+
+    def prove(job: JobHandle[Any], attempt: int = 1) -> bytes:
+        store, name = job._job.store, names.verdict(job.job_id, attempt)
+        record = store.read(name)
+        assert record is not None
+        claim = names.claim(names.VALUE, store.url, job.job_id, attempt, json.loads(record.data)["digest"])
+        claims = {**GOOD, "aud": f"kinetic/{claim}", "email": "77-compute@developer.gserviceaccount.com"}
+        bucket.rewrite(store, name, proof=signer.sign({**claims, "google": engine}))
+        proven = store.read(name)
+        assert proven is not None
+        return proven.data
+
+    with bucket.serving({"/certs": json.dumps(signer.certificates()).encode()}) as address:
+        monkeypatch.setenv("KINETIC_EMULATOR", address)
+        monkeypatch.setenv("KINETIC_BACKEND", "local")
+        yield prove
+
+
+def ended_unseen(function: Any) -> JobHandle[Any]:
+    """A job of which nobody has seen the end."""
+    job = ask(function)
+    assert follow(Follower(replace(job._job, trust=replace(job._job.trust, home=None))), timeout=60) is not None
+    return job
+
+
+FALSE: dict[str, dict[str, Any]] = {
+    "a pickled value": {"kind": wire.COMMITTED, "cause": "", "digest": "e" * 64, "size": 7},
+    "a failure": {"cause": wire.USER},
+    "JSON": {"kind": wire.COMMITTED, "cause": "", "digest": "e" * 64, "size": 7, "format": wire.PLAIN},
+}
+
+
+@pytest.mark.parametrize("false", FALSE)
+def test_a_false_end_that_was_seen_yields_to_the_proven_one_and_that_to_none(
+    false: str, proving: Callable[..., bytes]
+) -> None:
+    job = ended_unseen(pickled)
+    true = proving(job)
+    forge(job, **FALSE[false])
+    assert job.status().final
+    with pytest.raises(KineticError):
+        job.result()
+    job._job.store.put(names.verdict(job.job_id, 1), true)
+    assert attach(job.job_id).result() == pickled()
+    for forged in (FALSE[false], {}):
+        forge(job, **forged)
+        refused(lambda: attach(job.job_id).result())
+    assert not begun(job, 2)
+
+
+def test_a_value_that_was_collected_is_proven_from_then_on(proving: Callable[..., bytes]) -> None:
+    job = ended_unseen(pickled)
+    proving(job)
+    assert job.result() == pickled()
+    seen = job._job.trust.ended(job._job.store, job.job_id)
+    assert seen is not None and seen.proven
+    assert not pickle.loads(pickle.dumps(job))._job.ended.endswith("proven")  # whoever is handed it has seen no proof
+
+
+def test_a_false_end_of_an_earlier_attempt_yields_too(proving: Callable[..., bytes]) -> None:
+    job = ended_unseen(_kills_its_agent_and_returns_a_tuple)
+    proving(job, 2)
+    true = job._job.store.read(names.verdict(job.job_id, 1))
+    assert true is not None
+    forge(job, **FALSE["a pickled value"])
+    assert job.status().final
+    job._job.store.put(names.verdict(job.job_id, 1), true.data)
+    assert attach(job.job_id).result() == ("2",)
+
+
+def test_what_was_never_proven_holds_and_the_refusal_names_the_file_that_remembers_it() -> None:
+    job = ended_unseen(pickled)
+    true = job._job.store.read(names.verdict(job.job_id, 1))
+    assert true is not None
+    forge(job, **FALSE["a pickled value"])
+    assert job.status().final
+    job._job.store.put(names.verdict(job.job_id, 1), true.data)
+    memory = job._job.trust.memory_of(job._job.store, job.job_id)
+    refused(job.result, f"delete {memory}, in which it is remembered")
+    memory.unlink()
+    trust._SEEN.clear()
+    assert attach(job.job_id).status() is JobStatus.SUCCEEDED
+
+
+def _kills_its_agent_and_returns_a_tuple() -> tuple[str]:
+    return (_kills_its_agent(),)
 
 
 # ---- signed verdicts -------------------------------------------------------------------------------------------------
@@ -533,6 +631,25 @@ def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pyte
     assert act.intend(job, 3) is None
     verdict = job.store.read(names.verdict(job.job_id, 3))
     assert verdict is not None and wire.Verdict.decode(verdict.data).cause == wire.DEADLINE
+
+
+def test_of_a_job_in_doubt_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch, shared_home: Path) -> None:
+    job, _ = limited(1000.0, monkeypatch)
+    now, doubted = job.store.now(), replace(job, doubt="nobody vouches for it")
+    before = job.trust.memory_of(job.store, job.job_id).read_bytes()
+    act.see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT, since=now - 700.0)))
+    assert job.trust.held(job.store, job.job_id) == {}
+    assert job.trust.memory_of(job.store, job.job_id).read_bytes() == before
+
+
+def test_no_record_tells_of_more_than_the_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = limited(1000.0, monkeypatch)
+    ended_after(job, 1, 1e7)
+    bucket.rewrite(job.store, names.intent(job.job_id, 1), allowed=0)
+    path = Path(job.store.root, names.intent(job.job_id, 1))  # type: ignore[attr-defined]
+    os.utime(path, (time.time() - 1e7,) * 2)
+    assert act.intend(job, 2) is None
+    assert job.trust.held(job.store, job.job_id)[1] <= act._longest(job.plan(), 1000.0)
 
 
 def test_another_process_of_the_same_home_knows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
