@@ -6,8 +6,10 @@ Each tick does a bounded amount of work, by one look at all jobs of a store, and
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 BRANCHES_SECONDS = 20.0
 PAGE = 500  # runs that wait, read at a time
 TICK_SECONDS = 30.0  # Dagster ends a tick after 60
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # before a job is looked at again at which that failed more than once
 LONGEST_TALE = 10  # what is named one by one in the reason of a tick
 MOST_OBSERVED = 10  # assets of one job
 MOST_BRANCHES = 1000  # that are asked for: were there more, none could be said to be closed
@@ -64,7 +67,7 @@ def build_kinetic_completion_sensor(
     opens only the store that the resource names. Which jobs are there it reads from the event logs of the runs that
     submitted them; whoever launches a run chooses its tags, and these are believed in nothing.
     """
-    memory = _Memory({}, {})  # of this process; another one starts by reading anew
+    memory = _Memory({}, {}, {})  # of this process; another one starts by reading anew
 
     def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
         kinetic = _resource(context, resources, resource_key)
@@ -89,11 +92,19 @@ def _resource(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key
     return kinetic
 
 
+class _Stumble(NamedTuple):
+    """Holds when a job is looked at again at which looking failed as it never should."""
+
+    pause: float
+    until: float  # by this process' steady clock
+
+
 class _Memory(NamedTuple):
     """Holds what one tick leaves to the next one in the same process."""
 
     followers: dict[str, Follower]  # by job
     tickets: dict[str, dict[str, Ticket]]  # by run that is over: its log does not change
+    stumbled: dict[str, _Stumble]  # by job at which a mistake of ours came to light
 
 
 class _Completion:
@@ -110,7 +121,7 @@ class _Completion:
         self._store, self._deployment = here.store, here.deployment
         self._place = place
         self._context = context
-        self._followers, self._tickets = memory
+        self._followers, self._tickets, self._stumbled = memory
         self._location = _compat.location_of_sensor(context)
         self._held = self._assets_of(target)
         state = json.loads(context.cursor) if context.cursor else {}
@@ -122,8 +133,9 @@ class _Completion:
 
     def tick(self) -> dg.SensorResult:
         waiting = self._waiting()
-        for job in set(self._followers) - set(waiting):
-            del self._followers[job]
+        for table in (self._followers, self._stumbled):
+            for job in set(table) - set(waiting):
+                del table[job]
         requests: list[dg.RunRequest] = []
         observations: list[dg.AssetObservation] = []
         told: dict[str, str] = {}
@@ -237,7 +249,7 @@ class _Completion:
     def _looked_at(self, waiting: Mapping[str, tuple[dg.DagsterRun, Ticket]]) -> Iterator[tuple[str, str]]:
         from kinetic_orchestration.follow import step_all
 
-        order = sorted(waiting)
+        order = sorted(job for job in waiting if job not in self._stumbled or self._stumbled[job].until < monotonic())
         order = [job for job in order if job >= self._next] + [job for job in order if job < self._next]
         followers: list[Follower] = []
         for job in order:
@@ -246,19 +258,37 @@ class _Completion:
                 followers.append(self._follower(ticket))
             except JobNotFound:
                 yield job, "NOT_FOUND"
-            except KineticError as error:
-                self._troubles.append(f"job {job} of run {ticket.run} cannot be looked at: {error}")
+            except Exception as error:
+                self._failed(ticket, error)
         seen: set[str] = set()
         for follower, trouble in step_all(followers, patience=TICK_SECONDS) if followers else ():
             seen.add(follower.job.job_id)
             if isinstance(trouble, JobNotFound):
                 yield follower.job.job_id, "NOT_FOUND"
             elif trouble is not None:
-                self._troubles.append(f"job {follower.job.job_id} cannot be looked at: {trouble}")
+                self._failed(waiting[follower.job.job_id][1], trouble)
             else:
+                self._stumbled.pop(follower.job.job_id, None)
                 yield follower.job.job_id, follower.status.value
         left = [follower.job.job_id for follower in followers if follower.job.job_id not in seen]
         self._next = left[0] if left else ""
+
+    def _failed(self, ticket: Ticket, error: Exception) -> None:
+        """Tell that a job cannot be looked at. What is no refusal of this package's own is a mistake in it: it is told
+        with all that is known of it, and the job is left alone for a while that grows, and followed anew then.
+        """
+        if isinstance(error, KineticError):
+            self._troubles.append(f"job {ticket.job} of run {ticket.run} cannot be looked at: {error}")
+            return
+        self._followers.pop(ticket.job, None)
+        before = self._stumbled.get(ticket.job)
+        pause = 0.0 if before is None else min(max(2 * before.pause, FIRST_PAUSE), LONGEST_PAUSE)
+        self._stumbled[ticket.job] = _Stumble(pause, monotonic() + pause)
+        when = f"in {pause:.0f} s" if pause else "at the next tick"
+        trace = "".join(traceback.format_exception(error))
+        self._troubles.append(
+            _MISTAKE.format(job=ticket.job, run=ticket.run, error=repr(error), when=when, trace=trace)
+        )
 
     def _follower(self, ticket: Ticket) -> Follower:
         from dagster_kinetic.containers import refuse_unseen
@@ -329,6 +359,10 @@ class _Completion:
         self._fit.add(same)
 
 
+_MISTAKE = (
+    "job {job} of run {run} cannot be looked at, by a mistake of kinetic-orchestration's: {error}. The job goes on, "
+    "and so do the others; it is looked at again {when}. Please report it with this traceback:\n{trace}"
+)
 _UNFIT = (
     "the config of that run does not suit its assets as they are defined now: take the change back until the job is "
     "finished; if nobody wants it any more, delete run {run}. {why}"

@@ -413,15 +413,21 @@ class Distant(Watcher):
 
         def recall(job_id: str) -> Intent | None:
             attempt, memory = wanted[job_id]
-            with suppress(KineticError):  # whoever looks at the job hears of it
+            with suppress(Exception):  # whoever looks at the job hears of it
                 return memory.recall(self._store, job_id, attempt)
             return None
 
         intents = zip(wanted, side_by_side(recall, list(wanted), REQUESTS), strict=True)
         placements = {job_id: intent.placement for job_id, intent in intents if intent is not None}
         self.scene = None
-        with suppress(BackendError, CredentialsError):  # then each asks for itself, and hears what is the matter
+        try:
             self.scene = Scene.take(self._store, self._backend, names.BEATS, placements)
+        except (BackendError, CredentialsError):  # then each asks for itself, and hears what is the matter
+            pass
+        except KineticError:  # the store: it would keep each of them waiting
+            raise
+        except Exception:  # a mistake of ours that the records of one of them bring to light
+            pass
         try:
             yield
         finally:

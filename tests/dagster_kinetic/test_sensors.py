@@ -1,5 +1,6 @@
 """The detached pattern and the reaper: a run submits and is over, a sensor looks, another run finishes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from dagster_kinetic.detached import FINISHED, TICKET, WAITING, WAITS, Ticket, t
 from kinetic_orchestration import JobStatus, attach, reaper
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.follow import Follower
 from tests import bucket
 
 from . import tickets
@@ -287,6 +289,45 @@ def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(i
     assert {result.output_for_node("small") for result in daemon.finished} == set(days.get_partition_keys())
     daemon.tick()
     assert json.loads(daemon.cursor) == {"asked": [], "told": {}, "next": ""}
+
+
+def test_a_mistake_that_one_job_brings_to_light_stops_no_other_and_is_told(instance, monkeypatch, capsys):
+    days = dg.StaticPartitionsDefinition(["good", "bad"])
+
+    @kinetic_asset(accelerator="cpu", detached=True, partitions_def=days)
+    def small(host: HostContext):
+        return host.partition_key
+
+    daemon = Daemon(instance, small)
+    _, bad = (ticket_of(instance, daemon.submit(partition_key=day)).job for day in ("good", "bad"))
+    step, looks = Follower.step, []
+
+    def mistaken(self, emit=None):
+        looks.append(self.job.job_id)
+        if self.job.job_id == bad:
+            raise KeyError("of no store")
+        return step(self, emit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Follower, "step", mistaken)
+        daemon.tick_until_finished()
+        assert [result.output_for_node("small") for result in daemon.finished] == ["good"]
+        with contextlib.suppress(UsageError):  # a tick that could do nothing else
+            daemon.tick()
+        daemon.tick()
+        assert looks.count(bad) == 2  # the next time after a while
+    assert attach(bad).status() is JobStatus.SUCCEEDED
+    said = capsys.readouterr().err
+    for told in (
+        f"job {bad} of run",
+        "KeyError('of no store')",
+        "again at the next tick",
+        "in mistaken",
+        "Please report",
+    ):
+        assert told in said
+    daemon.tick(fresh=True)
+    assert [result.output_for_node("small") for result in daemon.finished] == ["good", "bad"]
 
 
 def test_a_store_of_another_container_is_refused_with_the_reason(instance, gate):
