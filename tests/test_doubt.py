@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch, secret_manager, settings
-from kinetic_orchestration.agent import digest, names, wire
-from kinetic_orchestration.backends import open_backend
+from kinetic_orchestration import act, launch, secret_manager
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.backends.tpu_request import JOB, MARK, mark
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach, reopened
-from kinetic_orchestration.plan import make_plan
-from kinetic_orchestration.spec import JobSpec, Options
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Freed, Intent, JobStatus, Plan, Staged
+from kinetic_orchestration.values import Freed, Intent, JobStatus
+from tests.on_cloud import STAGED, Place, enter_deployment
 
 ZONES = ("us-east5-a", "us-east5-b")
-STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
 BELIEVES = Trust(everything=True)
 CLOSED = wire.Verdict(wire.CLOSED, "evil", 0.0, cause=wire.CONFIGURATION, reason="x").encode()
 CHANGES = ("Create", "Delete", "Add", "Update", "Destroy")
@@ -43,16 +38,11 @@ def clouds() -> Iterator[Emulator]:
         yield cloud
 
 
-class Here:
+class Here(Place):
     """The process that looks, the bucket, and what is there of others."""
 
     def __init__(self, cloud: Emulator) -> None:
-        self.cloud = cloud
-        self.settings = settings.load()
-        self.store = open_store(self.settings.store, self.settings.deployment)
-        self.backend = open_backend("tpu-vm", self.settings)
-        options = Options(accelerator="v6e-8", backend="tpu-vm")
-        self.plan: Plan = replace(make_plan(JobSpec("train", options, argv=("x",)), self.settings, {}), zones=ZONES)
+        super().__init__(cloud, ZONES)
         self.asked = len(cloud.requests)
 
     def write(self, job_id: str, *, attempts: int = 1, ended: bool = True, place: Any = None, **plan: Any) -> None:
@@ -66,15 +56,8 @@ class Here:
             if ended:
                 self.store.put(names.verdict(job_id, attempt), CLOSED)
 
-    def make(self, job_id: str) -> str:
-        """The slice of a job's first attempt, which runs."""
-        now, placement = self.store.now(), self.backend.place(self.plan, job_id, 1)
-        intent = Intent(1, f"boot-{job_id}", placement, now + 3600.0, now)
-        assert self.backend.submit(self.plan, STAGED, job_id, digest.of_bytes(b""), intent, {}) == ""
-        name = str(placement["name"])
-        self.cloud.wait_until(
-            lambda: (self.cloud.queued_resource(name) or {}).get("state", {}).get("state") == "ACTIVE"
-        )
+    def make(self, job_id: str, *args: Any, **options: Any) -> str:
+        name = super().make(job_id, *args, **options)
         self.asked = len(self.cloud.requests)
         return name
 
@@ -96,8 +79,7 @@ class Here:
 def here(
     clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Here]:
-    for name, value in clouds.environ(deployment=f"of-{abs(hash(request.node.nodeid)):x}").items():
-        monkeypatch.setenv(name, value)
+    enter_deployment(clouds, monkeypatch, request)
     yield Here(clouds)
     for secret in clouds.neighbours.secrets():
         del clouds.neighbours._secrets[secret]

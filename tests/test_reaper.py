@@ -18,16 +18,13 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, errors, notices, reaper, settings
 from kinetic_orchestration.agent import digest, names, processes, wire
-from kinetic_orchestration.backends import open_backend, tpu_client
+from kinetic_orchestration.backends import tpu_client
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
-from kinetic_orchestration.plan import make_plan
 from kinetic_orchestration.reaper import reap
-from kinetic_orchestration.spec import JobSpec, Options
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Intent, Plan, Staged
+from tests.on_cloud import STAGED, Place, enter_deployment
 
 DAY = 86400.0
 
@@ -171,7 +168,6 @@ def test_a_job_ends_with_its_owner_if_that_was_asked(
 # ---- in the cloud --------------------------------------------------------------------------------------------
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
-STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
 OLD = 1e6  # seconds, for a limit of patience that is over at once when it is taken from zero
 
 
@@ -181,16 +177,11 @@ def clouds() -> Iterator[Emulator]:
         yield cloud
 
 
-class Here:
+class Here(Place):
     """A submitter that is killed between any two of these lines."""
 
     def __init__(self, cloud: Emulator) -> None:
-        self.cloud = cloud
-        self.settings = settings.load()
-        self.store = open_store(self.settings.store, self.settings.deployment)
-        self.backend = open_backend("tpu-vm", self.settings)
-        options = Options(accelerator="v6e-8", backend="tpu-vm")
-        self.plan: Plan = replace(make_plan(JobSpec("train", options, argv=("x",)), self.settings, {}), zones=ZONES)
+        super().__init__(cloud, ZONES)
         self.made = 0
 
     def admit(self, **plan: Any) -> act.Job:
@@ -204,20 +195,6 @@ class Here:
         """The intent and the create call; the name of what is there then."""
         act.intend(job, attempt)
         return self.make(job.job_id, attempt, deadline=deadline, zone=zone)
-
-    def make(
-        self, job_id: str, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0], **secrets: str
-    ) -> str:
-        placement = {**self.backend.place(self.plan, job_id, attempt), "zone": zone}
-        now = self.store.now()
-        intent = Intent(attempt, f"boot-{job_id}-{attempt}", placement, deadline or now + 3600.0, now)
-        assert self.backend.submit(self.plan, STAGED, job_id, digest.of_bytes(b""), intent, secrets) == ""
-        self.cloud.wait_until(lambda: self.state(placement["name"]) in ("ACTIVE", "FAILED"))
-        return str(placement["name"])
-
-    def state(self, name: str) -> str:
-        found = self.cloud.queued_resource(name)
-        return "" if found is None else str(found["state"]["state"])
 
     def judge(self, job: act.Job, attempt: int = 1) -> None:
         act.close(job, attempt, wire.CANCELLED, "enough")
@@ -234,8 +211,7 @@ def here(
     clouds: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Here]:
     """A deployment of its own, whose records and resources need not be old to be so."""
-    for name, value in clouds.environ(deployment=f"of-{abs(hash(request.node.nodeid)):x}").items():
-        monkeypatch.setenv(name, value)
+    enter_deployment(clouds, monkeypatch, request)
     monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(reaper, "AGAIN", 0.05)
     for patience in ("SETTLED", "UNCLAIMED"):
