@@ -79,7 +79,7 @@ def _only_mine(kind: type[socket.socket] = socket.socket) -> Iterator[None]:
 
 def is_mine(connection: socket.socket) -> bool:
     """Its other end, on this machine, belongs to this user. Not if that cannot be told, as of an end that is closed:
-    the kernel shows it without an inode and with the user 0, whoever had it.
+    the kernel shows it without an inode and, in the end, with the user 0, whoever had it.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
