@@ -439,7 +439,7 @@ def test_a_host_refuses_another_lock(site: Site) -> None:
     digest = bucket.digest_of(lock)
     wanted = {"lock": digest, "interpreter": "/usr/bin/python3", "uv": "", "settings": {}}
     attempt = site.admit(seven, task={"environment": wanted})
-    site.records.put(names.blob(digest), b"evil==1.0\n")
+    site.records.put(names.blob(digest), b"evil==1.0\n" + b"\n" * names.RECORD_LIMIT)
     assert f"the lock {digest} is not in the store, or its bytes differed" in refusal(attempt)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.ahead import Ahead, Several
 from kinetic_orchestration.agent.blobs import Blobs
-from kinetic_orchestration.agent.records import TooLarge
+from kinetic_orchestration.agent.records import TooLarge, read_bounded
 
 AGAIN = "submit the job again, which sends what is missing"
 DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
@@ -161,11 +161,11 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
             raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
         return path
 
-    record = records.read(names.tree(tree_digest))
-    if record is None:
+    listed = read_bounded(records, names.tree(tree_digest))
+    if listed is None:
         raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
     try:
-        tree.unpack(_manifest(record.data), open_pack, target, tree_digest, bring)
+        tree.unpack(_manifest(listed), open_pack, target, tree_digest, bring)
     except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
         # Else it would be found there for ever, and nothing sent in its place.
         if pack := getattr(error, "pack", ""):
@@ -202,8 +202,8 @@ def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, st
             return python
     from kinetic_orchestration.agent import environment
 
-    record = records.read(names.blob(wanted["lock"]))
-    if record is None or digest.of_bytes(record.data) != wanted["lock"]:
+    lock = read_bounded(records, names.blob(wanted["lock"]))
+    if lock is None or digest.of_bytes(lock) != wanted["lock"]:
         discard(records, names.blob(wanted["lock"]))
         raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
     try:
@@ -211,9 +211,9 @@ def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, st
             from kinetic_orchestration.agent import toolbox
 
             settings = environment.with_own(uv, wanted["settings"])
-            return toolbox.provide(records, wanted, task["tools"], record.data.decode(), home, settings, note)
+            return toolbox.provide(records, wanted, task["tools"], lock.decode(), home, settings, note)
         python = environment.ensure(
-            record.data.decode(), wanted["lock"], root=os.path.join(home, "environments"),
+            lock.decode(), wanted["lock"], root=os.path.join(home, "environments"),
             uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
         )  # fmt: skip
         environment.hold(python)  # for as long as this agent lives
