@@ -185,8 +185,8 @@ PLANTED = (
     Planted(
         "a zombie does not look for a verdict",
         "agent/lookout.py",
-        "            if self._verdict is None:\n                self._verdict = self._read",
-        "            if self._verdict is not None:\n                self._verdict = self._read",
+        "            if self._verdict is None:\n                self._verdict = read_bounded",
+        "            if self._verdict is not None:\n                self._verdict = read_bounded",
     ),
     Planted(
         "a stockout spends the budget of infrastructure",

@@ -16,7 +16,7 @@ from kinetic_orchestration import lifecycle
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import host, names, prepare, rules, wire
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.records import RecordsError
+from kinetic_orchestration.agent.records import RecordsError, read_bounded
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.values import (
     ABSENT,
@@ -310,7 +310,7 @@ class SimulatedHost(host.Host):
         self.looked = 0.0
 
     def live(self) -> None:
-        if self._read(names.verdict(self.at.job, self.at.attempt)) is not None:
+        if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             self.world.reached.add("a host started after its attempt's verdict")
             return
         try:
