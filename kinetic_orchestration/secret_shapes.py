@@ -7,6 +7,7 @@ a commit, a digest, an id, a path.
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections import Counter
@@ -15,11 +16,13 @@ from typing import Final
 
 # ---- names of variables ----------------------------------------------------------------------------------------
 
+_KEY_OF = (
+    r"(API|ACCESS|PRIVATE|AUTH|ACCOUNT|SIGNING|MASTER|SSH|LICEN[CS]E|ENCRYPTION|FERNET|GPG|HOST|SERVER|TLS|SSL)_?KEY"
+)
 _SECRET_NAME = re.compile(
     r"TOKEN(?!I[ZS])|SECRET|PASSW|PASSPHRASE|CREDENTIAL|CONNECTION_?STR|CONN_STR|SQL_ALCHEMY_CONN"
-    r"|(API|ACCESS|PRIVATE|AUTH|ACCOUNT|SIGNING|MASTER|SSH|LICEN[CS]E|ENCRYPTION|FERNET|GPG|HOST|SERVER|TLS|SSL)_?KEY"
-    r"|(^|_)(KEYS?|DSN|PAT|PASS|CREDS?|WEBHOOKS?|COOKIES?|JWT|BEARER|PSK|OTP|TOTP)(_|$|\d)"
-    r"|[A-Z0-9]_PWD(_|$)|PGPASS|(^|_)AUTH$|^AIRFLOW_CONN_"
+    rf"|{_KEY_OF}|(^|_)(KEYS?|DSN|PAT|PASS|CREDS?|WEBHOOKS?|COOKIES?|JWT|BEARER|PSK|OTP|TOTP)(_|$|\d)"
+    r"|[A-Z0-9]_PWD(_|$)|[A-Z0-9]_PW$|PGPASS|(^|_)AUTH$|^AIRFLOW_CONN_"
 )
 _PUBLIC_NAME = re.compile(
     r"PUBLIC_?KEY|(^|_)PUB_?KEY|KEY_?(BOARD|MAP|CODE|WORD|SPACE|RING_BACKEND)|KEYCLOAK|SECRETAR"
@@ -115,7 +118,12 @@ _FIELD = re.compile(
     r"|client_secret|secret_access_key|private_key|access_token|refresh_token)[\"']?\s*[=:]\s*[\"']?([^\s\"';,&}]+)"
 )
 _HEADER = re.compile(r"(?i)^(?:authorization:\s*)?(?:bearer|basic|token)\s+[\w.~+/=-]{16,}$")
-_PLACEHOLDER = re.compile(r"[*x.•]+|<.*>|\$\{?\w+\}?|\{+\w*\}+|%\w*%?|\{\{.*|your[-_ ]?\w+|changeme|redacted", re.I)
+_PLACEHOLDER = re.compile(
+    r"[*x.•]+|<.*>|\$\{?\w+\}?|\$\(\w+\)|\{+\w*\}+|%\w*%?|(\$?\{\{|<%).*|your[-_ ]?[\w-]+|(change|replace)[-_ ]?(me|it)"
+    r"|dummy|placeholder|redacted|todo|(op|vault|secret|awssm|gcpsm|ref\+\w+)://.*|vault:.*"
+    r"|projects/[^/]+/secrets/[^/]+(/versions/\w+)?",
+    re.I,
+)
 
 _PLACE = re.compile(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/]|file://)")
 _UUID = re.compile(r"(?i)\{?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\}?")
@@ -183,10 +191,13 @@ def _entropy(text: str) -> float:
 
 
 # ---- files -----------------------------------------------------------------------------------------------------
+#
+# The name says who looks into a file: nobody, for it is decisive or says nothing, or one that knows its kind. Whoever
+# looks gets its head. A copy (`.env~`, `id_rsa.bak`) is judged as what it is a copy of.
 
-HEAD: Final = 64 << 10  # a larger file is judged by its name
+HEAD: Final = 64 << 10  # of a file, so much is looked at
+_FIRST = 4096  # where a private key begins, perhaps behind comments; and a file that is one token
 
-_TEMPLATE = re.compile(r"(?i)(^|[._-])(example|sample|template|tmpl|tpl|dist|defaults?|schema|j2|jinja2?)(\.|$)")
 # Code and prose are read by people before they are committed, and a program does not run without its code.
 _PROSE = frozenset(
     (
@@ -194,64 +205,224 @@ _PROSE = frozenset(
         *("c", "h", "cc", "cpp", "sh", "tf", "pub", "svg", "png", "lock"),
     )
 )
-_KEY_FILE = re.compile(
-    r"(?i)\.env(rc|[._-].*)?|.+\.env|\.dev\.vars|[._]netrc|\.?pgpass(\.conf)?|\.my\.cnf|\.mylogin\.cnf|\.pypirc"
-    r"|\.git-credentials|\.ht(passwd|digest)|\.vault-token|\.boto|\.s3cfg|rclone\.conf|kaggle\.json|airflow\.cfg"
-    r"|.*\.(pem|key|p12|pfx|p8|ppk|jks|keystore|kdbx?|keytab|ovpn|tfstate|tfvars)|.*\.tfstate\..*|krb5\.keytab"
-    r"|id_(rsa|dsa|ecdsa|ed25519)(_sk)?([._-].*)?|kubeconfig|.*\.kubeconfig|client_secret.*\.json"
-    r"|(application_default_)?credentials([._-].*)?\.(json|ya?ml|toml|ini|cfg|conf|txt|csv|xml|db)|credentials"
-    r"|secrets?([._-].*)?\.(json|ya?ml|toml|ini|cfg|conf|env|txt|properties)"
+# Of these, most of a project's bytes, the name says nothing.
+_DATA = frozenset(
+    (
+        *("bin", "npy", "npz", "pt", "pth", "ckpt", "safetensors", "h5", "hdf5", "keras", "onnx", "parquet", "arrow"),
+        *("tfrecord", "pkl", "so", "zip", "gz", "zst", "tar", "whl", "jpg", "jpeg", "gif", "webp", "pdf", "wav", "mp3"),
+    )
 )
+_COPIES = frozenset(
+    ("bak", "backup", "orig", "old", "save", "sav", "prev", "copy", "tmp", "swp", "swo", "swn", "disabled")
+)
+_TEMPLATE = re.compile(r"(^|[._-])(example|sample|template|tmpl|tpl|dist|defaults?|schema|j2|jinja2?)(\.|$)")
+_SURE, _SETTINGS, _KEY, _MANIFEST = "sure", "settings", "key", "manifest"
+_KEEPASS, _CERTIFICATE = "keepass", "certificate"
+_CERTAIN = ("p12", "pfx", "p8", "ppk", "jks", "keystore", "kdbx", "keytab", "ovpn", "tfstate", "tfvars", "kubeconfig")
+_BY_SUFFIX: Final[Mapping[str, str]] = {
+    **dict.fromkeys(_CERTAIN, _SURE), "env": _SETTINGS, "key": _KEY, "kdb": _KEEPASS, "pem": _CERTIFICATE,
+}  # fmt: skip
+_BY_NAME: Final = re.compile(
+    r"(?P<sure>\.env(rc|[._-].*)?|\.dev\.vars|[._]netrc|\.?pgpass(\.conf)?|\.my\.cnf|\.mylogin\.cnf|\.pypirc"
+    r"|\.git-credentials|\.ht(passwd|digest)|\.vault-token|\.boto|\.s3cfg|rclone\.conf|kaggle\.json|airflow\.cfg"
+    # An editor hides its copy of a file: .id_rsa.swp
+    r"|\.?(id_(rsa|dsa|ecdsa|ed25519)(_sk)?([._-].*)?|kubeconfig|client_secret.*\.json"
+    r"|(application_default_)?credentials([._-].*)?\.(json|ya?ml|toml|ini|cfg|conf|txt|csv|xml|db)|credentials"
+    r"|secrets?([._-].*)?\.(json|toml|ini|cfg|conf|env|txt|properties)))"
+    r"|(?P<manifest>\.?secrets?([._-].*)?\.ya?ml)"
+)
+_SETTINGS_NAME: Final = re.compile(r"(.+\.)?env\.[\w.-]+")  # prod.env.local, env.production
+_ZIP = b"PK\x03\x04"
+_KEEPASS_HEAD = b"\x03\xd9\xa2\x9a"
 _PUBLIC_HEAD = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*(?:CERTIFICATE|PUBLIC KEY|X509 CRL|DH PARAM)")
 _PRIVATE_HEAD = re.compile(_PRIVATE_KEY.encode())
-_ZIP = b"PK\x03\x04"
-_TOKEN_FILE = 4096
+# On a line of its own, and no prose about keys: behind it there is something of one.
+_PRIVATE_LINE = re.compile(
+    rb"(?m)^[ \t]*(?:-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s+[A-Za-z0-9+/]{4}"
+    rb"|AGE-SECRET-KEY-1[A-Z0-9]{20,})"
+)
+_NAMES_A_KEY = re.compile(rf"{_KEY_OF}|SECRET")
+_SETTING = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)$")
+_ENTRY = re.compile(r"[\"']?([\w./-]+)[\"']?[ \t]*:(?:[ \t]+|$)(.*)")  # of YAML
+_COMMENT = re.compile(r"(?:^|[ \t])#")
 _CONFIGURATIONS = frozenset({".npmrc", ".yarnrc", ".yarnrc.yml", "pip.conf", ".piprc", "uv.toml", ".condarc"})
 _LOGIN_OF_A_TOOL = re.compile(
     rb"(?im)^\s*(//\S*:)?_?(authToken|auth|password|npmAuthToken)\s*[=:]\s*[\"']?(?!\$\{)[^\s\"'$]{6,}"
 )
 _IN_JSON = re.compile(
-    rb'"private_key"\s*:\s*"[^"]|"refresh_token"\s*:\s*"[^"]|"client_secret"\s*:\s*"[^"]|"auth"\s*:\s*"[\w+/=]{8,}"'
+    r'"(private_key|refresh_token|client_secret|auth|identitytoken)"\s*:\s*"((?:[^"\\]|\\.)*)"'
+    # Composer's, of one host: a token, or an account with the password behind its name
+    r'|"(?:github-oauth|gitlab-oauth|gitlab-token|bitbucket-oauth|forgejo-token|bearer)"\s*:\s*\{'
+    r'[^{}]*?:\s*(?:\{[^{}]*?(?:token|secret)"\s*:\s*)?"([^"]*)"'
+    r'|"http-basic"\s*:\s*\{[^{}]*\{[^{}]*"password"\s*:\s*"([^"]*)"'
 )
+_MAY_BE_IN_JSON = re.compile(
+    rb'"(?:private_key|refresh_token|client_secret|auth|identitytoken|http-basic|bearer|[a-z]+-(?:oauth|token))"'
+)
+_ONE_WORD = re.compile(r"[a-z]{1,12}")
 _IN_KUBECONFIG = re.compile(rb"(?m)^\s*(client-key-data|token|password|client-certificate-data)\s*:\s*\S{8,}")
+_KIND = re.compile(r"(?m)^kind:[ \t]*[\"']?(\w+)")
+# Custom resources of Kubernetes that name a secret elsewhere, or hold one that only their cluster can read.
+_REFERENCES = frozenset(
+    (
+        *("ExternalSecret", "ClusterExternalSecret", "SecretStore", "ClusterSecretStore", "SealedSecret"),
+        "SecretProviderClass",
+    )
+)
+_NAME_OF_ONE = re.compile(r"(existing|from)?_?secret_?(name|ref)?", re.I)
 
 
 def is_key_file(path: str, head: bytes, *, whole: bool) -> bool:
-    """A file of a project that looks like a key. `head`: its first bytes, and whether these are all."""
-    if is_key_name(path):
-        return not _is_public(path, head, whole=whole)
-    name = path.rpartition("/")[2]
-    suffix = name.rpartition(".")[2].lower()
+    """Tell whether a file of a project looks like a key. `head`: its first bytes, and whether these are all."""
+    suffix = path[path.rfind(".") + 1 :]
+    if suffix in _PROSE:  # most files
+        return False
+    if suffix in _DATA:
+        return _begins_with_key(head)
+    name, suffix = _original(path)
     if suffix in _PROSE or _TEMPLATE.search(name):
         return False
-    if _PRIVATE_HEAD.match(head[:512].lstrip()):
+    kind = _kind(path, name, suffix)
+    if (kind and _LOOKS[kind](name, head, whole)) or _begins_with_key(head):
         return True
-    return whole and len(head) <= HEAD and _holds_key(name.lower(), suffix, head)
+    return whole and len(head) <= HEAD and _holds_key(name, suffix, head)
+
+
+def _begins_with_key(head: bytes) -> bool:
+    if head.find(b"PRIVATE KEY", 0, _FIRST) >= 0 or head.find(b"AGE-SECRET", 0, _FIRST) >= 0:
+        return bool(_PRIVATE_LINE.search(head[:_FIRST]))
+    return head.startswith(b"PuTTY-User-Key-File")
 
 
 def is_key_name(path: str) -> bool:
-    """By its name alone."""
-    name = path.rpartition("/")[2]
-    if name.rpartition(".")[2].lower() in _PROSE:
-        return False
-    return path.endswith(".kube/config") or bool(_KEY_FILE.fullmatch(name) and not _TEMPLATE.search(name))
+    """Tell whether a file may be a key by its name alone."""
+    name, suffix = _original(path)
+    return suffix not in _PROSE and bool(_kind(path, name, suffix)) and not _TEMPLATE.search(name)
 
 
-def _is_public(path: str, head: bytes, *, whole: bool) -> bool:
-    """Certificates alone, or a talk's slides: of what is named like a key, these are none."""
-    if not path.lower().endswith((".pem", ".key")):
+def _original(path: str) -> tuple[str, str]:
+    """Return the name of a file, or of the one that it is a copy of, and its suffix, both in lower case."""
+    name = path[path.rfind("/") + 1 :].lower()
+    suffix = name[name.rfind(".") + 1 :]
+    while suffix in _COPIES or name.endswith(("~", "#")) or (suffix.isdigit() and suffix != name):
+        name = name.strip("~#") if name.endswith(("~", "#")) else name[: -len(suffix) - 1]
+        suffix = name[name.rfind(".") + 1 :]
+    return name, suffix
+
+
+def _kind(path: str, name: str, suffix: str) -> str:
+    """Name who looks into a file of that name, or "" if nobody does."""
+    if found := _BY_NAME.fullmatch(name):
+        return str(found.lastgroup)
+    if kind := _BY_SUFFIX.get(suffix):
+        return kind
+    if "env." in name and _SETTINGS_NAME.fullmatch(name):
+        return _SETTINGS
+    if ".tfstate." in name or path.endswith(".kube/config"):
+        return _SURE
+    return _SETTINGS if path.startswith(".envs/") or "/.envs/" in path else ""
+
+
+def _is_settings(_: str, head: bytes, whole: bool) -> bool:
+    """Tell whether one of its variables looks like a secret; numbers and plain words are none."""
+    text = _text(head).replace("\0", "\n")  # as an editor's copy has its lines
+    settings = ((name, _value(rest)) for name, rest in _SETTING.findall(text))
+    return bool(known_token(text)) or any(
+        is_secret(name, value) and not _PLACEHOLDER.fullmatch(value) for name, value in settings
+    )
+
+
+def _is_key(name: str, head: bytes, whole: bool) -> bool:
+    """Tell whether it is binary, armoured, drawn at random, or called the key of something. Labels are none."""
+    if _is_public(head, whole) or not head:
         return False
+    if b"-----BEGIN " in head or b"\0" in head[:_FIRST] or _NAMES_A_KEY.search(_plain(name)):
+        return True
+    text = _text(head[:_FIRST])
+    if "\ufffd" in text[:-1]:
+        return True
+    words = text.split()
+    return len(words) <= 2 and any(known_token(word) or _is_random(word) for word in words)
+
+
+def _is_public(head: bytes, whole: bool) -> bool:
+    """Tell certificates alone, and a talk's slides, from what else is named like a key."""
     return head.startswith(_ZIP) or (whole and bool(_PUBLIC_HEAD.search(head)) and not _PRIVATE_HEAD.search(head))
+
+
+def _is_manifest(_: str, head: bytes, whole: bool) -> bool:
+    """Tell a file of secrets from one that only names them, or holds them encrypted."""
+    text = _text(head)
+    if not whole or len(head) > HEAD:
+        return True
+    if text.startswith("$ANSIBLE_VAULT;") or ("\nsops:" in f"\n{text}" and "ENC[AES256_GCM," in text):
+        return False
+    kinds = set(_KIND.findall(text))
+    if kinds:
+        return not kinds <= _REFERENCES
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "---"))]
+    return not (lines and all(map(_names_only, lines)))
+
+
+def _names_only(line: str) -> bool:
+    """Tell whether a line of YAML says no more than where a value comes from."""
+    item = line.strip()
+    inner = item.removeprefix("-").lstrip()
+    entry = _ENTRY.fullmatch(inner)
+    if entry is None and inner == item:
+        return False
+    name, value = (entry[1], _value(entry[2])) if entry else ("", _value(inner))
+    return not value or value.startswith("!") or bool(_PLACEHOLDER.fullmatch(value) or _NAME_OF_ONE.fullmatch(name))
+
+
+def _value(text: str) -> str:
+    """Return what stands behind a name, without quotes and comment."""
+    text = text.strip()
+    if text[:1] in ("'", '"') and (end := text.find(text[0], 1)) > 0:
+        return text[1:end]
+    return _COMMENT.split(text, maxsplit=1)[0].strip()
+
+
+_LOOKS: Final[Mapping[str, Callable[[str, bytes, bool], bool]]] = {
+    _SURE: lambda name, head, whole: True,
+    _SETTINGS: _is_settings,
+    _KEY: _is_key,
+    _MANIFEST: _is_manifest,
+    _KEEPASS: lambda name, head, whole: head.startswith(_KEEPASS_HEAD),
+    _CERTIFICATE: lambda name, head, whole: not _is_public(head, whole),
+}
 
 
 def _holds_key(name: str, suffix: str, text: bytes) -> bool:
     if name in _CONFIGURATIONS:
-        return bool(_LOGIN_OF_A_TOOL.search(text) or _LOGIN.search(text.decode("utf-8", "replace")))
+        return bool(_LOGIN_OF_A_TOOL.search(text) or _LOGIN.search(_text(text)))
     if suffix == "json":
-        return bool(_IN_JSON.search(text))
+        return bool(_MAY_BE_IN_JSON.search(text)) and any(map(_is_login, _IN_JSON.finditer(_text(text))))
     bare = "." not in name.lstrip(".")
     if (bare or suffix in ("yaml", "yml", "conf")) and b"kind: Config" in text:
         return bool(_IN_KUBECONFIG.search(text))
-    if (bare or suffix == "txt") and len(text) <= _TOKEN_FILE and b"\n" not in text.strip():
-        return bool(known_token(text.decode("utf-8", "replace").strip()))
+    if (bare or suffix == "txt") and len(text) <= _FIRST and len(text.split(maxsplit=1)) == 1:
+        return bool(known_token(_text(text)))
     return False
+
+
+def _is_login(found: re.Match[str]) -> bool:
+    name, value = found[1], next(text for text in found.groups()[1:] if text is not None)
+    if name == "auth":  # Docker's: an account and its password
+        return _is_basic(value)
+    if not value or _PLACEHOLDER.fullmatch(value):
+        return False
+    if name == "private_key":
+        return "PRIVATE KEY" in value or not re.search(r"\s", value)
+    return not _ONE_WORD.fullmatch(value)
+
+
+def _is_basic(value: str) -> bool:
+    try:
+        return b":" in base64.b64decode(value, validate=True)
+    except ValueError:
+        return False
+
+
+def _text(head: bytes) -> str:
+    return head[:HEAD].decode("utf-8", "replace")

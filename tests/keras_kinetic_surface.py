@@ -136,7 +136,7 @@ def kept() -> dict[str, Any]:
 
 
 def all_names() -> list[str]:
-    """Of the release and of the repository behind it."""
+    """Return the names of the release and of the repository behind it."""
     return sorted({name for part in kept().values() for name in part["names"]})
 
 

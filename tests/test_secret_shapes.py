@@ -127,7 +127,8 @@ CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 KUBECONFIG = "apiVersion: v1\nkind: Config\nusers:\n- user:\n    client-key-data: LS0tLS1CRUdJTg==\n"
 
 KEYS = {
-    ".env": "A=1", ".env.local": "A=1", "prod/.env.production": "A=1", ".envrc": "export A=1", "prod.env": "A=1",
+    ".env": "A=1", ".env.local": "A=1", "prod/.env.production": "A=1", ".envrc": "export A=1",
+    "prod.env": "DB_PASSWORD=hunter2",
     "id_rsa": "x", "keys/id_ed25519": "x", "id_rsa_github": "x", "deploy": PEM.format("OPENSSH "),
     "notes.txt": PEM.format("RSA "), "tls.pem": "x", "tls.key": PEM.format("EC "), "chain.pem": CERTIFICATE + PEM.format(""),
     "a.p12": "x", "a.pfx": "x", "a.jks": "x", "a.keystore": "x", "a.kdbx": "x", "my.keytab": "x", "vpn.ovpn": "x",
@@ -140,6 +141,27 @@ KEYS = {
     "application_default_credentials.json": "x", "client_secret_1.json": "x", "kaggle.json": "x", ".pgpass": "x",
     ".docker/config.json": '{"auths": {"x": {"auth": "bWU6aHVudGVyMg=="}}}', "token": "hf" + "_" + drawn(34),
     "token.txt": "gh" + "p_" + drawn(36) + "\n", "airflow.cfg": "x", ".vault-token": "x",
+    # files of variables by what is in them, and copies of keys
+    "prod.env.local": "DB_PASSWORD=hunter2", "env.production": "export HF_TOKEN='x1y2'", "db.env": "URL=" + SECRET["DB_URL"],
+    ".envs/prod": "A=1\nSMTP_PASS=x1y2\n", ".envs/.production/.django": f"A={drawn(40)}", "a/.envs/.local/.db": "DB_PW=x1y2",
+    ".env~": "A=1", ".env.bak": "A=1", "#.env#": "A=1", ".env.swp": "b0VIM", ".env.old.1": "A=1", "id_rsa.bak": "x",
+    ".id_rsa.swp": "b0VIM", "id_ed25519~": "x", "secrets.toml.orig": "x", "kubeconfig.old": "x", "sa.json.bak": SERVICE_ACCOUNT,
+    "prod.env.bak": "DB_PASSWORD=hunter2", ".prod.env.swp": "b0VIM\0\0DB_PASSWORD=hunter2\0", ".NPMRC.save": "_authToken=abcdefghij",
+    # behind comments
+    "deploy.pem.txt": "# of the old cluster\n# until March\n\n" + PEM.format("RSA "), "gateway.crt": CERTIFICATE + PEM.format(""),
+    "age.txt": "# created: 2026-11-23\n# public key: age1x\nAGE-SECRET" + "-KEY-1" + drawn(58, string.ascii_uppercase),
+    "bag": "Bag Attributes\n    localKeyID: 01\n" + PEM.format(""), "tls.yaml": "tls:\n  key: |\n    " + PEM.format("EC "),
+    "login.ppk.txt": "PuTTY-User-Key-File-3: ssh-ed25519\n",
+    # Composer
+    "auth.json": '{"http-basic": {"repo.example.org": {"username": "me", "password": "hunter2"}}}',
+    "config/auth.json": '{"github-oauth": {"github.com": "' + drawn(40, HEX) + '"}}',
+    "composer.json": '{"config": {"gitlab-token": {"git.example": {"username": "me", "token": "' + drawn(20) + '"}}}}',
+    "home/auth.json": '{"bearer": {"repo.example.org": "' + drawn(20) + '"}}',
+    # of a name that says little
+    "fernet.bin.key": drawn(43) + "=", "rails.key": drawn(32, HEX), "der.key": "\x30\x82\0\x01", "master.key": "hunter2",
+    "ta.key": "-----BEGIN OpenVPN Static key V1-----\n", "passwords.kdb": b"\x03\xd9\xa2\x9a\x65\xfb".decode("latin-1"),
+    "secrets.yaml": "db:\n  password: hunter2\n", "secrets.yml": "apiVersion: v1\nkind: Secret\ndata:\n  a: aHVudGVyMg==\n",
+    "secrets.prod.yaml": "kind: ExternalSecret\n---\nkind: Secret\ndata:\n  a: aHVudGVyMg==\n", "secrets-2.yaml": "- hunter2",
 }  # fmt: skip
 
 NO_KEYS = {
@@ -151,12 +173,32 @@ NO_KEYS = {
     "kernel.json": '{"argv": []}', "vocabulary.txt": "hf\ntoken\n", "keys.py": PEM.format("RSA "), "tokenizer.json": "{}",
     "secrets.py": "x", "id_rsa_test.py": "x", ".envs/readme": "x", "main.tf": "x", "config": "x", "keyboard.txt": "x",
     "secretary.csv": "x", "credentials_test.ipynb": "x",
+    "settings.py.bak": PEM.format("RSA "), ".env.example.bak": "A=", "notes~": "x", "model.1": "x", ".env.sample~": "A=",
+    # JSON of another kind, and placeholders
+    "api.json": '{"auth": "required", "method": "password"}', "basic.json": '{"auth": "basic-login-form"}',
+    "oauth.json": '{"client_secret": "dummy"}', "oauth.prod.json": '{"client_secret": "${CLIENT_SECRET}"}',
+    "oauth.dev.json": '{"client_secret": "changeme", "refresh_token": "<yours>"}', "form.json": '{"client_secret": "string"}',
+    "auth.json": '{"http-basic": {}, "github-oauth": {}}', "sa.json": '{"private_key": "(of the account)"}',
+    "composer.json": '{"config": {"github-oauth": {"github.com": "%env(GITHUB)%"}}}'.replace("%env(GITHUB)%", "${GITHUB}"),
+    # numbers and words
+    "hparams.env": "EPOCHS=10\nLR=3e-4\nOPTIMIZER=adamw  # with decay\nNAME=run_7\nMAX_TOKENS=4096\n",
+    "configs/train.env": "# of one run\nexport SEED=1\nMODEL='resnet50'\nDATA=gs://bucket/imdb\nTOKENIZER=bert\n",
+    "template.env": "DB_PASSWORD=", "dev.env": "DB_PASSWORD=${DB_PASSWORD}\nAPI_KEY=changeme\nHF_TOKEN=  # yours\n",
+    "env.yaml": "name: train\ndependencies:\n- numpy=1.26\n", "env.local": "EPOCHS=3", ".envs/.local/.train": "EPOCHS=3",
+    "answers.key": "1,B\n2,D\n3,A\n", "labels.key": "cat\ndog\n", "quiz.key": "A B C D A A B\n", "one.key": "BDCAABDC\n",
+    "tokens.kdb": "\x01\0 a table", "how.txt": "Write -----BEGIN PRIVATE KEY-----, and then it.\n",
+    "format.txt": "A file is:\n-----BEGIN RSA PRIVATE KEY-----\n...\n-----END RSA PRIVATE KEY-----\n",
+    "secrets.yaml": "apiVersion: external-secrets.io/v1\nkind: ExternalSecret\nspec:\n  data:\n  - remoteRef:\n      key: db\n",
+    "k8s/secrets.yaml": "kind: SealedSecret\nspec:\n  encryptedData:\n    password: AgBy3i4OJSWK+PiTySYZZA9rO43cGDEq\n",
+    "secrets.enc.yaml": "password: ENC[AES256_GCM,data:x,type:str]\nsops:\n  mac: ENC[AES256_GCM,data:y]\n",
+    "secrets.prod.yml": "# by name\ndb:\n  password: ${DB_PASSWORD}\n  token: 'op://vault/db/token'\n- !vault db\nexistingSecret: db-login\n",
+    "group_vars/secrets.yml": "$ANSIBLE_VAULT;1.1;AES256\n3132\n",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", KEYS)
 def test_a_file_that_looks_like_a_key_is_seen(path: str) -> None:
-    assert is_key_file(path, KEYS[path].encode(), whole=True)
+    assert is_key_file(path, KEYS[path].encode("latin-1"), whole=True)
 
 
 @pytest.mark.parametrize("path", NO_KEYS)

@@ -173,10 +173,6 @@ class _Reader:
     def read(self, found: Found) -> Content | None:
         path, before, followed, allowed = found
         names = (path, os.path.realpath(f"{self.root}/{path}")) if followed else (path,)
-
-        def is_key(head: bytes, *, whole: bool) -> bool:
-            return any(is_key_file(name, head, whole=whole) for name in names)
-
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if followed else os.O_NOFOLLOW)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -192,7 +188,7 @@ class _Reader:
                     before = stamp_of(os.fstat(descriptor))
                 last = attempt == _ATTEMPTS
                 read = self._whole if before[1] <= _WHOLE else self._piecewise
-                content = read(path, descriptor, before, last, is_key, allowed)
+                content = read(names, descriptor, before, last, allowed)
             except OSError as error:
                 raise unreadable(self.root, path, error) from None
             finally:
@@ -202,7 +198,7 @@ class _Reader:
         raise AssertionError("the last attempt takes what it gets")
 
     def _whole(
-        self, path: str, descriptor: int, before: Stamp, last: bool, is_key: Callable[..., bool], allowed: bool
+        self, names: tuple[str, ...], descriptor: int, before: Stamp, last: bool, allowed: bool
     ) -> Content | None:
         data = os.read(descriptor, before[1] + 1)
         after = stamp_of(os.fstat(descriptor))
@@ -210,7 +206,7 @@ class _Reader:
         steady = after == before and size == before[1]
         if not steady and not last:
             return None
-        secret = is_key(data, whole=True)
+        path, secret = names[0], _is_key(names, data, whole=True)
         if secret and not allowed:
             return Content(path, after, size, b"", True, steady, withheld=True)
         sha256 = hashlib.sha256(data).digest()
@@ -220,10 +216,10 @@ class _Reader:
         return Content(path, after, size, sha256, secret, steady)
 
     def _piecewise(
-        self, path: str, descriptor: int, before: Stamp, last: bool, is_key: Callable[..., bool], allowed: bool
+        self, names: tuple[str, ...], descriptor: int, before: Stamp, last: bool, allowed: bool
     ) -> Content | None:
         """A large file, never whole in memory. What was written in vain is cut off again."""
-        secret = is_key(os.pread(descriptor, HEAD, 0), whole=False)
+        path, secret = names[0], _is_key(names, os.pread(descriptor, HEAD, 0), whole=False)
         if secret and not allowed:
             return Content(path, before, before[1], b"", True, True, withheld=True)
         start = self.file.tell() if self.file is not None else 0
@@ -250,6 +246,13 @@ class _Reader:
     def _is_first(self, sha256: bytes) -> bool:
         mine = object()
         return self.seen.setdefault(sha256, mine) is mine
+
+
+def _is_key(names: tuple[str, ...], head: bytes, *, whole: bool) -> bool:
+    """Tell whether a file is a key by any of its names: a link's own, and that of what it leads to."""
+    return is_key_file(names[0], head, whole=whole) or (
+        len(names) > 1 and any(is_key_file(name, head, whole=whole) for name in names[1:])
+    )
 
 
 def _new_file(spool: Path) -> BinaryIO:
