@@ -152,6 +152,85 @@ def test_grpc_asks_for_the_token(cloud: Emulator, sent: tuple[tuple[str, str], .
     assert cloud.queued_resources() == []
 
 
+OTHER_HOSTS = {
+    "no host": "",
+    "the host twice": "Host: {own}\r\nHost: evil.example\r\n",
+    "the host twice, ours last": "Host: evil.example\r\nHost: {own}\r\n",
+    "trailing dot": "Host: 127.0.0.1.:{port}\r\n",
+    "trailing dot of a name": "Host: localhost.:{port}\r\n",
+    "other port": "Host: 127.0.0.1:1\r\n",
+    "space before the colon": "Host : {own}\r\n",
+    "origin null": "Host: {own}\r\nOrigin: null\r\n",
+    "length and chunks": "Host: {own}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    "two lengths": "Host: {own}\r\nContent-Length: 5\r\nContent-Length: 0\r\n",
+    "length below zero": "Host: {own}\r\nContent-Length: -1\r\n",
+    "no length": "Host: {own}\r\nContent-Length: 0x5\r\n",
+    "strange coding": "Host: {own}\r\nTransfer-Encoding: gzip, chunked\r\n",
+    "long header": "Host: {own}\r\nX-Long: " + "x" * (300 << 10) + "\r\n",
+    "no header": "Host: {own}\r\nnothing of the kind\r\n",
+}
+
+
+def said(place: str, sent: str) -> str:
+    """Return all that a server answers to these bytes until it hangs up."""
+    host, _, port = place.partition(":")
+    heard = b""
+    with socket.create_connection((host, int(port)), timeout=WAIT) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent.encode())
+        with contextlib.suppress(ConnectionError):
+            while more := connection.recv(65536):
+                heard += more
+    return heard.decode("latin-1")
+
+
+@pytest.mark.parametrize("how", OTHER_HOSTS)
+def test_what_two_readers_would_read_differently_is_refused_at_every_port(
+    cloud: Emulator, metadata: Any, how: str
+) -> None:
+    """Each with the token; a second request hides behind the first."""
+    for place, path in (
+        (cloud.rest.url, "/certs"),
+        (cloud.storage.url, "/storage/v1/b/bucket/o"),
+        (f"http://{metadata.address}", "/computeMetadata/v1/instance/id"),
+    ):
+        netloc, token = urlsplit(place).netloc, urlsplit(place).path
+        headers = OTHER_HOSTS[how].format(own=netloc, port=netloc.partition(":")[2])
+        hidden = f"GET {token}{path} HTTP/1.1\r\nHost: {netloc}\r\nMetadata-Flavor: Google\r\nConnection: close\r\n\r\n"
+        version = "1.0" if how == "no host" else "1.1"
+        last = "Metadata-Flavor: Google\r\nConnection: close\r\n"
+        heard = said(netloc, f"GET {token}{path} HTTP/{version}\r\n{headers}{last}\r\n0\r\n\r\n{hidden}")
+        assert re.match(r"HTTP/1\.[01] (400|403|413|431|501) ", heard), (place, heard[:300])
+        assert " 200 " not in heard, place
+    assert cloud.queued_resources() == []
+
+
+def test_an_address_of_another_server_in_the_first_line_is_refused(cloud: Emulator) -> None:
+    """A proxy would be asked so; this is none, and the token does not stand where it is looked for."""
+    own, token = urlsplit(cloud.rest.url).netloc, urlsplit(cloud.rest.url).path
+    head = (
+        f"Host: {own}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {len(WANTED)}\r\n\r\n"
+    )
+    for target in (
+        f"http://evil.example{CREATE}",
+        f"http://evil.example{token}{CREATE}",
+        f"//evil.example{token}{CREATE}",
+    ):
+        assert " 403 " in said(own, f"POST {target} HTTP/1.1\r\n{head}{WANTED}").partition("\r\n")[0]
+    bucket, token = urlsplit(cloud.storage.url).netloc, urlsplit(cloud.storage.url).path
+    asked = f"GET http://evil.example{token}/storage/v1/b/bucket/o HTTP/1.1\r\nHost: {bucket}\r\n\r\n"
+    assert " 403 " in said(bucket, asked).partition("\r\n")[0]
+    assert cloud.queued_resources() == []
+
+
+def test_a_body_that_nobody_would_send_is_refused_before_it_is_read(cloud: Emulator, metadata: Any) -> None:
+    for place, path in ((cloud.rest.url, CREATE), (f"http://{metadata.address}", "/computeMetadata/v1/instance/id")):
+        netloc, token = urlsplit(place).netloc, urlsplit(place).path
+        head = f"Host: {netloc}\r\nContent-Type: application/json\r\nContent-Length: {10**12}\r\n\r\n"
+        assert " 413 " in said(netloc, f"POST {token}{path} HTTP/1.1\r\n{head}").partition("\r\n")[0]
+    assert cloud.queued_resources() == []
+
+
 def test_a_metadata_server_gives_its_identity_to_its_own_machine_only(metadata: Any) -> None:
     place, _, token = metadata.address.partition("/")
     path = "/computeMetadata/v1/instance/service-accounts/default/identity?audience=a"

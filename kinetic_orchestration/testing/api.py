@@ -30,7 +30,7 @@ from grpc_status import rpc_status
 
 from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, refusals
-from kinetic_orchestration.testing.door import Door, Shut, demand_json
+from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
@@ -43,7 +43,8 @@ _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
 _OPERATION = operations_pb2.Operation
-_SHUT_CODES = {403: 7, 415: 3}
+_SHUT_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
+_LARGEST = 32 << 20  # of a request's body
 
 
 def token(node: str, worker: int) -> str:
@@ -292,9 +293,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def answer(self) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
         owner = self.server.owner
         try:
+            if self.headers.defects:
+                raise Shut(400, "The headers of the request cannot be read.")
+            headers = headers_of(self.headers.items(), largest=_LARGEST)
             target = owner.door.enter(self.path, headers, owner.port)
             demand_json(headers)
             body = self.rfile.read(int(headers.get("content-length") or 0))

@@ -9,8 +9,9 @@ the token stands before the address, and travels as metadata of each call. It kn
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _HELP = (
     "take the whole of the address from the lines that `ko emulator --print-env` prints, or from Emulator.environ(): "
@@ -61,6 +62,36 @@ class Door:
     def opens(self, token: str | bytes) -> bool:
         given = token if isinstance(token, bytes) else token.encode("utf-8", "surrogateescape")
         return hmac.compare_digest(given, self.token.encode())
+
+
+_ONCE = ("host", "origin", "content-length", "content-type", "transfer-encoding")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def headers_of(fields: Iterable[tuple[str, str]], *, largest: int | None) -> dict[str, str]:
+    """Return the headers by their names in lower case. Raises Shut.
+
+    Refused is what two readers could take for two requests, and a body of more than `largest` bytes. With None, bodies
+    are passed on, of any length and in chunks.
+    """
+    found: dict[str, str] = {}
+    for name, value in fields:
+        key = name.lower()
+        if not _NAME.fullmatch(name):
+            raise Shut(400, f"{name!r} is no name of a header.")
+        if key in found and key in _ONCE:
+            raise Shut(400, f"The header {name} is there twice.")
+        found[key] = value.strip()
+    length, coding = found.get("content-length"), found.get("transfer-encoding")
+    if coding is not None and length is not None:
+        raise Shut(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+    if coding is not None and (largest is not None or coding.lower() != "chunked"):
+        raise Shut(501, f"Transfer-Encoding {coding!r} is not understood here: send a Content-Length.")
+    if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
+        raise Shut(400, f"Content-Length {length!r} is no number of bytes.")
+    if largest is not None and int(length or 0) > largest:
+        raise Shut(413, f"The body has {length} bytes, and {largest} are the most.")
+    return found
 
 
 def demand_json(headers: Mapping[str, str]) -> None:

@@ -16,12 +16,13 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kinetic_orchestration.testing.door import Door, Shut
+from kinetic_orchestration.testing.door import Door, Shut, headers_of
 from kinetic_orchestration.testing.instance import Machine
 
 _ROOT = "/computeMetadata/v1/"
 _FLAVOR = "Google"
 _HEAD_LIMIT = 64 * 1024
+_LARGEST = 1 << 20  # of a request's body
 _TOKEN_SECONDS = 3599
 # what the real server says while nothing is planned
 _NO_MAINTENANCE = '{ "error": "no notifications have been received yet, try again later" }'
@@ -360,6 +361,9 @@ class _Connection(asyncio.Protocol):
             except ValueError:
                 self._send(_page(400, "/"), close=True)
                 return
+            except Shut as shut:
+                self._send(Answer(shut.status, f"{shut.message}\n"), close=True)
+                return
             if request is None:
                 return
             self._server.requests += 1
@@ -370,14 +374,14 @@ class _Connection(asyncio.Protocol):
 
     def _take(self) -> _Request | None:
         head, end, rest = self._buffer.partition(b"\r\n\r\n")
+        if len(head) > _HEAD_LIMIT:
+            raise Shut(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.")
         if not end:
-            if len(head) > _HEAD_LIMIT:
-                raise ValueError("no end of the head")
             return None
         first, *lines = head.decode("latin-1").split("\r\n")
         method, target, _ = first.split(" ")
         pairs = (line.partition(":") for line in lines)
-        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        headers = headers_of(((name, value) for name, _, value in pairs), largest=_LARGEST)
         length = int(headers.get("content-length") or 0)
         if len(rest) < length:
             return None

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 _Fields = list[tuple[str, str]]
 _BLOCK: Final = 1 << 18
 _PEEK: Final = 4096
+_HEAD: Final = 1 << 16
 _JSON_NAME: Final = re.compile(rb'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -70,7 +71,7 @@ class Owner(Protocol):
     def upstream(self) -> tuple[tuple[str, int], int]:
         """Where the server listens, and which start of it that is. Raises OSError while it is stopped."""
 
-    def admit(self, method: str, target: str, headers: dict[str, str]) -> str | Answer:
+    def admit(self, method: str, target: str, fields: _Fields) -> str | Answer:
         """The target as the server shall see it, or what whoever may not ask is told."""
 
     def meet(self, request: Request) -> Fault: ...
@@ -159,13 +160,17 @@ class Proxy:
 
     def _exchange(self, client: socket.socket, reader: BufferedReader, line: _Line) -> bool:
         """One request and its answer; False when the connection is at its end."""
-        head = _read_head(reader)
+        try:
+            head = _read_head(reader)
+        except _TooLong:
+            answer = Answer(431, b"The head of the request is too long.\n", "text/plain; charset=UTF-8")
+            client.sendall(_page(answer, self._owner.dress([("Connection", "close")])))
+            return False
         if head is None:
             return False
         first, fields = head
         method, target, _ = first.split(" ", 2)
-        headers = {name.lower(): value for name, value in fields}
-        admitted = self._owner.admit(method, target, headers)
+        admitted = self._owner.admit(method, target, fields)
         if isinstance(admitted, Answer):  # before its body is read
             client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
             return False
@@ -268,8 +273,9 @@ _REASONS: Final = {
     200: "OK", 201: "Created", 204: "No Content", 206: "Partial Content", 308: "Resume Incomplete",
     400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 408: "Request Timeout",
     409: "Conflict", 412: "Precondition Failed", 415: "Unsupported Media Type",
-    416: "Requested Range Not Satisfiable", 429: "Too Many Requests",
-    500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
+    416: "Requested Range Not Satisfiable", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
+    500: "Internal Server Error", 501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable",
+    504: "Gateway Timeout",
 }  # fmt: skip
 
 
@@ -283,13 +289,21 @@ def _hung_up(server: socket.socket) -> bool:
     return bool(select.select([server], [], [], 0)[0])
 
 
+class _TooLong(ValueError):
+    """A head of more than `_HEAD` bytes."""
+
+
 def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
-    first = reader.readline(_BLOCK)
+    first = reader.readline(_HEAD)
     if not first:
         return None
     fields: _Fields = []
+    left = _HEAD - len(first)
     while True:
-        line = reader.readline(_BLOCK)
+        line = reader.readline(left) if left > 0 else b""
+        left -= len(line)
+        if left <= 0:
+            raise _TooLong
         if line in (b"\r\n", b"\n"):
             return first.decode("latin-1").strip(), fields
         if not line:

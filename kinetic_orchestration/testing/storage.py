@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, unquote
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.testing.door import Door, Shut, demand_json
+from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
 
 VERBS: Final = {
@@ -303,9 +303,10 @@ class StorageServer:
 
     # What the proxy asks of its owner.
 
-    def admit(self, method: str, target: str, headers: dict[str, str]) -> str | Answer:
+    def admit(self, method: str, target: str, fields: list[tuple[str, str]]) -> str | Answer:
         assert self._proxy is not None
         try:
+            headers = headers_of(fields, largest=None)
             target = self._door.enter(target, headers, self._proxy.port)
             if not target.startswith(("/upload/", "/resumable/")):  # whose bodies are objects
                 demand_json(headers)
