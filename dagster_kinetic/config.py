@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from kinetic_orchestration import profile
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import Options, TpuVm, check_options
+from kinetic_orchestration.spec import Options, TpuVm, check_options, refuse_gone
 from kinetic_orchestration.values import Limits, Retry
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
@@ -47,6 +47,7 @@ def refuse_unknown(whose: str, names: Iterable[str], given: Any) -> None:
     if not isinstance(given, Mapping):
         return
     known = list(names)
+    refuse_gone(whose, given)
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3)

@@ -7,9 +7,9 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from kinetic_orchestration import accelerators, profile, settings
 from kinetic_orchestration.data import Data
@@ -36,6 +36,27 @@ _REFERENCE = re.compile(
 LONGEST_REFERENCE = 512
 
 
+_Named = TypeVar("_Named", bound=Collection[Any])
+
+# Options that there were, and what to do instead.
+_GONE: Mapping[str, str] = {
+    "data_disks": "no disk is mounted on the hosts, so a program would find nothing of it. Put what it reads into a "
+    "bucket, and give Data('gs://my-bucket/folder/') as an argument or in volumes=; what does not fit on a host's own "
+    "disk is read from gs:// by the program itself",
+}
+
+
+def refuse_gone(whose: str, given: _Named) -> _Named:
+    """Return what is given; refuse the name of an option that there is no more, with what to do instead.
+
+    Raises UsageError.
+    """
+    for name in given:
+        if name in _GONE:
+            raise UsageError(f"{whose}({name}=…): {_GONE[str(name)]}")
+    return given
+
+
 @dataclass(frozen=True, slots=True)
 class TpuVm:
     """What only Cloud TPU understands. `accelerator_type` is Cloud TPU's own name, which counts cores for v2 to v5p."""
@@ -57,11 +78,7 @@ class TpuVm:
 
     def __post_init__(self, data_disks: object) -> None:
         if data_disks:
-            raise UsageError(
-                f"TpuVm(data_disks={data_disks!r}): no disk is mounted on the hosts, so a program would find nothing "
-                "of it. Put what it reads into a bucket, and give Data('gs://my-bucket/folder/') as an argument or in "
-                "volumes=; what does not fit on a host's own disk is read from gs:// by the program itself"
-            )
+            refuse_gone("TpuVm", ("data_disks",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from kinetic_orchestration.spec import (
     check_function,
     check_options,
     name_of,
+    refuse_gone,
 )
 from kinetic_orchestration.values import JobStatus, Limits, Outcome, Retry
 
@@ -153,7 +154,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         on_conflict: str = "return",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**refuse_gone(type(self).__name__, kwargs))
         self.python_callable: Any = check_function(python_callable) if python_callable is not None else None
         self.script = script
         self.op_args: Collection[Any] = op_args or []

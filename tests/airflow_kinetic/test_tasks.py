@@ -188,6 +188,7 @@ WRONG = {
     "no flag": ({"durable": "yes"}, "durable is 'yes', and should be True or False"),
     "nothing to run": ({"python_callable": None}, "python_callable= or script=: give one of them"),
     "two things to run": ({"script": "train.py"}, "python_callable= or script=: give one of them"),
+    "an option that is gone": ({"data_disks": ["corpus"]}, r"data_disks=….: no disk is mounted.*Data\('gs://"),
     "no pace": ({"poll_interval": -1}, "poll_interval is -1"),
     "no dict": ({"op_kwargs": [1]}, r"op_kwargs is \[1\], which is no dict"),
     "no variables": ({"env": ["A"]}, r"env is \['A'\], which is no dict: write env="),

@@ -141,6 +141,7 @@ def test_the_call_has_the_last_word_then_the_decorator_then_the_resource():
         ({"spot": True, "cloud": {"reservation": "mine"}}, "exclude each other"),
         ({"limits": {"runs": "1h"}}, "did you mean run"),
         ({"projekt": "x"}, "did you mean project"),
+        ({"cloud": {"data_disks": ["corpus"]}}, r"data_disks=….: no disk is mounted.*Data\('gs://"),
     ],
 )
 def test_what_cannot_be_is_refused_where_the_resource_is_written(given, says):
