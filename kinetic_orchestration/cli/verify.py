@@ -10,7 +10,7 @@ from typing import Any
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
-from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.errors import BackendError, CredentialsError, StoreError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,13 @@ def verify(arguments: Namespace) -> int:
         accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
         wait=settings.seconds("--wait", arguments.wait) or 0.0, only=tuple(arguments.only), store=arguments.store,
     )  # fmt: skip
-    here = runner.here_for(wanted, only_looking=arguments.dry_run)
+    folder = Path(arguments.output)
+    try:
+        here = runner.here_for(wanted, only_looking=arguments.dry_run)
+    except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, which tells the zones
+        reports.check_folder(folder)
+        found = runner.closed(wanted, error, note)
+        return _tell(found, *reports.write(found, folder), as_json=arguments.json)
     planned = runner.plan(wanted, here)
     if not arguments.json:
         _show_plan(planned, wanted, here)
@@ -36,7 +42,6 @@ def verify(arguments: Namespace) -> int:
         if arguments.json:
             show_json(_document(planned))
         return codes.OK
-    folder = Path(arguments.output)
     reports.check_folder(folder)
     if not arguments.yes and not _agreed():
         note("nothing was run")

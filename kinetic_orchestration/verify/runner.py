@@ -41,7 +41,7 @@ from kinetic_orchestration.verify.comparison import Difference, Facts
 from kinetic_orchestration.verify.recording import Entry, Recorder
 from kinetic_orchestration.verify.redaction import Redactor, known_of
 from kinetic_orchestration.verify.scene import Scene, Spent, TooLong
-from kinetic_orchestration.verify.steps import REAP, STEPS_IN_ORDER, Step
+from kinetic_orchestration.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -129,6 +129,20 @@ def _near(one: Slice, here: Settings, *, only_looking: bool) -> tuple[str, ...]:
     return regions.near(known, bucket, one.name)
 
 
+def closed(wanted: Wanted, error: KineticError, say: Say) -> Report:
+    """Return the report of a bucket that cannot be opened: it is asked once more, for the record, and nothing runs."""
+    known_zones = ",".join(accelerators.zones(accelerators.parse(wanted.accelerator)))
+    here = settings.load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
+    planned, began = plan(wanted, here), time.monotonic()
+    report, recorder = _new(wanted, here, planned)
+    recorder.step = BUCKET
+    with tap.listening(recorder.hear), contextlib.suppress(KineticError):
+        location_of(here)
+    _without_bucket(planned, report, recorder, error, say)
+    report.seconds, report.entries, report.lost = time.monotonic() - began, recorder.entries, recorder.lost
+    return report
+
+
 def plan(wanted: Wanted, here: Settings) -> Budget:
     names = [step.name for step in STEPS_IN_ORDER]
     if unknown := sorted(set(wanted.only) - set(names)):
@@ -141,20 +155,19 @@ def plan(wanted: Wanted, here: Settings) -> Budget:
 
 def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
     """All steps, and the report; whatever happens, what was made is removed."""
-    emulated = bool(here.emulator or here.emulator_grpc)
-    redactor = Redactor(known(here))
-    recorder = Recorder(redactor, f"kinetic-{tpu_request.mark(here.store, here.deployment)}-")
-    report = Report(
-        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
-        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},
-        planned.price, emulated, redactor=redactor,
-    )  # fmt: skip
-    began = time.monotonic()
+    report, recorder = _new(wanted, here, planned)
+    began, measured = time.monotonic(), list[tuple[str, float]]()
     with _own_home(), _jobs() as jobs, tap.listening(recorder.hear):
-        store = open_store(here.store, here.deployment)
-        assert isinstance(store, GcsStore)
-        scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot, say=say)
-        _run_all(scene, planned, report, say)
+        recorder.step = BUCKET
+        try:
+            store = open_store(here.store, here.deployment)
+        except KineticError as error:
+            _without_bucket(planned, report, recorder, error, say)
+        else:
+            assert isinstance(store, GcsStore)
+            scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot, say=say)
+            _run_all(scene, planned, report, say)
+            measured = scene.measured
     report.seconds = time.monotonic() - began
     report.spent, report.entries, report.lost = recorder.spent(), recorder.entries, recorder.lost
     report.facts = comparison.facts(recorder.entries, recorder.seen, recorder.echoes)
@@ -167,8 +180,30 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
         for slice_ in recorder.slices.values()
         if slice_.shown is not None and slice_.created is not None
     ]
-    report.differences += comparison.too_slow([*scene.measured, *calls, *waits])
+    report.differences += comparison.too_slow([*measured, *calls, *waits])
     return report
+
+
+def _new(wanted: Wanted, here: Settings, planned: Budget) -> tuple[Report, Recorder]:
+    redactor = Redactor(known(here))
+    recorder = Recorder(redactor, f"kinetic-{tpu_request.mark(here.store, here.deployment)}-")
+    report = Report(
+        datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
+        {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},
+        planned.price, bool(here.emulator or here.emulator_grpc), redactor=redactor,
+    )  # fmt: skip
+    return report, recorder
+
+
+def _without_bucket(planned: Budget, report: Report, recorder: Recorder, error: KineticError, say: Say) -> None:
+    """Say of the bucket's step why it failed, and of all others that they need it."""
+    why = recorder.redactor.text(f"{type(error).__name__}: {error}")
+    for each in planned.steps:
+        if each.wish.name == BUCKET:
+            say(f"{BUCKET}: failed: {error}")
+            report.results.append(Result(BUCKET, each.wish.proves, FAILED, (why,), 0.0, 0.0, 0.0))
+        else:
+            report.results.append(_not_run(each, f"needs {BUCKET}", say))
 
 
 def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:

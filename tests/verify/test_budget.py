@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration import cost, tap
-from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import budget, runner
@@ -192,3 +192,25 @@ def test_a_bucket_that_tells_no_zone_has_none_chosen_for_it(
     with pytest.warns(UserWarning, match="all known zones stand for its own here"):
         assert "europe-west4-b" in runner.here_for(runner.Wanted(), only_looking=True).zones
     assert runner.here_for(runner.Wanted(zones=("us-west4-a",))).zones == ("us-west4-a",)
+
+
+@pytest.mark.parametrize(
+    "forbidden, zones, permission",
+    [("bucket", (), "storage.buckets.get"), ("*", ("--zone", "us-west4-a"), "storage.objects.get")],
+)
+def test_a_bucket_that_cannot_be_opened_ends_with_a_report_of_what_was_answered(
+    tpu_cloud: Emulator, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forbidden: str,
+    zones: tuple[str, ...], permission: str,
+) -> None:  # fmt: skip
+    for name, value in tpu_cloud.environ(store="gs://verify-closed/k").items():
+        monkeypatch.setenv(name, value)
+    tpu_cloud.storage.forbid(f"{forbidden} verify-closed*")
+    assert main(["verify", "--yes", *zones, "--output", str(tmp_path / "reports")]) == codes.FAILED
+    (path,) = (tmp_path / "reports").glob("*.json")
+    document = json.loads(path.read_text())
+    states = {step["name"]: step["state"] for step in document["steps"]}
+    assert states.pop("bucket") == "failed" and set(states.values()) == {"not run"}
+    assert {call["step"] for call in document["calls"]} == {"bucket"} and "403" in str(document["calls"])
+    (page,) = (tmp_path / "reports").glob("*.md")
+    assert f"{permission} access" in page.read_text() and "verify-closed" not in page.read_text()
+    assert tpu_cloud.queued_resources() == []
