@@ -8,6 +8,7 @@ off the package (tests/golden/keras-kinetic.json). Loaded when somebody asks for
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -301,6 +302,12 @@ def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield row.name, _plain(row.why)
             elif row.name in WITHOUT_EFFECT:
                 yield row.name, _NO_CLUSTER
+
+
+def unread_profiles(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the file of Keras Kinetic's profiles if there is one, and what is read instead."""
+    path = os.path.join(environ.get("HOME", ""), ".kinetic", "profiles.json")
+    return (path, _plain(_PROFILES)) if environ.get("HOME") and os.path.isfile(path) else None
 
 
 def command_here(words: Sequence[str]) -> str:

@@ -96,6 +96,8 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
     """Variables that nobody reads, with names like those of settings."""
     for name, why in keras_kinetic.without_effect(environ):
         yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
+    if (unread := keras_kinetic.unread_profiles(environ)) is not None:
+        yield Check("settings", WARNING, f"{unread[0]} is Keras Kinetic's and is not read", unread[1])
     known = [name for variables, _, _ in settings.SETTINGS.values() for name in variables if name.startswith(OURS)]
     for name in sorted(environ):
         if name.startswith(OURS) and name not in known:

@@ -184,6 +184,16 @@ def test_a_setting_without_effect_is_named(name: str, home: Path, monkeypatch: p
     assert len(told) == 1 and told[0].state == preflight.WARNING and told[0].fix
 
 
+def test_a_file_of_profiles_that_is_not_read_is_named_by_doctor(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path)}
+    assert list(preflight._misspelt(environ)) == []
+    (tmp_path / ".kinetic").mkdir()
+    (tmp_path / ".kinetic" / "profiles.json").write_text('{"current": "mine"}')
+    (told,) = preflight._misspelt(environ)
+    assert told.found.endswith("/.kinetic/profiles.json is Keras Kinetic's and is not read")
+    assert "profiles.toml" in told.fix and "KINETIC_PROFILE" in told.fix
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
