@@ -368,7 +368,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
-        from kinetic_orchestration.launch import planned
+        from kinetic_orchestration.launch import planned, settings_for
 
         emulation.check_slice(spec, settings_for(spec))  # before the connection is opened for nothing
         place = Place.here(
