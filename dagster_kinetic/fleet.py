@@ -327,9 +327,7 @@ class Fleet:
         self._begun[index] = identity
         job = launch(self._specs[index], identity)
         handle = self._jobs[index] = JobHandle(job)
-        other = ""
-        with contextlib.suppress(KineticError):  # whoever follows the job hears of it
-            other, _ = another(self._specs[index], job)
+        other, _ = another(self._specs[index], job)
         self._put(Launched(index, handle, other))
         return self._jobs[index]
 

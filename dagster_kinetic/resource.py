@@ -228,7 +228,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self._job(JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {})))
 
     def _job(self, spec: JobSpec) -> JobSpec:
-        """The call, with what this resource says of where jobs may run."""
+        """Describe the call, with what this resource says of where jobs may run."""
         return replace(spec, meant=kinetics_own(spec.options), require_hardware=self.require_hardware)
 
     def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:

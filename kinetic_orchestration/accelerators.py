@@ -441,7 +441,7 @@ def _cpu_of(devices: int) -> Slice:
 
 
 def _any_gpus(rest: str, counts: Collection[int]) -> Slice | None:
-    """So many GPUs of no named model: nothing is known of them."""
+    """Make up so many GPUs of no named model: nothing is known of them."""
     if not _is_number(rest) or int(rest) not in counts:
         return None
     any_model = _Gpu("gpu", "", (), 0, 0, "").slice(int(rest))

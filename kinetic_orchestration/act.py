@@ -112,8 +112,8 @@ def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
 
 
 def doubt_of_value(job: Job, outcome: Outcome) -> str:
-    """Why what came of a job, its value or its exception, is not unpickled here, or "": then it is known from now on
-    that the job came to this. A verdict that is signed was believed as a whole.
+    """Tell why what came of a job, its value or its exception, is not unpickled here, or "": then it is known from now
+    on that the job came to this. A verdict that is signed was believed as a whole.
     """
     if job.doubt or not job.store.remote:
         return job.doubt

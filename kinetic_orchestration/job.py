@@ -438,11 +438,17 @@ def profile_of(job: Job) -> str:
 
 
 def another(spec: JobSpec, job: Job) -> tuple[str, bool]:
-    """Word what of a job that was found again is another than its launch says, and tell whether it has ended."""
+    """Word what of a job that was found again is another than its launch says, and tell whether it has ended.
+
+    Nothing is another where its store does not say so: whoever follows it hears of that, with more patience.
+    """
     from kinetic_orchestration.launch import other_than_asked
 
-    other = other_than_asked(spec, job)
-    ended = bool(other) and JobHandle[Any](job).peek().status.final
+    try:
+        other = other_than_asked(spec, job)
+        ended = bool(other) and JobHandle[Any](job).peek().status.final
+    except KineticError:
+        return "", False
     return other.told(ended=ended), ended
 
 

@@ -98,7 +98,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
 
 
 def planned(spec: JobSpec, here: Settings | None = None) -> tuple[Plan, Settings, Backend]:
-    """PLAN, as far as it goes without asking anybody: refused if it would be emulated though hardware is meant.
+    """Plan as far as it goes without asking anybody. Refuses what would be emulated though hardware is meant.
     `here`: other settings than the spec's own, for a dry run.
     """
     here = here or settings_for(spec)
@@ -184,7 +184,9 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
 
 
 def _refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
-    """Refuse a job that is of another call. One of an orchestrator's step is ended: nobody else would come for it."""
+    """Refuse a job that is of another call. The one job of an orchestrator's step is ended: nobody else would come for
+    it. One of several that a step has may have been begun in this very try, by who holds it.
+    """
     if not (other := other_than_asked(spec, job).told(ended=True)):
         return
     found = f"job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error'"
@@ -193,10 +195,17 @@ def _refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
             f"the key {identity.run!r} names {found}: nothing has run. Give another key; or, for the value of that "
             "job, on_conflict='return'"
         )
-    if Follower(job).step() is not None:
+    follower = Follower(job)
+    if follower.step() is not None or follower.foreseen is not None:
         raise KeyTaken(f"this step has {found}: its value is not taken, and nothing has run")
+    if "#" in identity.index:
+        raise KeyTaken(
+            f"this step has {found}: nothing else has run, and that job goes on. To end it: "
+            f"kinetic-orchestration cancel {job.job_id}"
+        )
     act.cancel(job, "its step asks for another call now, and on_conflict is 'error'", act.ME, anew=True)
-    raise KeyTaken(f"this step has {found}: it is cancelled, and nothing else has run")
+    ended = act.how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
+    raise KeyTaken(f"this step has {found}: it was cancelled ({ended}), and nothing else has run")
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:

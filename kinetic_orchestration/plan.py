@@ -145,7 +145,7 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
 
 
 def _ignored(options: Options, backend: str) -> Iterator[str]:
-    """What was asked for and means nothing on the backend."""
+    """Name what was asked for and means nothing on the backend."""
     for name in IGNORED[backend]:
         if name == "project" and options.secrets:  # which are read there, wherever the job runs
             continue

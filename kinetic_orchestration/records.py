@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -309,7 +308,8 @@ _NOTHING = Before()
 
 def _is_own(placement: Mapping[str, Any], job_id: str, attempt: int) -> bool:
     name = str(placement.get("name") or os.path.basename(placement.get("run", "")))
-    return not name or re.search(rf"(?:^|-){re.escape(job_id.removeprefix('job-'))}-{attempt}$", name) is not None
+    own = f"{job_id.removeprefix('job-')}-{attempt}"
+    return name in ("", own) or name.endswith(f"-{own}")
 
 
 def _before(fields: Any, attempt: int) -> Before | None:

@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def crew(self) -> str:
-        """The same for people: processes of one host are none."""
+        """Count hosts and processes for people: processes of one host are no hosts."""
         return self.slice.crew(self.slices)
 
     @property

@@ -19,7 +19,7 @@ STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
 
 
 class Place:
-    """The process, its store and its backend, and a job's plan."""
+    """Holds the process, its store and its backend, and a job's plan."""
 
     def __init__(self, cloud: Emulator, zones: tuple[str, ...]) -> None:
         self.cloud = cloud
@@ -32,7 +32,7 @@ class Place:
     def make(
         self, job_id: str, attempt: int = 1, *, deadline: float | None = None, zone: str = "", **secrets: str
     ) -> str:
-        """The name of the slice of an attempt, which runs, or could not be had."""
+        """Return the name of the slice of an attempt, which runs, or could not be had."""
         placement = self.backend.place(self.plan, job_id, attempt)
         placement = {**placement, "zone": zone or placement["zone"]}
         now = self.store.now()

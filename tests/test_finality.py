@@ -233,7 +233,7 @@ def proving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bytes]]:
 
 
 def ended_unseen(function: Any) -> JobHandle[Any]:
-    """A job of which nobody has seen the end."""
+    """Run a job to an end that nobody has seen."""
     job = ask(function)
     assert follow(Follower(replace(job._job, trust=replace(job._job.trust, home=None))), timeout=60) is not None
     return job

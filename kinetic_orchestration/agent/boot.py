@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PASSING = frozenset({0, 408, 429, 500, 502, 503, 504})  # 0: there was no answer
 FETCH_PATIENCE = 600.0
+PIECE = 1 << 20
 LARGEST = 64 << 20  # bytes of an answer: nothing that is asked for here has as many, the agent included
 PULL_PATIENCE = 300.0
 RETRY = 30.0
@@ -117,11 +118,23 @@ def exchange(
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         connection.request(method, target or "/", body, dict(headers or {}))
         answer = connection.getresponse()
-        return Reply(answer.status, answer.headers, answer.read(LARGEST))  # of more, the digest tells, or its JSON
+        return Reply(answer.status, answer.headers, body_of(answer, LARGEST))  # of more, the digest tells, or its JSON
     except (OSError, http.client.HTTPException) as error:
         return Reply(0, {}, f"{parts.netloc}: {type(error).__name__}: {error}".encode())
     finally:
         connection.close()
+
+
+def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """Return an answer's body, or the first `most` bytes of it. Raises IncompleteRead if it broke off before."""
+    pieces, size = [], 0
+    while size < most and (piece := answer.read(min(most - size, PIECE))):
+        pieces.append(piece)
+        size += len(piece)
+    body = b"".join(pieces)
+    if size < most and answer.length:  # which a read of so many bytes does not look at
+        raise http.client.IncompleteRead(body, answer.length)
+    return body
 
 
 def metadata(path: str, *, patience: float = 60.0, timeout: float = 10.0) -> str | None:

@@ -561,7 +561,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _bounded(answer: http.client.HTTPResponse, most: int | None) -> bytes:
-    body = answer.read() if most is None else answer.read(most + 1)
+    body = answer.read() if most is None else boot.body_of(answer, most + 1)
     if most is not None and len(body) > most:
         raise _Over
     return body

@@ -125,7 +125,7 @@ class Spoken(socket.socket):
 
 
 def _outlive_clients() -> None:
-    """From then on, no client ends the listening by going too soon: the thread that accepts them writes to each, and
+    """See to it that no client ends the listening by going too soon: the thread that accepts them writes to each, and
     would end when that fails.
     """
     from debugpy.common import log, sockets
@@ -146,8 +146,8 @@ def _outlive_clients() -> None:
 
 
 def _stay_connected() -> None:
-    """From then on, what this process connects stays open until its end: whoever accepts it asks the kernel whose it
-    is, which does not tell of a closed one. (The adapter tells the program its ports, and closes at once.)
+    """Keep open what this process connects, until its end: whoever accepts it asks the kernel whose it is, which does
+    not tell of a closed one. (The adapter tells the program its ports, and closes at once.)
     """
     connect, kept = socket.socket.connect, []
 

@@ -477,7 +477,7 @@ def memory() -> int:
 
 
 def _held_by(found: Sequence[gpus.Gpu], leases: Mapping[str, str]) -> str:
-    """How many there are of each model, and how many of them which job has."""
+    """Say how many there are of each model, and how many of them which job has."""
     jobs = Counter(leases[gpu.id] for gpu in found if gpu.id in leases)
     held = ", ".join(f"{job} has {count}" for job, count in sorted(jobs.items()))
     return f"{gpus.told(found)} ({held})" if held else gpus.told(found)

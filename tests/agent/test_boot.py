@@ -36,6 +36,44 @@ def test_the_script_is_small_and_needs_nothing_of_this_package() -> None:
     assert "from kinetic" not in source
 
 
+def test_an_answer_that_breaks_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a record or an agent that was cut on its way would be taken for one that somebody has changed."""
+    from kinetic_orchestration.agent.cloud import CloudRecords
+
+    whole = b'{"a": 1}' * 100
+    cuts = [7]
+
+    class Cutting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(whole)))
+            self.send_header("X-Goog-Generation", "1700000000000000")
+            self.send_header("Last-Modified", "Tue, 14 Nov 2023 22:13:20 GMT")
+            self.end_headers()
+            self.wfile.write(whole[: cuts.pop()] if cuts else whole)
+            self.close_connection = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_port}"
+            assert boot.exchange("GET", address).status == 0
+            assert boot.exchange("GET", address).data == whole
+            cuts.append(7)
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+            record = CloudRecords("gs://bucket/prod").read("jobs/job-1/in/spec.json")
+            assert record is not None
+            assert record.data == whole
+            assert not cuts
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_its_words_are_an_assignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
     told = {

@@ -155,7 +155,7 @@ def test_a_retry_that_finds_a_job_of_another_argument_says_so_or_is_refused(airf
 def test_a_job_that_lives_and_is_refused_is_cancelled(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("refuses_another", home, marker=str(tmp_path / "begun"))
     assert re.search(
-        r"^AirflowFailException: .* another value of marker, .*: it is cancelled, and nothing else has run",
+        r"^AirflowFailException: .* another value of marker, .*: it was cancelled \(cancelled\), and nothing else has run",
         done["raised"],
     )
     assert done["status"] == "CANCELLED"

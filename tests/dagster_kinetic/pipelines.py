@@ -105,5 +105,5 @@ def waits(number: int, seconds: float) -> int:
 
 
 def how_many() -> str:
-    """Of how many processes this one is."""
+    """Tell of how many processes this one is."""
     return os.environ["WORLD_SIZE"]

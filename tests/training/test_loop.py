@@ -766,7 +766,8 @@ def test_killed_at_any_moment_it_goes_on_from_a_whole_checkpoint(host: Become, t
     assert out.splitlines()[-1].split(maxsplit=2)[2] == str([value + sum(range(60)) for value in (0.0, 1.0, 2.0, 3.0)])
     assert attempt > 2
     assert there.steps() == [58, 59, 60]
-    assert len(there.folders()) == 3
+    left = [folder for folder in there.folders() if any((there.checkpoints / "t" / folder).iterdir())]
+    assert len(left) == 3  # besides what a kill in the middle of a removal may have emptied and left
 
 
 def test_a_failure_to_write_for_another_reason_is_told_the_same_way(host: Become) -> None:
