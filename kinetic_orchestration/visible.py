@@ -17,9 +17,13 @@ _UNSEEN: Final = (
     r"\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\ud800-\udfff"
 )
-_CONTROLS: Final = rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_UNSEEN}]"  # but for tab and newline
-_ALL: Final = re.compile(_CONTROLS)
-_BUT_COLOURS: Final = re.compile(rf"(\x1b\[[0-9;:]*m)|(?!\r){_CONTROLS}")
+_BEYOND: Final = rf"\x80-\x9f{_UNSEEN}"
+_ALL: Final = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{_BEYOND}]")  # but for tab and newline
+# Also of the colours that begin there. It begins with a set of characters, for which a search is quick; quicker still
+# with none beyond ASCII, which is what most of a log is.
+_IN_A_LOG: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f%s](?:(?<=\x1b)\[[0-9;:]*m)?"
+_LOG: Final = re.compile(_IN_A_LOG % _BEYOND)
+_ASCII_LOG: Final = re.compile(_IN_A_LOG % "")
 _JSON: Final = re.compile(rf"[\x7f-\x9f{_UNSEEN}]")
 _LONG: Final = {"2": 5, "5": 3}  # a colour of its own: so many parameters, by the second of them
 
@@ -31,7 +35,7 @@ def text(of: str) -> str:
 
 def log(of: str) -> str:
     """For what a program has printed: its colours stay, and the returns to a line's beginning, as progress has."""
-    return _BUT_COLOURS.sub(_log_part, of)
+    return (_ASCII_LOG if of.isascii() else _LOG).sub(_log_part, of)
 
 
 def in_json(document: str) -> str:
@@ -50,8 +54,8 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _log_part(found: re.Match[str]) -> str:
-    colours = found[1]
-    if colours is None:
+    colours = found[0]
+    if len(colours) == 1:
         return _escaped(found)
     return colours if not _hides(re.split("[;:]", colours[2:-1])) else text(colours)
 
