@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, lifecycle, visible
+from kinetic_orchestration import act, attempts, lifecycle, roll, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
@@ -111,7 +111,7 @@ class Follower:
                 for change in step.changes:
                     emit(change)
             if step.outcome is not None:
-                act.forget_secrets(self.job)
+                self._forget()
             elif not (moves and self.ahead):  # else others have gone on long since, and released it before
                 self._act(step.actions, attempt, seen, emit)
             logs = () if moves else self.cursor.logs
@@ -124,6 +124,12 @@ class Follower:
             ):
                 break
         return self.outcome
+
+    def _forget(self) -> None:
+        """Remove what nobody needs of a job that has ended."""
+        act.forget_secrets(self.job)
+        if self.seen is not None and not self.job.doubt:  # it was followed, and not just looked up
+            roll.strike(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
         """A step, for those who wait: the job needs no store that answers us, so that is waited for as well."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, attempts, bill, lifecycle, links, settings, trust, visible
+from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, settings, trust, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import Backend, open_backend
@@ -29,6 +29,7 @@ from kinetic_orchestration.errors import (
     KineticError,
     NewerWire,
     StoreError,
+    Unreachable,
     UsageError,
 )
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
@@ -570,34 +571,74 @@ def list_jobs(
     deployment: str | None = None,
 ) -> list[JobHandle[Any]]:
     """All jobs of the deployment that have not ended, the newest first, as in Keras Kinetic."""
-    handles = all_jobs(
-        project=project, zone=zone, cluster=cluster, namespace=namespace, store=store, deployment=deployment
-    )
-    return [handle for handle in handles if _is_live(handle)]
+    place = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
+    return [handle for handle, _ in live_jobs(warn, **place, store=store, deployment=deployment)]
 
 
-def _is_live(handle: JobHandle[Any]) -> bool:
-    try:
-        return not handle.peek().status.final
-    except UNREADABLE as error:  # one damaged record must not hide all other jobs
-        warn(f"{error}; job {handle.job_id} is left out")
-        return False
-
-
-def all_jobs(**place: str | None) -> list[JobHandle[Any]]:
-    """All jobs that the store still knows, the newest first."""
+def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[JobHandle[Any], Peek]]:
+    """Return all jobs that have not ended, each with how it stands, the newest first. Of one whose records cannot be
+    read, why is handed to `tell`.
+    """
     opened, backend, here = place_of(**place)
-    specs = [entry.name for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")]
-    handles: list[JobHandle[Any]] = []
     backends = {here.backend: backend}
-    for name in specs:
+
+    def look(job_id: str) -> tuple[JobHandle[Any], Peek] | KineticError | None:
         try:
-            handles.append(JobHandle(reopened(name.split("/")[1], opened, backends, here)))
+            handle = JobHandle[Any](reopened(job_id, opened, backends, here))
+            peek = handle.peek()
+        except JobNotFound:  # removed since it was listed, or not submitted yet
+            roll.strike_if_never_submitted(opened, job_id)
+            return None
+        except Unreachable:
+            raise
+        except (StoreError, UsageError) as error:  # one damaged record must not hide all other jobs
+            return error
+        if not peek.status.final:
+            return handle, peek
+        if not handle._job.doubt:
+            roll.strike(opened, job_id)
+        return None
+
+    listed = roll.live(opened, lambda job_id: look(job_id) is not None)
+    found: list[tuple[JobHandle[Any], Peek]] = []
+    for job_id, seen in zip(listed, side_by_side(look, listed, REQUESTS if opened.remote else 1), strict=True):
+        if isinstance(seen, KineticError):
+            tell(f"{job_id} is left out: {seen}")
+        elif seen is not None:
+            found.append(seen)
+    return sorted(found, key=lambda each: each[0]._job.policy.created, reverse=True)
+
+
+def all_jobs(
+    newest: int | None = None, after: str = "", within: float | None = None, **place: str | None
+) -> list[JobHandle[Any]]:
+    """Return the jobs that the store still knows, the newest first: at most so many of the `newest`; of those that
+    follow the job `after`; and of those that were submitted `within` so many seconds.
+    """
+    opened, backend, here = place_of(**place)
+    written = {
+        entry.name.split("/")[1]: entry.updated
+        for entry in opened.list(names.JOBS) if entry.name.endswith("/in/spec.json")
+    }  # fmt: skip
+    listed = sorted(written, key=lambda job_id: (-written[job_id], job_id))
+    if within is not None:
+        since = opened.now() - within
+        listed = [job_id for job_id in listed if written[job_id] >= since]
+    if after:
+        listed = listed[listed.index(after) + 1 :] if after in written else []
+    backends = {here.backend: backend}
+
+    def opened_one(job_id: str) -> JobHandle[Any] | None:
+        try:
+            return JobHandle(reopened(job_id, opened, backends, here))
         except JobNotFound:
-            pass  # removed since it was listed
+            return None  # removed since it was listed
         except (StoreError, UsageError) as error:  # also one on a backend that this version does not know
-            warn(f"{error}; job {name.split('/')[1]} is left out")
-    return sorted(handles, key=lambda handle: handle._job.policy.created, reverse=True)
+            warn(f"{job_id} is left out: {error}")
+            return None
+
+    handles = side_by_side(opened_one, listed[:newest], REQUESTS if opened.remote else 1)
+    return [handle for handle in handles if handle is not None]
 
 
 def find_job(text: str, **place: str | None) -> JobHandle[Any]:

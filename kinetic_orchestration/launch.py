@@ -18,9 +18,10 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, emulation, owner, settings, trust
+from kinetic_orchestration import act, emulation, owner, roll, settings, trust
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import digest, names, wire
+from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
@@ -72,6 +73,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     if claimed is not None:
         claimed(job)
     if is_new:
+        entered = Ahead(roll.enter, store, job, beside=store.remote)
         with staging_folder(store, here.home) as folder:
             bundle = package(spec, plan, here, folder, os.environ)
             staged = stage(bundle, store, here.retention)
@@ -80,6 +82,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
             staged = replace(staged, environment={**staged.environment, "installer_only": unasked})
         plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
         asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
+        entered.result()
         written = admit(store, job, identity, plan, staged, believed, asked)
     launched = act.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker

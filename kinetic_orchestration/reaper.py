@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, trust
+from kinetic_orchestration import act, attempts, roll, trust
 from kinetic_orchestration.agent import environment, names, tree, wire
 from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.backends import Backend
@@ -374,6 +374,7 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
     """
     spec = store.read(names.spec(job))
     store.delete(names.spec(job))
+    roll.strike(store, job)
     if spec is not None:
         _pass_on_identity(store, job, spec.data)
     verdicts = sorted(name for name in records if name.startswith(f"{names.job(job)}attempts/"))

@@ -54,6 +54,8 @@ def mark(store: str, deployment: str) -> str:
 
 
 JOBS = "jobs/"
+LIVE = "live/"
+ROLL = "live.json"  # there once every job that has not ended is below `LIVE`
 BEATS = "beats/"
 TOOLS = "tools/"
 WHEELS = "wheels/"
@@ -61,6 +63,11 @@ WHEELS = "wheels/"
 
 def job(job_id: str) -> str:
     return f"jobs/{job_id}/"
+
+
+def live(job_id: str) -> str:
+    """Return the name of what is there while the job has not ended, and is empty."""
+    return f"{LIVE}{job_id}"
 
 
 def spec(job_id: str) -> str:
@@ -206,9 +213,11 @@ _LIMITS = {
     "profile.json": 1 << 20,
     DEPLOYMENT: _SMALL,
     REAPED: _SMALL,
+    ROLL: _SMALL,
 }
 _PREFIXES = (
     (BEATS, _SMALL),
+    (LIVE, _SMALL),
     ("identities/", _SMALL),
     ("groups/", 1 << 20),
     ("projects/", _SMALL),

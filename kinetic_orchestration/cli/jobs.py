@@ -7,7 +7,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetic_orchestration import portrait, settings, visible
@@ -27,17 +27,17 @@ from kinetic_orchestration.cli.output import (
 from kinetic_orchestration.cost import Estimate, times
 from kinetic_orchestration.errors import JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, Printer, pace
-from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
+from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job, live_jobs
 from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Output, Peek, Progress
+
+PAGE = 100  # jobs that --all lists at once, as text
 
 
 def jobs(arguments: Namespace) -> int:
     found = []
-    for handle in all_jobs(store=arguments.store, deployment=arguments.deployment):
+    for handle, peek in _all_jobs(arguments) if arguments.all else _live_jobs(arguments):
         try:
-            peek = handle.peek()
-            if arguments.all or not peek.status.final:
-                found.append((handle, peek, handle.cost()))
+            found.append((handle, peek or handle.peek(), handle.cost()))
         except UNREADABLE as error:  # one damaged record must not hide all other jobs
             note(f"{handle.job_id} is left out: {error}")
     if arguments.json:
@@ -61,6 +61,21 @@ def jobs(arguments: Namespace) -> int:
             if peek.message:
                 note(f"{handle.job_id}: {peek.message}; `status {handle.job_id}` moves it on")
     return codes.OK
+
+
+def _live_jobs(arguments: Namespace) -> list[tuple[JobHandle[Any], Peek]]:
+    return live_jobs(note, store=arguments.store, deployment=arguments.deployment)
+
+
+def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | None]]:
+    """Yield a page of all jobs, and tell how the next one is asked for."""
+    most = arguments.limit or (None if arguments.json else PAGE)
+    after = _find(arguments, arguments.after).job_id if arguments.after else ""
+    newest = None if most is None else most + 1
+    page = all_jobs(newest, after, store=arguments.store, deployment=arguments.deployment)
+    yield from ((handle, None) for handle in page[:most])
+    if most is not None and len(page) > most:
+        note(f"these are {most} of more: kinetic-orchestration jobs --all --after {page[most - 1].job_id}")
 
 
 def status(arguments: Namespace) -> int:

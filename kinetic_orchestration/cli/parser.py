@@ -85,7 +85,9 @@ def _here(commands: Any) -> None:
 
 def _jobs(commands: Any) -> None:
     command = _add(commands, "jobs", "list the jobs that have not ended", place=True)
-    command.add_argument("--all", action="store_true", help="those that ended, too")
+    command.add_argument("--all", action="store_true", help="those that ended, too, the newest 100 first")
+    command.add_argument("--limit", type=_count, metavar="N", help="with --all: so many (100; with --json all)")
+    command.add_argument("--after", metavar="ID", help="with --all: those that are older than this job")
 
     command = _add(commands, "status", "show one job; takes its next step if nobody else does", place=True)
     _job(command)

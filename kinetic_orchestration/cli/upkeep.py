@@ -80,7 +80,7 @@ def cost(arguments: Namespace) -> int:
         return _cost_of_one(find_job(arguments.job, **place), arguments.json)
     since = settings.seconds("--since", arguments.since) or 0.0
     with working("adding up") as say:
-        handles = [handle for handle in all_jobs(**place) if handle.age() <= since]
+        handles = all_jobs(within=since, **place)
         say("adding up", detail=f"{len(handles)} jobs")
         found = zip(handles, side_by_side(_cost_of, handles, ASKED_AT_ONCE), strict=True)
     rows = [(handle, estimate) for handle, estimate in found if estimate is not None]

@@ -22,6 +22,7 @@ SECTIONS = {
     "logs": "logs",
     "transfer": "transfer",
     "waiting": "waiting",
+    "listing": "listing",
     "environment": "environment",
     "training": "training",
     "cloud": "cloud",

@@ -55,7 +55,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     """Jobs with an attempt that runs, record by record as a submitter and its hosts write them."""
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration import act, identity, launch
+    from kinetic_orchestration import act, identity, launch, roll
     from kinetic_orchestration.agent import names, wire
     from kinetic_orchestration.backends import open_backend
     from kinetic_orchestration.plan import make_plan
@@ -71,6 +71,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     for _ in range(count):
         who = identity_in(plan.deployment) if identity_in else identity.of(plan.deployment, None)
         job_id, _ = launch.claim(store, backend, who)
+        roll.enter(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
         act.intend(act.open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
