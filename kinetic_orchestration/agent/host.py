@@ -496,14 +496,15 @@ class Host:
         return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
 
     def _watch_owner(self, beat: Record, moment: float) -> None:
-        """An old beat counts once it has not changed for a while under our eyes: on a machine that wakes from its
-        sleep, the owner's is as old as all others. It counts up to the `moment` at which it was looked for.
+        """An old beat counts once it has not changed under our eyes for as long as an owner's silence is borne: on a
+        machine that wakes from its sleep, the owner's is as old as all others, and it may wake later than we do. It
+        counts up to the `moment` at which it was looked for.
         """
         now = time.monotonic()
         if beat.generation != self.owner[0] or now - self.owner_read > rules.OWNER_PATIENCE / 2:
             self.owner = beat.generation, now
         self.owner_read = now
-        unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT
+        unchanged = now - self.owner[1] > rules.OWNER_PATIENCE
         self.owner_silence = moment - beat.updated if unchanged else 0.0
 
     def _look_at_others(self, now: float) -> None:

@@ -2,6 +2,7 @@
 
 A run of many says where it is about once a minute, names each seed that breaks a promise at once, and can be gone on
 with: `--first` is the seed to begin with, and one that is interrupted, or ended, tells which that would be.
+`--by-date` begins with a seed that only today has, so that whoever plays some each day searches where nobody has.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import signal
 import sys
 import time
 from collections import Counter
+from datetime import UTC, date, datetime
 
 from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.edges import simulated_edges
-from tests.simulation.scenario import Failed, Schedule, play, trace_of
+from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
 from tests.simulation.world import World
 
 TOLD_EVERY = 60.0
@@ -27,13 +29,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="play this one, and print its trace")
     parser.add_argument("--seeds", type=int, default=1_000, help="play so many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
     arguments = parser.parse_args()
     kind = CloudSchedule if arguments.cloud else Schedule
     if arguments.seed is not None:
         return _play_one(arguments.seed, kind)
-    return _play_many(range(arguments.first, arguments.first + arguments.seeds), kind, stop=arguments.stop)
+    first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first
+    if arguments.by_date:
+        print(f"{arguments.seeds} seeds of today, from {first} on{' --cloud' * arguments.cloud}", flush=True)
+    return _play_many(range(first, first + arguments.seeds), kind, stop=arguments.stop)
+
+
+def first_of(day: date) -> int:
+    """No other day's is within a million of it."""
+    return day.toordinal() * 1_000_000
 
 
 def _play_one(seed: int, kind: type[Schedule]) -> int:
@@ -52,7 +63,6 @@ def _play_many(seeds: range, kind: type[Schedule], *, stop: bool) -> int:
     worlds: list[World] = []
     reached, failures = Counter[str](), Counter[str]()
     requests, played = 0, 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began, told, used = time.perf_counter(), time.perf_counter(), time.process_time()
     with simulated_edges(worlds):
         try:
@@ -64,7 +74,7 @@ def _play_many(seeds: range, kind: type[Schedule], *, stop: bool) -> int:
                     broken = re.sub(r"(kinetic|job)-[\w-]+|[\d.]+", "…", line.split(":", 1)[1])[:100]
                     failures[broken] += 1
                     if failures[broken] <= NAMED:
-                        print(line, flush=True)
+                        print(line, f"  to see it: {command_of(seed, kind)}", sep="\n", flush=True)
                 reached.update(worlds[0].reached)
                 requests += worlds[0].requests
                 played += 1
@@ -89,4 +99,5 @@ def _play_many(seeds: range, kind: type[Schedule], *, stop: bool) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from kinetic_orchestration import follow, reaper, watch
+from kinetic_orchestration import act, follow, reaper, watch
 from kinetic_orchestration.agent import boot, cloud, host, lookout, prepare, processes, segments, wire
 from kinetic_orchestration.agent.records import open_records
 from kinetic_orchestration.backends import tpu_request
@@ -75,6 +75,7 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     """Of machines, and of those who follow them, from afar: `World.distance` stands for what is between them."""
     watcher_of, exchange, prepared, store_time = follow.watcher_of, boot.exchange, prepare.prepare, boot.store_time
+    looked = watch.look
 
     def watcher(store: Any, backend: Any) -> Any:
         return worlds[-1].distance.watcher_of(store, backend) if store.remote else watcher_of(store, backend)
@@ -97,9 +98,20 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         distance = worlds[-1].distance if worlds else None
         return prepared(*args, **how) if distance is None else distance.ground.machine().agent._prepared()
 
+    def look(store: Any, *args: Any, **how: Any) -> Any:
+        """What is decided rests on it. Not each read of an intent begins one: that of the attempt before is read when
+        the next is intended.
+        """
+        task = worlds[-1].current if worlds else None
+        if task is not None and not store.remote:
+            task.look_began = worlds[-1].now
+        return looked(store, *args, **how)
+
     def chance() -> float:
         return (worlds[-1].random if worlds else random).random()
 
+    for module in (act, watch):
+        edges.setattr(module, "look", look)
     edges.setattr(follow, "watcher_of", watcher)
     edges.setattr(host, "open_records", records)
     edges.setattr(cloud, "CloudRecords", records)

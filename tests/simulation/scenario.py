@@ -186,6 +186,8 @@ class Judge:
             return self._silent(job, attempt)
         if "did not start within" in verdict.reason:
             return bool(truth.harm) or world.suspended > 0 or self._unnoticed(job, attempt)
+        if "was not ready within" in verdict.reason and world.suspended > 0:
+            return True  # the clock that the limit goes by went on, as in a paused container; that spends `infra` alone
         return bool(truth.harm - {"deadline", "slow boot", "stuck"})
 
     def _unnoticed(self, job: str, attempt: int) -> bool:
@@ -542,9 +544,12 @@ class Failed(AssertionError):
     """A seed that broke a promise, with its trace."""
 
 
+def command_of(seed: int, kind: type[Schedule]) -> str:
+    return f"python -m tests.simulation --seed {seed}{'' if kind is Schedule else ' --cloud'}"
+
+
 def play(seed: int, worlds: list[World], *, kind: type[Schedule] = Schedule, lines: int = 400) -> Schedule:
     """Plays one seed and tells everything if a promise is broken."""
-    again = f"python -m tests.simulation --seed {seed}{'' if kind is Schedule else ' --cloud'}"
     try:
         return run(seed, worlds, kind)
     except (Violation, Exception) as error:
@@ -554,8 +559,8 @@ def play(seed: int, worlds: list[World], *, kind: type[Schedule] = Schedule, lin
         raise Failed(
             f"seed {seed}: {type(error).__name__}: {error}\n{left}"
             + "\n".join(told[-lines:])
-            + f"\nseed {seed}: {type(error).__name__}: {error}\nTo see it again: {again}"
+            + f"\nseed {seed}: {type(error).__name__}: {error}\nTo see it again: {command_of(seed, kind)}"
         ) from error
 
 
-__all__ = ["Failed", "play", "run", "simulated_edges", "trace_of"]
+__all__ = ["Failed", "command_of", "play", "run", "simulated_edges", "trace_of"]

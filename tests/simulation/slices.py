@@ -562,16 +562,24 @@ class SimulatedBackend:
 
     def _check_release(self, place: Place) -> None:
         """Nobody frees what may still be wanted: hosts that live and whose attempt goes on, or has just ended."""
-        records, now = self._world.records, self._world.now
+        records, now, task = self._world.records, self._world.now, self._world.current
         verdict = records.get(names.verdict(place.job, place.attempt))
+        assert task is not None
+        looked = task.look_began or now
 
         def has(box: Box, what: str) -> bool:
             return names.host(place.job, place.attempt, box.index, what) in records
 
         def worked(box: Box) -> bool:
-            """What only begins after its attempt was ended, nobody wants."""
+            """What only begins after its attempt was ended, nobody wants. A machine whose host had said nothing when
+            its releaser looked is not waited for: it may never say anything, and each minute of it is paid for. One
+            that began between that look and the release has at most begun to prepare.
+            """
             started = records.get(names.host(place.job, place.attempt, box.index, "started.json"))
-            return started is not None and (verdict is None or started.updated < verdict.updated)
+            if started is None or (verdict is not None and started.updated >= verdict.updated):
+                return False
+            spoken = self._ground.truth(place.job, place.attempt).beats.get(box.index, [])
+            return not self._ground.cloud or (bool(spoken) and spoken[0] <= looked)
 
         boxes = place.boxes.values()
         at_work = any(not box.dead and worked(box) and not has(box, "done.json") for box in boxes)

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import rules
+from kinetic_orchestration.agent import names, rules
+from kinetic_orchestration.values import Intent
+from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
 from tests.simulation.scenario import Failed, play, trace_of
-from tests.simulation.world import World
+from tests.simulation.slices import Box, Ground, Place, SimulatedHost
+from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, World
 
 SEEDS = 3_000
 MANY = 10_000
+
+# Each broke a promise, in the schedule that it was then, and some of them by what the world took for one.
+BROKE = """
+9900928 9905694 9906715 9908265 9909276 9912910 9916140 9919683 9921490 9931599 9933405 9933729 9936301 9940774 9943826
+9946867 9949097 9951344
+"""
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
 REACHED = """
@@ -91,7 +102,7 @@ the reaper released a placement: its hosts died and nobody follows them
 """.strip().splitlines()
 
 
-def _check(seeds: range, states: list[str]) -> None:
+def _check(seeds: Collection[int], states: list[str]) -> None:
     worlds: list[World] = []
     failures, reached = [], Counter[str]()
     with simulated_edges(worlds):
@@ -112,6 +123,25 @@ def test_never_two_results_never_a_lost_result_never_a_leaked_placement_and_ever
     _check(range(SEEDS), REACHED)
 
 
+def test_what_broke_a_promise_once_does_so_no_more() -> None:
+    _check([int(seed) for seed in BROKE.split()], [])
+
+
+def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_with_the_command_that_plays_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    today, tomorrow = first_of(date(2026, 11, 24)), first_of(date(2026, 11, 25))
+    assert tomorrow - today == 1_000_000
+    monkeypatch.setattr(rules, "_all_ended_well", _first_exit_is_enough)
+    monkeypatch.setattr(sys, "argv", ["simulation", "--by-date", "--seeds", "300", "--stop"])
+    assert main() == 1
+    told = capsys.readouterr().out
+    first, seed = (int(re.search(pattern, told)[1]) for pattern in (r"from (\d+) on", r"(?m)^seed (\d+): "))  # type: ignore[index]
+    assert first_of(datetime.now(UTC).date()) - first in (0, 1_000_000)  # midnight
+    assert first <= seed < first + 300
+    assert f"python -m tests.simulation --seed {seed}\n" in told
+
+
 @pytest.mark.offline
 @pytest.mark.timeout(1800)
 def test_the_same_of_many_more_schedules_in_which_seldom_states_were_reached_too() -> None:
@@ -129,6 +159,36 @@ def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> 
     )  # fmt: skip
     assert elsewhere.returncode == 0, elsewhere.stderr
     assert elsewhere.stdout.rstrip("\n") == trace_of(worlds[-1])
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(back: bool) -> None:
+    """All of them slept; by its age alone, its last beat is one of long ago."""
+    worlds = [World(1)]
+    world, found = worlds[0], []
+    ground = Ground(world, cloud=False)
+    fields = {"name": "job-1", "job": "job", "attempt": 1, "hosts": 1, "machine": "here"}
+    box = Box(Place(ground, fields, Intent(1, "boot", fields, 0.0, 0.0), "digest"), 0)
+
+    def owner(task: Task) -> None:
+        store = SimulatedStore(world)
+        for pause in (0.0, 5.0, 5.0, *((20.0,) * 3 if back else ())):  # it sleeps after the third
+            world.sleep(pause)
+            store.put(names.owner("job"), b"{}")
+
+    def watcher(task: Task) -> None:
+        looker = SimulatedHost(ground, box)
+        while world.now < EPOCH + 7300.0 and looker.owner_silence <= rules.OWNER_PATIENCE:
+            world.sleep(1.0)
+            looker._watch_owner(world.records[names.owner("job")], world.now)
+        found.append(world.now - EPOCH)
+
+    with simulated_edges(worlds):
+        world.spawn("owner", owner, odds=Odds(delay=0.0))
+        world.spawn("host", watcher, delay=1.0, odds=Odds(delay=0.0))
+        world.at(EPOCH + 15.5, lambda: world.suspend(7200.0))
+        world.run()
+    assert found[0] == pytest.approx(7302.0 if back else 7215.5 + rules.OWNER_PATIENCE, abs=2.0)
 
 
 def _never_spent(spent: Any, _budget: Any) -> Any:
