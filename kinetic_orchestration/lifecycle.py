@@ -221,9 +221,11 @@ def settled(seen: Glimpse, policy: Policy) -> bool:
         return True
     if policy.silence and not _has_spoken(seen):  # machines on which nobody ever did
         return True
-    if _speechless(seen, policy):
+    closed = seen.verdict is not None and seen.verdict.kind == wire.CLOSED
+    if closed and _speechless(seen, policy):
         # Under our own eyes, and so long that whoever came back now would only say that it ends: what is left of its
-        # log is not worth the chips, nor a program that goes on beside the next attempt.
+        # log is not worth the chips, nor a program that goes on beside the next attempt. A verdict by one of the hosts
+        # is a sign of life, although none of their beats may be: machines that stood still for a while end like others.
         return True
     return seen.observation.state in (ABSENT, GONE) or _is_waiting(seen) or seen.verdict_age > SETTLE_PATIENCE
 

@@ -298,6 +298,15 @@ def test_the_last_lines_of_hosts_that_were_given_up_for_their_silence_are_not_wa
     assert not settled(silent, policy._replace(silence=0.0))
 
 
+def test_hosts_that_stood_still_and_have_just_ended_are_waited_for_like_others() -> None:
+    """Their last beats are from before, and their verdict is not."""
+    policy = Policy(hosts=1, silence=90.0)
+    committed = wire.Verdict(wire.COMMITTED, "host", 0.0)
+    woken = glimpse(PRESENT, BEAT, ages=(7200.0,), verdict=committed, verdict_age=1.0)
+    assert not settled(woken, policy)
+    assert settled(woken._replace(verdict_age=46.0), policy)
+
+
 @pytest.mark.parametrize("symptom", [": ".join(words) for words in rules.DRIVER])
 def test_a_program_that_dies_of_broken_hosts_is_not_the_users_failure(symptom: str) -> None:
     for failure in (wire.Failure(message=f"RuntimeError: {symptom} (0)"), wire.Failure(log_tail=f"…\n{symptom}\n")):

@@ -20,7 +20,7 @@ from kinetic_orchestration.identity import job_id as job_id_of
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.values import Cursor, JobStatus, Limits, Outcome, Plan, Retry, Staged
 from tests.simulation.edges import simulated_edges
-from tests.simulation.slices import Ground, SimulatedBackend
+from tests.simulation.slices import Ground, Place, SimulatedBackend
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
@@ -285,6 +285,7 @@ class Schedule:
         world.on_write, world.on_delete = self.judge.on_write, self.judge.on_delete
         self.clients = 0
         self.staging = 0
+        self.followed: set[tuple[str, str]] = set()  # jobs to their ends, and by whom: on which machine
         self._people()
 
     # ---- who takes part ----------------------------------------------------------------------------------
@@ -409,6 +410,7 @@ class Schedule:
                 if draw.random() < 0.5:  # the process was started again, with the cursor that it had kept
                     follower = Follower(job, Cursor.from_json(json.loads(json.dumps(follower.cursor.to_json()))))
             if outcome is not None:
+                self.followed.add((job.job_id, task.machine))
                 self.judge.told(job.job_id, outcome)
                 if draw.random() < 0.2:
                     self._cleaned(job, outcome)
@@ -456,11 +458,7 @@ class Schedule:
         if ground.places:
             world.reached.add("only the reaper could release")
             stale = "a stale submitter submitted after the verdict" in world.reached
-            if (
-                not self.orphaned
-                and not stale
-                and any(place.machine != "elsewhere" for place in ground.places.values())
-            ):
+            if not self.orphaned and not stale and any(map(self._was_to_be_freed, ground.places.values())):
                 raise Violation(f"left to the reaper: {sorted(ground.places)}")
             for machine in ("here", "elsewhere"):
                 self._later(reaper.UNCLAIMED + 1.0, self._reap, machine)
@@ -474,6 +472,14 @@ class Schedule:
         self._later(DAY, self._cancel_all)
         if world.random.random() < 0.1:
             self._forget()
+
+    def _was_to_be_freed(self, place: Place) -> bool:
+        """By who followed its job to the end where it is. A job that failed, and has a successor, may have been followed
+        there by nobody who lived: whoever asks for it anew follows the successor.
+        """
+        newest = place.job == job_id_of(self.identity, self.judge.generation)
+        there = any(job == place.job and place.machine in ("", machine) for job, machine in self.followed)
+        return place.machine != "elsewhere" and (newest or there)
 
     def _forget(self) -> None:
         """Past their retention, while somebody still lists the jobs; the collector may die in the middle."""

@@ -583,10 +583,11 @@ class SimulatedBackend:
 
         boxes = place.boxes.values()
         at_work = any(not box.dead and worked(box) and not has(box, "done.json") for box in boxes)
-        beats = [records.get(names.beat(place.job, place.attempt, box.index)) for box in boxes]
-        heard = [beat.updated for beat in beats if beat is not None]
-        if heard and now - max(heard) > lifecycle.SILENT_BEATS:  # and whoever came back now would only say that it ends
-            at_work = False
+        beats = self._ground.truth(place.job, place.attempt).beats
+        heard = [when for box in boxes for when in beats.get(box.index, ()) if when <= looked]
+        by_hosts = verdict is not None and wire.Verdict.decode(verdict.data).kind != wire.CLOSED
+        if heard and not by_hosts and looked - max(heard) > lifecycle.SILENT_BEATS:
+            at_work = False  # whoever came back now would only say that it ends
         rebooted = "reboot" in self._ground.truth(place.job, place.attempt).harm
         visible = now > place.visible and not rebooted
         if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):
