@@ -13,11 +13,16 @@ import pytest
 
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.packaging import agent
+from tests import interpreters, skips
 
 # What is compiled here runs for a moment: XLA's optimisations take longer than they gain. What a program compiles once
 # more, it finds in its home, however short that took.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
+
+# The gate moves HOME, by which an emulated machine finds other Pythons.
+if (pyenv := interpreters.pyenv()).is_dir():
+    os.environ.setdefault("PYENV_ROOT", str(pyenv))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where tests have kept what people look at, such as pictures of pages."""
+    """Where tests have kept what people look at, such as pictures of pages; what was skipped, and why, for the gate."""
+    skips.write_down(
+        [
+            skips.Skip(report.nodeid, report.longrepr[2].removeprefix("Skipped: "))
+            for report in terminalreporter.stats.get("skipped", ())
+            if isinstance(report.longrepr, tuple)
+        ]
+    )
     reports = [report for found in terminalreporter.stats.values() for report in found]
     told = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "kept"]
     for folder in sorted(set(map(str, told))):

@@ -188,13 +188,14 @@ def test_cleanup_releases_compute_and_the_records_live_on(mixed: kinetic.BatchHa
 
 
 def test_no_more_than_max_concurrent_run_at_once(tmp_path: Path) -> None:
-    flag = tmp_path / "go"
-    batch = wait_for.run_async_map([(str(flag), n) for n in range(5)], max_concurrent=2)
-    wait_until(lambda: sum(job is not None for job in batch.jobs) >= 2)
-    wait_until(lambda: len(list(tmp_path.glob("*.begun"))) >= 2)
-    time.sleep(0.2)
-    assert len(list(tmp_path.glob("*.begun"))) == sum(job is not None for job in batch.jobs) == 2
-    flag.touch()
+    """They are let go one by one. Of more than two that run, the others would have begun by then."""
+    batch = wait_for.run_async_map([(str(tmp_path / str(number)), number) for number in range(5)], max_concurrent=2)
+    for ended in range(5):
+        running = min(5, ended + 2)
+        wait_until(lambda running=running: len(list(tmp_path.glob("*.begun"))) >= running, 60)
+        begun = sorted(path.name.partition(".")[0] for path in tmp_path.glob("*.begun"))
+        assert len(begun) == sum(job is not None for job in batch.jobs) == running
+        (tmp_path / next(number for number in begun if not (tmp_path / number).exists())).touch()
     assert batch.results(timeout=60) == list(range(5))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.agent import names
 from kinetic_orchestration.follow import Follower, Printer, follow
 from kinetic_orchestration.values import Event, Metrics, Output, Progress
 from tests.agent.by_hand import intended
@@ -127,10 +128,17 @@ def test_a_child_that_prints_for_ever_does_not_keep_the_job_from_ending(jobs: An
     assert set(lines) == {"still here"}
 
 
+def beat_of(job: Any) -> int:
+    record = job._job.store.read(names.beat(job.job_id, 1, 0))
+    return 0 if record is None else int(record.generation)
+
+
 def test_a_program_that_closes_its_output_goes_on(jobs: Any, tmp_path: Path) -> None:
     job = started(jobs.writes_what, "closes its output", str(tmp_path / "go"))
     wait_until(lambda: job.status() is kinetic.JobStatus.RUNNING and "before" in (job.logs() or ""))
-    time.sleep(0.3)
+    for _ in range(2):  # its agent goes round, and sees the end of its output
+        before = beat_of(job)
+        wait_until(lambda before=before: beat_of(job) > before)
     assert job.status() is kinetic.JobStatus.RUNNING
     (tmp_path / "go").touch()
     assert raw(heard(job)) == b"before\n"

@@ -14,7 +14,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent.environment import with_own
 from kinetic_orchestration.errors import ConflictingSettings, JobError, RequirementsError, UsageError
 from kinetic_orchestration.packaging.requirements import own_settings
-from tests.interpreters import interpreter
+from tests.interpreters import OLDEST, interpreter
 from tests.packaging.wheels import offline, sha256, wheel
 
 
@@ -151,7 +151,7 @@ def test_a_distribution_installed_from_a_folder_travels_by_itself(
 
 
 def other() -> tuple[str, str]:
-    for version in ("3.10", "3.9", "3.12", "3.13", "3.11"):
+    for version in (OLDEST, "3.9", "3.12", "3.13", "3.11"):
         if version != f"{sys.version_info[0]}.{sys.version_info[1]}" and (path := interpreter(version)):
             return version, path
     pytest.skip("this machine has no other Python")

@@ -20,7 +20,7 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging import interpreters, tools
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
 from kinetic_orchestration.stores import open_store
-from tests.interpreters import interpreter
+from tests.interpreters import OLDEST, interpreter
 from tests.packaging.wheels import offline, wheel
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -107,7 +107,7 @@ def test_a_machine_without_an_index_builds_from_what_was_staged(
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == [
         "uv", f"python-{HERE}", "alpha-1.0-py3-none-any.whl", "beta-2.0-py3-none-any.whl",
     ]  # fmt: skip
-    old = interpreter("3.10") or sys.executable
+    old = interpreter(OLDEST) or sys.executable
     task = desk.task(["beta"])
     assert set(task["tools"]) == {"uv", "python"}  # type: ignore[call-overload]
     python, notes = desk.machine(task, old)

@@ -21,7 +21,7 @@ from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Site, wait_until
 from tests.faults.helpers import load_jobs
-from tests.interpreters import interpreter
+from tests.interpreters import OLDEST, required
 
 
 @pytest.fixture(scope="module")
@@ -378,8 +378,7 @@ def test_no_token_is_ever_said(site: Site, jobs: Any) -> None:
 
 
 def test_an_old_python_is_enough(site: Site, jobs: Any) -> None:
-    if interpreter("3.10") is None:
-        pytest.skip("there is no Python 3.10 on this machine")
+    required(OLDEST)
     attempt = site.admit(argv=["python", "-c", "import sys; print(sys.version_info[:2])"], task={"python": ""})
     attempt.start(machine={"python": "3.10"})
     assert attempt.verdict().kind == wire.COMMITTED, attempt.verdict()

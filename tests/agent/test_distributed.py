@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.agent import distributed
-from tests.interpreters import interpreter
+from tests.interpreters import required
 
 PORTS = {"jax": 21000, "torch": 21001, "tensorflow": 21002}
 HOOK = Path(distributed.__file__).parent / "hook"
@@ -308,9 +308,7 @@ def test_a_sitecustomize_that_fails_does_not_keep_the_host_from_joining(jax: Pat
 
 @pytest.mark.parametrize("version", ["2.7", "3.8"])
 def test_a_python_older_than_the_agent_runs_undisturbed(jax: Path, version: str) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"this machine has no Python {version}")
+    python = required(version)
     done = subprocess.run(
         [python, "-c", "print('fine')"], capture_output=True, text=True, timeout=60, check=False,
         env={**variables(), "KINETIC_SITE": str(SITE), "PYTHONPATH": str(HOOK), "PYTHONDONTWRITEBYTECODE": "1"},

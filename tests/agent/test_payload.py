@@ -18,6 +18,7 @@ import pytest
 
 from kinetic_orchestration.agent import digest, payload
 from kinetic_orchestration.agent.payload import Tampered, dump, dump_exception, dump_value, load
+from tests.interpreters import OLDEST, required
 
 MIB = 1 << 20
 
@@ -288,16 +289,14 @@ def test_a_traceback_has_a_bound(tmp_path: Path) -> None:
 
 def test_a_value_written_by_this_python_is_read_by_the_oldest_agent(tmp_path: Path) -> None:
     """Python 3.10, when this machine has one."""
-    found = sorted(Path.home().glob(".pyenv/versions/3.10*/bin/python"))
-    if not found:
-        pytest.skip("no Python 3.10 here")
+    python = required(OLDEST)
     sent, _ = dump({"x": bytearray(b"abc" * MIB)}, tmp_path / "p")
     code = _with_path(
         f"from kinetic_orchestration.agent import payload;"
         f"v = payload.load({str(tmp_path / 'p')!r}, {sent!r}); print(len(v['x']));"
         f"print(payload.dump_value(v, {str(tmp_path / 'q')!r})['kind'])"
     )
-    done = subprocess.run([found[-1], "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [str(3 * MIB), "value"], done.stderr
 
 

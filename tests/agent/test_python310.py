@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.packaging import agent
 from tests.agent.by_hand import intended, start_host
-from tests.interpreters import interpreter
+from tests.interpreters import OLDEST, required
 
 AGENT = Path(kinetic.__file__).parent / "agent"
 FILES = [*sorted(AGENT.rglob("*.py")), AGENT.parent / "picture.py", AGENT.parent / "portrait.py"]  # which it draws with
@@ -47,10 +47,7 @@ def test_nothing_is_named_that_only_a_later_standard_library_has() -> None:
 
 @pytest.fixture
 def python() -> str:
-    found = interpreter("3.10")
-    if found is None:
-        pytest.skip("this machine has no Python 3.10; the files were parsed as such all the same")
-    return found
+    return required(OLDEST)
 
 
 def test_a_python_3_10_imports_every_module_from_the_zip(python: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Judge:
         self.world, self.ground, self.plan, self.identity = world, ground, plan, identity
         self.verdicts: dict[tuple[str, int], wire.Verdict] = {}
         self.intents: dict[tuple[str, int], float] = {}
+        self.movers: dict[tuple[str, int], str] = {}  # where those are who intended an attempt
         self.created: dict[str, float] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.owner_beats: dict[str, float] = {}
@@ -93,6 +94,8 @@ class Judge:
         if names.intent(job, attempt) in self.world.records:
             raise Violation(f"attempt {attempt} of {job} has two intents")
         self.intents[job, attempt] = self.world.now
+        if self.world.current is not None:
+            self.movers[job, attempt] = self.world.current.machine
         if job in self.outcomes and attempt > self.outcomes[job].attempt:
             raise Violation(f"attempt {attempt} of {job} is intended after its outcome was told")
         cancel, task = self.world.records.get(names.cancel(job)), self.world.current
@@ -475,11 +478,15 @@ class Schedule:
 
     def _was_to_be_freed(self, place: Place) -> bool:
         """By who followed its job to the end where it is. A job that failed, and has a successor, may have been followed
-        there by nobody who lived: whoever asks for it anew follows the successor.
+        there by nobody who lived: whoever asks for it anew follows the successor. And who comes there when others,
+        elsewhere, have gone through many attempts, frees the last two and leaves the rest to the reaper.
         """
         newest = place.job == job_id_of(self.identity, self.judge.generation)
         there = any(job == place.job and place.machine in ("", machine) for job, machine in self.followed)
-        return place.machine != "elsewhere" and (newest or there)
+        last = max(attempt for job, attempt in self.judge.verdicts if job == place.job)
+        mover = self.judge.movers.get((place.job, place.attempt + 1), place.machine)
+        late = place.attempt < last - 1 and place.machine not in ("", mover)
+        return place.machine != "elsewhere" and (newest or there) and not late
 
     def _forget(self) -> None:
         """Past their retention, while somebody still lists the jobs; the collector may die in the middle."""

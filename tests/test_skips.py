@@ -1,0 +1,69 @@
+"""The gate names what was skipped, and fails where a reason is unknown or untrue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import interpreters, skips
+from tests.skips import Skip
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_reason_is_known_and_true_of_this_machine() -> None:
+    assert "nobody knows this reason" in skips.trouble(Skip("a", "I felt like it"))
+    assert "is not so" in skips.trouble(
+        Skip("a", "measured in /proc" if Path("/proc/self/status").exists() else "ptrace")
+    )
+    assert skips.trouble(Skip("a", "nobody may trace another process here")) == ""
+
+
+@pytest.mark.parametrize(("reason", "code"), [("nobody may trace another process here", 0), ("no time", 1)])
+def test_what_pytest_skips_is_written_down_by_all_workers_and_judged_in_the_end(
+    tmp_path: Path, reason: str, code: int
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n\ndef test_this():\n    pytest.skip({reason!r})\n\n"
+        f"@pytest.mark.skipif(True, reason={reason!r})\ndef test_that(): pass\n"
+    )
+    (tmp_path / "test_whole.py").write_text(f"import pytest\npytest.skip({reason!r}, allow_module_level=True)\n")
+    file = tmp_path / "skipped"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+        str(tmp_path),
+    ]
+    environ = {**os.environ, skips.FILE: str(file)}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    judge = [sys.executable, "-m", "tests.skips", str(file)]
+    judged = subprocess.run(judge, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert judged.returncode == code, judged.stdout + judged.stderr
+    lines = [line for line in judged.stdout.splitlines() if line.startswith("skipped: ")]
+    assert len(lines) == 3
+    assert all(line.endswith(f": {reason}") for line in lines)
+
+
+def test_other_pythons_are_found_wherever_home_is(tmp_path: Path) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    environ.pop("PYENV_ROOT", None)
+    for asked in (interpreters.OLDEST, "pyenv"):
+        told = [
+            subprocess.run(
+                [sys.executable, interpreters.__file__, asked], env=env, capture_output=True, text=True, timeout=60
+            )
+            for env in ({**environ, "HOME": os.environ["HOME"]}, environ)
+        ]
+        assert told[0].stdout == told[1].stdout
