@@ -121,7 +121,7 @@ class CloudJudge(Judge):
         self.foreign: set[str] = set()
         self.steady = True  # nobody is ever stopped for long
         self.attentive = False  # and somebody follows who never fails
-        self.back: dict[str, float] = {}  # owners who had been silent for long
+        self.heard_within = 2 * rules.OWNER_PATIENCE
         self.acted: dict[tuple[Task, str], float] = {}  # when a process last made, ended or freed something of a job
         ground.api.made = self._act
         ground.api.may_create, ground.api.may_delete = self.may_create, self.may_delete
@@ -135,20 +135,12 @@ class CloudJudge(Judge):
             self.zones[parts[1], int(parts[4])] = placement["zone"]
             self.waits[parts[1], int(parts[4])] = placement["wait"]
             self._check_total(parts[1], int(parts[4]))
-        elif name.endswith("/owner.json"):
-            self._hear_owner(parts[1])
         elif name.endswith("/cancel.json") and self.attentive and not self.ground.calm:
             self.world.at(self.world.now + HEARD, lambda: self._check_cancel(parts[1], self.world.now - HEARD))
         super().on_write(name, data)
         if name.endswith("/verdict.json"):
             self._act(parts[1])
             self.world.at(self.world.now + ENDED, lambda: self._check_deleted(parts[1], int(parts[3])))
-
-    def _hear_owner(self, job: str) -> None:
-        """One who was silent for long enough, and is back at the last moment, is heard too late."""
-        awake = self.world.now - self.world.suspended
-        if awake - self.owner_beats.get(job, awake) > rules.OWNER_PATIENCE:
-            self.back[job] = awake
 
     def _act(self, job: str) -> None:
         """Somebody did something, and whatever they saw before is old."""
@@ -274,8 +266,7 @@ class CloudJudge(Judge):
             world.reached.add(f"free: {cause}")
             return bool(truth.harm & FREE_HARM[cause])
         if cause == wire.CANCELLED and "owner" in verdict.reason:
-            late = world.now - world.suspended - self.back.get(job, 0.0) < 2 * rules.OWNER_PATIENCE
-            return super()._justified(job, attempt, verdict) or late
+            return super()._justified(job, attempt, verdict)
         if cause == wire.CANCELLED:
             return names.cancel(job) in world.records or bool(truth.harm & {"user", "user deletes all"})
         if cause == wire.CONFIGURATION:

@@ -28,6 +28,7 @@ STAGED = Staged({}, "", "", (), (), (), (), {}, "")
 PATIENCE = 8 * 3600.0  # a healed world ends within this much of its time
 REQUESTS = 10_000  # and within so many requests
 DAY = 86_400.0
+HEARD_WITHIN = 10.0  # of a beat: a host may look, and be held up before it writes what follows
 
 # What a cause is counted under; all others end a job at once. Not the table of the code under test.
 BUDGETS = {wire.USER: "user", wire.PREEMPTION: "preemption", wire.INFRASTRUCTURE: "infra", wire.STALL: "infra"}
@@ -44,6 +45,8 @@ class Judge:
         self.created: dict[str, float] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.owner_beats: dict[str, float] = {}
+        self.back: dict[str, float] = {}  # owners who had been silent for long
+        self.heard_within = HEARD_WITHIN
         self.generation = 0
         self.orphaned = False
         self.healed = float("inf")
@@ -58,7 +61,7 @@ class Judge:
         elif name.endswith("/intent.json"):
             self._on_intent(parts[1], int(parts[4]))
         elif name.endswith("/owner.json"):
-            self.owner_beats[parts[1]] = self.world.now - self.world.suspended
+            self._hear_owner(parts[1])
         elif parts[0] == "identities":
             self._on_generation(json.loads(data)["generation"])
         elif name.endswith("/spec.json"):
@@ -67,6 +70,13 @@ class Judge:
             self.created[parts[1]] = self.world.now
             if names.verdict(parts[1], 1) in self.world.records:
                 self.reborn.add(parts[1])
+
+    def _hear_owner(self, job: str) -> None:
+        """One who was silent for long enough, and is back at the last moment, is heard too late."""
+        awake = self.world.now - self.world.suspended
+        if awake - self.owner_beats.get(job, awake) > rules.OWNER_PATIENCE:
+            self.back[job] = awake
+        self.owner_beats[job] = awake
 
     def on_delete(self, name: str) -> None:
         if name.endswith("/attempts/1/verdict.json"):  # the last trace of a job: its name may be used again
@@ -165,9 +175,10 @@ class Judge:
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits
         intent, cause = self.intents.get((job, attempt)), verdict.cause
         if cause == wire.CANCELLED and "owner" in verdict.reason:
-            awake = world.now - world.suspended - self.owner_beats.get(job, 0.0)
+            awake = world.now - world.suspended
+            late = awake - self.back.get(job, 0.0) < self.heard_within
             world.reached.add("a job ended with its owner")
-            return awake > rules.OWNER_PATIENCE
+            return late or awake - self.owner_beats.get(job, 0.0) > rules.OWNER_PATIENCE
         if cause == wire.CANCELLED:
             return names.cancel(job) in world.records
         if cause == wire.CONFIGURATION:
@@ -483,7 +494,7 @@ class Schedule:
         """
         newest = place.job == job_id_of(self.identity, self.judge.generation)
         there = any(job == place.job and place.machine in ("", machine) for job, machine in self.followed)
-        last = max(attempt for job, attempt in self.judge.verdicts if job == place.job)
+        last = max((attempt for job, attempt in self.judge.verdicts if job == place.job), default=place.attempt)
         mover = self.judge.movers.get((place.job, place.attempt + 1), place.machine)
         late = place.attempt < last - 1 and place.machine not in ("", mover)
         return place.machine != "elsewhere" and (newest or there) and not late

@@ -29,7 +29,8 @@ MANY = 10_000
 # Each broke a promise, in the schedule that it was then, and some of them by what the world took for one.
 BROKE = """
 9900928 9905694 9906715 9908265 9909276 9912910 9916140 9919683 9921490 9931599 9933405 9933729 9936301 9940774 9943826
-9946867 9949097 9951344 20049128 20049250 20062073
+9946867 9949097 9951344 20049128 20049250 20062073 20115810
+20119611
 """
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
