@@ -92,6 +92,8 @@ class Judge:
         if generation <= self.generation:
             raise Violation(f"generation {generation} follows generation {self.generation}")
         self.generation = generation
+        latest, requests = self.world.limits
+        self.world.limits = (latest, requests + REQUESTS)  # it is one more job, of which each of its hosts asks
         previous = job_id_of(self.identity, generation - 1)
         if names.spec(previous) not in self.world.records:
             return
