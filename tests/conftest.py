@@ -25,9 +25,48 @@ if (pyenv := interpreters.pyenv()).is_dir():
     os.environ.setdefault("PYENV_ROOT", str(pyenv))
 
 
+TESTS = Path(__file__).parent
+
+# What takes longest, as a whole or in one test: none of it is begun when another worker has nothing left to do.
+FIRST = (
+    "simulation", "airflow_kinetic/live", "training/test_hosts.py", "dagster_kinetic/live", "training_frameworks",
+    "verify/test_baseline.py", "cloud/test_round_trips.py", "backends/test_frameworks.py",
+)  # fmt: skip
+
+# Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.
+FAST = """
+test_accelerators test_cost test_data test_drawing test_home test_launch test_lifecycle test_links test_picture
+test_plan test_portrait test_prices test_public_names test_records test_release test_secret_shapes test_settings
+test_skips test_watch agent/test_ahead agent/test_distributed agent/test_files agent/test_frames agent/test_payload
+agent/test_python310 agent/test_rules agent/test_tree airflow_kinetic/test_arguments airflow_kinetic/test_task_log
+backends/test_gpus backends/test_tpu_request backends/test_tpu_states backends/test_zones packaging/test_arguments
+packaging/test_builds packaging/test_payload packaging/test_requirements packaging/test_tree stores/test_local
+training/test_commits training/test_parts verify/test_budget verify/test_comparison verify/test_redaction
+"""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only the fast selection is asked for, the other files are not even imported."""
+    others = config.option.markexpr == "fast" and collection_path.suffix == ".py" and not _is_fast(collection_path)
+    return True if others else None
+
+
+def _is_fast(path: Path) -> bool:
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).with_suffix("").as_posix() in FAST.split()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest single tests first: none of them is begun when another worker has nothing left to do."""
-    items.sort(key=lambda item: "simulation" not in item.path.parts)
+    """The longest first; and those of the fast selection are marked as such."""
+    ranks: dict[Path, int] = {}
+    for item in items:
+        if item.path in ranks:
+            continue
+        there = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+        ranks[item.path] = next((rank for rank, first in enumerate(FIRST) if there.startswith(first)), len(FIRST))
+    items.sort(key=lambda item: ranks[item.path])
+    for item in items:
+        if _is_fast(item.path) and not item.get_closest_marker("slow") and not item.get_closest_marker("offline"):
+            item.add_marker("fast")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

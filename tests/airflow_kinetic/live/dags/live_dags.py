@@ -113,9 +113,9 @@ def out_of_time():
     train(retries=0, execution_timeout=timedelta(seconds=120), priority_weight=100)
 
 
-@dag(schedule=None, dagrun_timeout=timedelta(seconds=300))
+@dag(schedule=None, dagrun_timeout=timedelta(seconds=200))
 def run_out_of_time():
-    train(retries=0, priority_weight=100)  # else that time may pass before it is its turn
+    train(retries=0, priority_weight=200)  # else that time may pass before it is its turn
 
 
 def ranks(folder: str) -> float:
