@@ -126,6 +126,10 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(tpu_request, "startup_script", lambda: "#!/bin/sh")
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
+    edges.setattr(act, "spec_of", functools.lru_cache(100)(act.spec_of))
+    intent_of = functools.lru_cache(1_000)(act.intent_of)
+    for module in (act, watch):
+        edges.setattr(module, "intent_of", intent_of)
     edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
     edges.setattr(watch, "PACE", 10.0)
     edges.setattr(watch, "QUICKEST", 10.0)
