@@ -65,6 +65,26 @@ def attend(keras: Any, host: int, hosts: int) -> None:
         _tell_idle(keras, _IDLE[backend], hosts)
 
 
+def optimizers_beside(model: Any) -> dict[str, tuple[Any, bool]]:
+    """Those that a model holds beside its `optimizer`, as one of two networks that play against each other does, by
+    the names of its attributes; and whether one is of a part that was compiled for itself.
+    """
+    kind = sys.modules["keras"].optimizers.Optimizer
+    found: dict[str, tuple[Any, bool]] = {}
+    for layer in model._flatten_layers():
+        part = "" if layer is model else f"{layer.name}."
+        for name, value in vars(layer).items():
+            of_part = bool(part) and name == "optimizer"
+            several = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
+            held = {name: value} | {f"{name}[{key!r}]": one for key, one in several}
+            found.update({f"{part}{key}": (one, of_part) for key, one in held.items() if isinstance(one, kind)})
+    return {name: held for name, held in found.items() if held[0] is not model.optimizer}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
 # -- JAX and TensorFlow: what the program does not use ----------------------------------------------------------------
 
 
@@ -275,8 +295,9 @@ def _callback(keras: Any, hosts: _Hosts) -> Any:
                     f"the hosts would train {told} steps per epoch and wait for each other for ever: give every host "
                     "as much data as the others, in batches of the same size, or name steps_per_epoch"
                 )
-            optimizer = getattr(self.model, "optimizer", None)
-            kept = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
+            first = getattr(self.model, "optimizer", None)
+            held = [*([] if first is None else [first]), *(one for one, _ in optimizers_beside(self.model).values())]
+            kept = [*self.model.weights, *(variable for one in held for variable in one.variables)]
             hosts.take_from_first(variable.value for variable in kept)
             self.active = True
 

@@ -16,7 +16,9 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from kinetic_orchestration.agent.keras_fit import optimizers_beside
 from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.training.keras_others import Others
 from kinetic_orchestration.training.loop import Choice, Training
 from kinetic_orchestration.training.trees import Place
 
@@ -78,6 +80,9 @@ class KineticCallback:
         }  # fmt: skip
         Training(**{**_of_training(self._options), "name": name or "unnamed"})  # refuses what cannot be, before a fit
         self._latest: Mapping[str, Any] | None = None
+        self._others = Others()
+        self._skip = 0
+        self._restored: dict[str, Any] | None = None  # until the epoch begins in which it goes on
 
     def __reduce__(self) -> Any:
         """By its options: it may be an argument of a job."""
@@ -106,11 +111,12 @@ class KineticCallback:
             self._training.speed.samples = _batch_size()
         _fitting.add(self)
         self._done = self._base = self._epoch = self._batch = self._skip = 0
-        self._restored: dict[str, Any] | None = None  # until the epoch begins in which it goes on
+        self._restored = None
         self._first = True
-        self._chance = _Chance()
+        self._kept = _Kept(self._others)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+        self._refuse_unbuilt()
         state, self._done = self._training.restore(self._places())
         more = self._training.restored
         if more is None:
@@ -123,8 +129,35 @@ class KineticCallback:
                 "order of its batches is another"
             )
             self._skip = 0
+        self._then = _rates(model)
         # Keras' own place for it. The `initial_epoch` of fit counts where nothing was restored, or epoch 0.
         model._initial_epoch = self._epochs if more["ended"] else min(self._epoch, self._epochs)
+
+    def _refuse_unbuilt(self) -> None:
+        """Refuse one that makes its variables in the first step: it could be given nothing back before. Those of a part
+        that was compiled for itself may never be used."""
+        beside = optimizers_beside(self.model)
+        self._idle = {name: one for name, (one, of_part) in beside.items() if of_part and not one.built}
+        for name, (one, of_part) in beside.items():
+            if not of_part and not one.built:
+                raise CheckpointError(
+                    f"this model holds an optimizer, {name}, that makes its variables in its first step, and nothing "
+                    f"could be restored into them before: build it before fit, as model.{name}.build(…) with the "
+                    "variables that it trains, such as model.discriminator.trainable_variables"
+                )
+
+    def _before_epoch(self) -> None:
+        """Before any callback hears of an epoch that begins. One that is gone on with has its rate again, for whoever
+        makes another of it, as a schedule does."""
+        if self._restored is None:
+            self._kept.rates = _rates(self.model)
+        else:
+            _set_rates(self.model, self._kept.rates)
+
+    def _after_epoch_begin(self) -> None:
+        """In its midst the rate is that of the checkpoint, whatever it began with."""
+        if self._skip:
+            _set_rates(self.model, self._then)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._model._initial_epoch = None  # a second fit of the same model begins where it is told to
@@ -132,14 +165,14 @@ class KineticCallback:
         restored, self._restored = self._restored, None
         first, self._first = self._first, False
         if restored is not None:
-            self._chance.give_back()
+            self._kept.give_back()
             self._base = self._done - self._skip
             if self._skip:
                 self._assign_metrics(restored)  # sums over the batches so far; Keras has just reset them
             if self._skip or self._options["stream"]:
                 self._pass_over(self._base if self._options["stream"] else 0)
             return
-        self._chance.remember()
+        self._kept.remember()
         if not first:  # here and not at the end of the epoch before: now it is known that there is another one
             self._step(self._done, {"epoch": epoch, "batch": 0}, due=self._options["every"] == "epoch")
 
@@ -170,11 +203,9 @@ class KineticCallback:
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._batch = batch
-        if batch < self._skip:
-            return
-        if self._skip:
+        if self._skip:  # all of them were passed over
             self._skip = 0
-            self._chance.go_on()
+            self._kept.go_on()
         if batch:
             self._step(self._base + batch, {"epoch": self._epoch, "batch": batch})
 
@@ -196,7 +227,8 @@ class KineticCallback:
             return
 
         def more() -> dict[str, Any]:
-            self._chance.remember()
+            self._kept.remember()
+            self._kept.rates = _rates(self.model)
             return self._more({"epoch": self._epoch + 1, "batch": 0})
 
         self._training.between(self._passed(), self._state, more)
@@ -216,6 +248,8 @@ class KineticCallback:
         """A fit that another callback ended early is not taken up again."""
         self._model._initial_epoch = None  # also of a fit that had ended already, and begins no epoch
         training = self._trained()
+        self._kept.remember()
+        self._kept.rates = _rates(self.model)
         more = {"epoch": self._epoch + 1, "batch": 0, "ended": bool(self._model.stop_training)}
         training.finish(self._state, self._done, self._more(more))
 
@@ -236,11 +270,22 @@ class KineticCallback:
     def _variables(self) -> dict[str, dict[str, Any]]:
         """By their paths, which need not be unique, and by their numbers, which tell one model from another."""
         model: Any = self.model  # which puts JAX's own state back into the variables
+        for name, one in self._idle.items():
+            if one.built:
+                raise CheckpointError(
+                    f"the optimizer {name} made its variables within this fit, and nothing could be restored into them "
+                    f"at its start: build it before fit, as model.{name}.build(…) with the variables that it trains"
+                )
         groups = {
             "model": [*model.trainable_variables, *model.non_trainable_variables],
             "optimizer": model.optimizer.variables if model.optimizer is not None else [],
             "metrics": model.metrics_variables,
         }
+        seen = {id(variable) for variable in groups["optimizer"]}
+        for name, (one, _) in optimizers_beside(model).items():
+            if own := [variable for variable in one.variables if id(variable) not in seen]:
+                groups[f"optimizer {name}"] = own
+                seen.update(map(id, own))
         return {
             group: {f"{number} {variable.path}": variable for number, variable in enumerate(variables)}
             for group, variables in groups.items()
@@ -252,7 +297,7 @@ class KineticCallback:
             group: {name: _value(variable) for name, variable in variables.items()}
             for group, variables in self._variables().items()
         }
-        return {**state, "chance": self._chance}
+        return {**state, "chance": self._kept}
 
     def _places(self) -> dict[str, Any]:
         """The same, of which model and optimizer are given back in place."""
@@ -267,13 +312,16 @@ class KineticCallback:
             variable.assign(restored[name])
 
 
-class _Chance:
-    """The global random generators: as they were when the epoch began, from which the order of its data is drawn, and
-    as they are at a checkpoint, for on torch dropout draws from the same one at every step."""
+class _Kept:
+    """Holds all that a fit goes on with beside its variables: the global random generators, as they were when the epoch
+    began, from which the order of its data is drawn, and as they are at a checkpoint, for on torch dropout draws from
+    the same one at every step; the learning rates that the epoch began with; what other callbacks know."""
 
     each_hosts_own = False  # another number of hosts takes host 0's
 
-    def __init__(self) -> None:
+    def __init__(self, others: Others) -> None:
+        self.rates: list[float] = []
+        self._others = others
         self._began: dict[str, Any] = {}
         self._then: dict[str, Any] = {}
         self.remember()
@@ -289,10 +337,13 @@ class _Chance:
         _set_generators(self._then)
 
     def get_state(self) -> dict[str, Any]:
-        return {"began": self._began, "then": _generators()}
+        of_others = {"rates": self.rates, "callbacks": self._others.get_state()}
+        return {"began": self._began, "then": _generators(), **of_others}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._began, self._then = state["began"], state["then"]
+        self.rates = state.get("rates", [])
+        self._others.set_state(state.get("callbacks", {}))
 
 
 _fitting: weakref.WeakSet[KineticCallback] = weakref.WeakSet()
@@ -318,8 +369,66 @@ def _close_after_failures() -> None:
 
     fit._closes = True  # type: ignore[attr-defined]
     keras.Model.fit = fit
+    _attend_lists(keras.callbacks.CallbackList)
     if keras_backend() == "tensorflow":
         _build_before_the_first_step(keras)
+
+
+def _attend_lists(kind: Any) -> None:
+    """Keras tells all callbacks of a fit by such a list. Of batches that are passed over none of them hears."""
+    train, epoch = kind.on_train_begin, kind.on_epoch_begin
+    batch_begin, batch_end = kind.on_train_batch_begin, kind.on_train_batch_end
+
+    def ours(of: Any) -> list[KineticCallback]:
+        return [one for one in of.callbacks if isinstance(one, KineticCallback)]
+
+    @functools.wraps(train)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        for one in ours(self):
+            one._others.meet(self.callbacks)
+        train(self, logs)
+        for one in ours(self):
+            one._others.give_back(one._trained().say)
+
+    @functools.wraps(epoch)
+    def on_epoch_begin(self: Any, number: int, logs: Any = None) -> None:
+        for one in ours(self):
+            one._before_epoch()
+        epoch(self, number, logs)
+        for one in ours(self):
+            one._after_epoch_begin()
+
+    @functools.wraps(batch_begin)
+    def on_train_batch_begin(self: Any, batch: int, logs: Any = None) -> None:
+        self._passes_over = any(batch < one._skip for one in ours(self))
+        if not self._passes_over:
+            batch_begin(self, batch, logs)
+
+    @functools.wraps(batch_end)
+    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        if not getattr(self, "_passes_over", False):
+            batch_end(self, batch, logs)
+
+    kind.on_train_begin, kind.on_epoch_begin = on_train_begin, on_epoch_begin
+    kind.on_train_batch_begin, kind.on_train_batch_end = on_train_batch_begin, on_train_batch_end
+
+
+def _rates(model: Any) -> list[float]:
+    import keras
+
+    return [float(keras.ops.convert_to_numpy(variable.value)) for variable in _rate_variables(model)]
+
+
+def _set_rates(model: Any, rates: list[float]) -> None:
+    for variable, rate in zip(_rate_variables(model), rates, strict=False):  # none, of an older version's checkpoint
+        variable.assign(rate)
+
+
+def _rate_variables(model: Any) -> list[Any]:
+    held = [model.optimizer] if model.optimizer is not None else []
+    held += [one for one, _ in optimizers_beside(model).values()]
+    every = {id(variable): variable for one in held for variable in one.variables}
+    return [variable for variable in every.values() if variable.name == "learning_rate"]
 
 
 def _build_before_the_first_step(keras: Any) -> None:

@@ -60,6 +60,50 @@ def model_of(units: int, *first: Any) -> Any:
     ])  # fmt: skip
 
 
+class Score(keras.callbacks.Callback):  # type: ignore[misc]
+    """A number that comes to its best in the second epoch, and is told to those that follow."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["score"] = [0.0, 5.0, 1.0, 2.0, 1.0, 3.0][epoch]
+
+
+class Counts(keras.callbacks.Callback):  # type: ignore[misc]
+    """As a user writes it: it relies on what a batch is told with, and keeps what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches, self.losses = 0, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        self.losses += logs["loss"]
+
+    def get_state(self) -> Any:
+        return [self.batches, self.losses]
+
+    def set_state(self, state: Any) -> None:
+        self.batches, self.losses = state
+
+
+class Forgets(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    """It has more to keep than Keras' own."""
+
+
+class Stateful(keras.callbacks.Callback):  # type: ignore[misc]
+    """Nobody can keep what it knows."""
+
+
+def callbacks_of_keras(file: str) -> list[Any]:
+    of = keras.callbacks
+    return [
+        Score(), Counts(), of.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        of.ReduceLROnPlateau("score", 0.5, patience=2, mode="max"),
+        of.EarlyStopping("score", patience=4, mode="max", restore_best_weights=True),
+        of.ModelCheckpoint(file, "score", save_best_only=True, save_weights_only=True, mode="max"),
+        Forgets("loss", patience=9), Stateful(),
+    ]  # fmt: skip
+
+
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     """Shuffled by Python's own generator."""
 
@@ -74,9 +118,48 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         return self.x[at * 8 : at * 8 + 8], self.y[at * 8 : at * 8 + 8]
 
 
+class Two(keras.Model):  # type: ignore[misc]
+    """Two networks with an optimizer each, beside which compile makes a third one that nobody uses."""
+
+    def __init__(self, built: bool) -> None:
+        super().__init__()
+        self.parts = [model_of(4, keras.Input((6,))), model_of(4, keras.Input((6,)))]
+        self.first, self.rest = keras.optimizers.Adam(0.01), {"second": keras.optimizers.SGD(0.01, momentum=0.9)}
+        for part, optimizer in zip(self.parts, [self.first, self.rest["second"]], strict=True):
+            if built:
+                optimizer.build(part.trainable_variables)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.parts[0](x, training=training) + self.parts[1](x, training=training)
+
+    def apply(self, state: Any, x: Any, y: Any) -> Any:
+        """On JAX, where each step is told all variables and gives them back."""
+        import jax
+
+        trained, fixed, others, metrics = state
+
+        def loss_of(trained: Any) -> Any:
+            found, after = self.stateless_call(trained, fixed, x, training=True)
+            return ((found - y) ** 2).mean(), after
+
+        (loss, fixed), slopes = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        split, moved = len(self.parts[0].trainable_variables), []
+        for optimizer, part in ((self.first, slice(split)), (self.rest["second"], slice(split, None))):
+            kept = [variable.value for variable in optimizer.variables]
+            found, kept = optimizer.stateless_apply(kept, slopes[part], trained[part])
+            moved += found
+            for variable, value in zip(optimizer.variables, kept, strict=True):
+                variable.assign(value)
+        return {"loss": loss}, (moved, fixed, others, metrics)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        return self.apply(state, *data)
+
+
 def digest(model: Any) -> str:
     sha = hashlib.sha256()
-    for variable in [*model.variables, *model.optimizer.variables]:
+    beside = [*model.first.variables, *model.rest["second"].variables] if isinstance(model, Two) else []
+    for variable in [*model.variables, *model.optimizer.variables, *beside]:
         sha.update(np.asarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
     return sha.hexdigest()
 
@@ -91,7 +174,11 @@ def train(how: dict[str, Any]) -> dict[str, Any]:
     x = chance.normal(size=(80, 6)).astype("float32")
     y = (x.sum(1, keepdims=True) * how.get("scale", 1.0)).astype("float32")
     model = model_of(how.get("units", 16), *([] if how.get("unbuilt") else [keras.Input((6,))]))
-    model.compile("adam", "mse", metrics=["mae"], steps_per_execution=how.get("per_execution", 1))
+    if "two" in how:
+        model = Two(built=how["two"] == "built")
+        model.build((None, 6))
+    eager = {"run_eagerly": True} if "two" in how else {}
+    model.compile("adam", "mse", metrics=["mae"], steps_per_execution=how.get("per_execution", 1), **eager)
     broken = Break(how)
     callback = kinetic.KineticCallback(**{"every": 3, **how.get("options", {})})
     assert isinstance(callback, keras.callbacks.Callback)
@@ -107,13 +194,16 @@ def train(how: dict[str, Any]) -> dict[str, Any]:
     data |= {"shuffle": how.get("shuffle", True)} if "batch_size" in data else {}
     if how.get("validate"):
         data |= {"validation_data": (x[:16], y[:16])}
-    history = model.fit(**data, epochs=how["epochs"], verbose=0, callbacks=[callback, broken])
+    others = callbacks_of_keras(how["file"]) if "file" in how else []
+    every = [*others, callback, broken] if how.get("others first") else [callback, broken, *others]
+    history = model.fit(**data, epochs=how["epochs"], verbose=0, callbacks=every)
     again = None
     if how.get("second"):
         again = model.fit(**data, epochs=2, verbose=0, callbacks=[kinetic.KineticCallback(every=3), broken]).history
     return {
         "digest": digest(model), "seen": broken.seen, "history": history.history, "epoch": history.epoch, "again": again,
         "iterations": int(model.optimizer.iterations), "drawn": broken.drawn,
+        "others": [{name: value for name, value in vars(one).items() if type(value) in (int, float)} for one in others],
     }  # fmt: skip
 
 

@@ -1,0 +1,110 @@
+"""Keeps what the other callbacks of a fit know with its checkpoints, and gives it back once all of them have begun.
+
+Of Keras' own callbacks a table names the attributes; another one is kept if it has `get_state` and `set_state`. Of all
+that are neither, the log says that they begin anew. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kinetic_orchestration.training import trees
+
+_COUNTED = ("_batches_seen_since_last_saving", "_last_batch_seen")
+
+# Of each class of keras.callbacks: what it learns from epoch to epoch. The others of Keras have files or connections.
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    "History": ("epoch", "history"),
+    "LearningRateScheduler": (),
+    "ModelCheckpoint": ("best", *_COUNTED),
+    "OrbaxCheckpoint": ("best", "_total_batches_seen", *_COUNTED),
+    "ProgbarLogger": (),
+    "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TerminateOnNaN": (),
+}
+
+
+class Others:
+    """The callbacks of one fit that are not ours."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, Any] = {}
+        self._restored: Mapping[str, Any] | None = None
+
+    def meet(self, callbacks: Iterable[Any]) -> None:
+        """By their kinds, and by their numbers among those of one kind: so the next attempt finds them again."""
+        counted: Counter[str] = Counter()
+        self._callbacks.clear()
+        for one in callbacks:
+            if not type(one).__module__.startswith("kinetic_orchestration."):
+                kind = _kind(one) or type(one).__qualname__
+                counted[kind] += 1
+                self._callbacks[f"{kind} {counted[kind]}"] = one
+
+    def get_state(self) -> dict[str, Any]:
+        told = {name: _told(one) for name, one in self._callbacks.items()}
+        return {name: state for name, state in told.items() if state is not None}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """To be given back later: who begins after us forgets what was before."""
+        self._restored = state
+
+    def give_back(self, say: Callable[[str], None]) -> None:
+        state, self._restored = self._restored, None
+        if state is None:
+            return
+        anew = []
+        for name, one in self._callbacks.items():
+            kind, known = _kind(one), state.get(name)
+            if known is None:
+                anew += [type(one).__qualname__] if not kind or KNOWN[kind] else []
+            elif trees.keeps(one):
+                one.set_state(known)
+            else:
+                for attribute, value in known.items():
+                    setattr(one, attribute, value)
+                if type(one).__name__ != kind:
+                    anew.append(f"what {type(one).__qualname__} has beside Keras' {kind}")
+        if anew:
+            say(
+                f"not kept from before, and begun anew: {', '.join(sorted(anew))}. A callback that has get_state and "
+                "set_state gets its own back"
+            )
+
+
+def _kind(one: Any) -> str:
+    """The class of Keras that it is one of; "" of any other."""
+    for kind in type(one).__mro__:
+        if kind.__name__ in KNOWN and kind.__module__.startswith("keras."):
+            return kind.__name__
+    return ""
+
+
+def _told(one: Any) -> Any:
+    """What is kept of it; None if nothing could be."""
+    if trees.keeps(one):
+        return one.get_state()
+    if not (kind := _kind(one)):
+        return None
+    found = {name: getattr(one, name, None) for name in KNOWN[kind]}
+    return {name: _storable(value) for name, value in found.items()}
+
+
+def _storable(value: Any) -> Any:
+    """Logs may hold anything: what cannot be kept is left out of a dictionary."""
+    if not isinstance(value, dict):
+        return value
+    return {key: one for key, one in value.items() if _is_storable(one)}
+
+
+def _is_storable(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_storable, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_storable(one) for key, one in value.items())
+    is_array = hasattr(value, "dtype") and hasattr(value, "shape") and str(value.dtype) != "object"
+    return value is None or is_array or isinstance(value, trees.PLAIN)
