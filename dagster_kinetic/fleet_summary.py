@@ -124,7 +124,7 @@ def _together(costs: Sequence[Estimate]) -> dict[str, Any]:
     known = [usd for usd in priced if usd is not None]
     return {
         "queued_seconds": round(sum(cost.queued_seconds for cost in costs), 3),
-        "running_seconds": round(sum(cost.productive_seconds for cost in costs), 3),
+        "running_seconds": round(sum(cost.program_seconds for cost in costs), 3),
         "held_seconds": round(sum(cost.ready_seconds for cost in costs), 3),
         "chip_hours": sum(cost.chip_hours for cost in costs),
         "cost_usd_estimate": sum(known) if len(known) == len(priced) else None,

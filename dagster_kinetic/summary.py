@@ -14,6 +14,7 @@ import dagster as dg
 
 from kinetic_orchestration import job, links, picture, portrait
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.cost import went_to
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.spec import LOCAL
@@ -41,9 +42,10 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         "zone": ", ".join(handle.zones()),
         "attempts": max(1, cost.attempts),
         "queued_seconds": round(cost.queued_seconds, 3),
-        "running_seconds": round(cost.productive_seconds, 3),
+        "running_seconds": round(cost.program_seconds, 3),
         "held_seconds": round(cost.ready_seconds, 3),
         "goodput": round(cost.goodput, 4) if cost.goodput is not None else None,
+        "went_to": went_to(cost),
         "chip_hours": cost.chip_hours,
         "cost": str(cost).removeprefix("cost: "),
         "cost_usd_estimate": 0.0 if cost.uncharged else cost.usd,

@@ -8,7 +8,7 @@ Told by the records alone, so after the fact and from any process. The terms, fo
   word or the verdict, whichever was later. With neither, until now, but not beyond the attempt's deadline, at which
   slices delete themselves. What a slice stays on after that, because nobody could delete it, is not in the records.
 - **productive**: from the start of the program to its end on host 0, as it told in its last word; of one that runs,
-  until now. Hosts that were killed without a word count none: how much of their work was saved, nobody knows.
+  until now. Hosts that were killed without a word count none. Which part of it were steps that counted, `goodput` says.
 
 It knows no prices but by `cost`, and no backend.
 """
@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from kinetic_orchestration import attempts
+from kinetic_orchestration import attempts, goodput
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
@@ -31,7 +32,8 @@ from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Intent, Plan
 
 
-class Stay(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stay:
     """One attempt; all in seconds."""
 
     attempt: int
@@ -39,6 +41,7 @@ class Stay(NamedTuple):
     queued: float
     ready: float
     productive: float
+    took: goodput.Took = field(default=goodput.Took(), compare=False)  # what the time that was held went to
 
     @property
     def had_hosts(self) -> bool:
@@ -88,12 +91,14 @@ def estimate_of(
         )
 
     parts = [of(stay.ready, stay.zone) for stay in found if stay.had_hosts]
+    held = [(stay.queued, stay.ready, stay.took) for stay in found]
     return together(
         parts or [of(0.0, found[-1].zone if found else "")],
         attempts=len(parts),
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
         productive=sum(stay.productive for stay in found),
+        parts=goodput.parts(held) if goodput.is_known(held) else {},
     )
 
 
@@ -111,25 +116,32 @@ def _stay_of(store: Store, job_id: str, number: int, intent: Intent) -> Stay:
     started = _told(store, names.host(job_id, number, 0, "started.json"), wire.STARTED)
     if started is None:
         return Stay(number, zone, max(0.0, end - intent.created), 0.0, 0.0)
-    life, there = started
-    there = max(intent.created, there - float(life.get("up", 0.0)))
+    life, began = started
+    there = max(intent.created, began - float(life.get("up", 0.0)))
     done = _told(store, names.host(job_id, number, 0, "done.json"), wire.DONE_RECORD)
     if done is not None:
         end = max(end, done[1]) if verdict is not None else done[1]
     if intent.deadline:
         end = min(end, intent.deadline)
-    if done is not None:
-        ran = done[0].get("ended", 0.0) - done[0].get("began", 0.0)
-    else:
-        ran = _running(store, job_id, number, end) if verdict is None else 0.0
+    last = {} if done is None else done[0]
+    if done is None:
+        beat = _beat(store, job_id, number)
+        last = {"began": beat.began, "ended": end if verdict is None else beat.began, "spent": beat.spent or {}}
+    run = (float(last.get("began", 0.0)), float(last.get("ended", 0.0)))
+    ran = run[1] - run[0] if run[0] else 0.0
     ready = max(0.0, end - there)
-    return Stay(number, zone, there - intent.created, ready, min(max(0.0, float(ran)), ready))
+    took = goodput.Took(
+        provision=min(max(0.0, began - there), ready),
+        prepare=max(0.0, min(run[0], end) - began) if run[0] else 0.0,
+        teardown=max(0.0, end - max(run[1], began)) if done is not None else 0.0,
+        trainings=last.get("spent") or {},
+    )
+    return Stay(number, zone, there - intent.created, ready, min(max(0.0, ran), ready), took)
 
 
-def _running(store: Store, job_id: str, number: int, now: float) -> float:
+def _beat(store: Store, job_id: str, number: int) -> Beat:
     record = store.read(names.beat(job_id, number, 0))
-    beat = Beat.read(record.data) if record is not None else None
-    return now - beat.began if beat is not None and beat.began else 0.0
+    return (Beat.read(record.data) if record is not None else None) or Beat("")
 
 
 def _told(store: Store, name: str, kind: Fields) -> tuple[dict[str, Any], float] | None:

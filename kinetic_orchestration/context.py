@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic_orchestration.agent.distributed import TRACE
+from kinetic_orchestration.agent.frames import SPENT
 
 # Of a disk: for want of a line nothing shall fail.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -45,6 +46,10 @@ class HostContext:
 
             if (asked := profiler.here()) is not None:
                 asked.progressed(done)
+
+    def _spent(self, name: str, spent: list[float]) -> None:
+        """What the time of a training went to, in place of what was told of it before."""
+        self._record(SPENT, {"name": name, "spent": spent})
 
     def _record(self, kind: str, fields: dict[str, Any]) -> None:
         if not self._events:

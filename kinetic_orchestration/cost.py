@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal
 
 from kinetic_orchestration.accelerators import Slice
@@ -29,6 +30,7 @@ __all__ = [
     "summary",
     "times",
     "together",
+    "went_to",
 ]
 
 
@@ -63,12 +65,21 @@ class Estimate:
     attempts: int = 0  # that had hosts
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
-    productive_seconds: float = 0.0
+    program_seconds: float = 0.0  # in which the program ran, whatever it did
+    parts: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of both, as `goodput` has them; {} if no step was told of
+
+    @property
+    def productive_seconds(self) -> float | None:
+        """Those of training steps that were not done again; None if nobody told of steps."""
+        return self.parts.get("steps")
 
     @property
     def goodput(self) -> float | None:
-        """The part of the time that is charged for in which the program ran."""
-        return self.productive_seconds / self.ready_seconds if self.ready_seconds else None
+        """Of the time that is charged for, that of steps that counted."""
+        productive = self.productive_seconds
+        return productive / self.ready_seconds if self.ready_seconds and productive is not None else None
 
     def __str__(self) -> str:
         return line(self)
@@ -86,11 +97,13 @@ class Total:
     usd: float
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
+    program_seconds: float = 0.0
     productive_seconds: float = 0.0
+    counted_seconds: float = 0.0  # that were held by those that told of steps
 
     @property
     def goodput(self) -> float | None:
-        return self.productive_seconds / self.ready_seconds if self.ready_seconds else None
+        return self.productive_seconds / self.counted_seconds if self.counted_seconds else None
 
 
 def price(
@@ -156,24 +169,33 @@ def estimate(
     )
 
 
-def together(parts: Sequence[Estimate], *, attempts: int, queued: float, ready: float, productive: float) -> Estimate:
+def together(
+    stays: Sequence[Estimate],
+    *,
+    attempts: int,
+    queued: float,
+    ready: float,
+    productive: float,
+    parts: Mapping[str, float] = MappingProxyType({}),
+) -> Estimate:
     """Attempts of one job, which may have been in several zones, as one."""
-    chip_hours = sum(part.chip_hours for part in parts)
-    prices = [part.usd for part in parts if part.usd is not None]
-    usd = sum(prices) if len(prices) == len(parts) else None
-    rates = {part.usd_per_chip_hour for part in parts}
+    chip_hours = sum(part.chip_hours for part in stays)
+    prices = [part.usd for part in stays if part.usd is not None]
+    usd = sum(prices) if len(prices) == len(stays) else None
+    rates = {part.usd_per_chip_hour for part in stays}
     rate = rates.pop() if len(rates) == 1 else usd / chip_hours if usd is not None and chip_hours else None
     return replace(
-        parts[-1],
-        region=", ".join(dict.fromkeys(part.region for part in parts if part.region)),
+        stays[-1],
+        region=", ".join(dict.fromkeys(part.region for part in stays if part.region)),
         chip_hours=chip_hours,
         usd=usd,
         usd_per_chip_hour=rate,
-        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+        note="; ".join(dict.fromkeys(part.note for part in stays if part.note)),
         attempts=attempts,
         queued_seconds=queued,
         ready_seconds=ready,
-        productive_seconds=productive,
+        program_seconds=productive,
+        parts=dict(parts),
     )
 
 
@@ -229,13 +251,18 @@ def line(estimate: Estimate) -> str:
 
 
 def times(estimate: Estimate) -> str:
-    """Beside the cost: how long its attempts queued, were charged for, and were of use."""
+    """Beside the cost: how long its attempts queued, were charged for and ran a program, or what of it counted."""
     attempts = "1 attempt" if estimate.attempts == 1 else f"{estimate.attempts} attempts"
-    goodput = f", goodput {estimate.goodput:.0%}" if estimate.goodput is not None else ""
-    return (
-        f"{attempts}, {_seconds(estimate.queued_seconds)} queued, {_seconds(estimate.ready_seconds)} READY, "
-        f"{_seconds(estimate.productive_seconds)} productive{goodput}"
-    )
+    told = f"{attempts}, {_seconds(estimate.queued_seconds)} queued, {_seconds(estimate.ready_seconds)} READY"
+    if estimate.goodput is None or estimate.productive_seconds is None:
+        return f"{told}, {_seconds(estimate.program_seconds)} program time"
+    return f"{told}, {_seconds(estimate.productive_seconds)} productive, goodput {estimate.goodput:.0%}"
+
+
+def went_to(estimate: Estimate) -> str:
+    """What the time went to, without the parts that took none; "" if nobody told of steps."""
+    of = {"checkpoint": "checkpoint stall", "program": "program time"}
+    return ", ".join(f"{of.get(name, name)} {_seconds(took)}" for name, took in estimate.parts.items() if took >= 0.05)
 
 
 def summary(rows: Iterable[tuple[float, Estimate]], period: Literal["day", "week", "month"] = "day") -> list[Total]:
@@ -257,7 +284,9 @@ def _total(period: str, estimates: list[Estimate]) -> Total:
         usd=sum(estimate.usd or 0.0 for estimate in paid),
         queued_seconds=sum(estimate.queued_seconds for estimate in estimates),
         ready_seconds=sum(estimate.ready_seconds for estimate in estimates),
-        productive_seconds=sum(estimate.productive_seconds for estimate in estimates),
+        program_seconds=sum(estimate.program_seconds for estimate in estimates),
+        productive_seconds=sum(estimate.productive_seconds or 0.0 for estimate in estimates),
+        counted_seconds=sum(estimate.ready_seconds for estimate in estimates if estimate.goodput is not None),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, bill, errors, lifecycle, settings
+from kinetic_orchestration import act, bill, errors, goodput, lifecycle, settings
 from kinetic_orchestration.accelerators import catalogue, parse
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.local import LocalBackend
@@ -27,6 +27,7 @@ from kinetic_orchestration.cost import (
     summary,
     times,
     together,
+    went_to,
 )
 from kinetic_orchestration.plan import describe, make_plan
 from kinetic_orchestration.spec import JobSpec, Options, TpuVm
@@ -134,7 +135,7 @@ def test_several_slices_cost_several_times_as_much() -> None:
 
 def test_every_estimate_is_plain_data() -> None:
     assert {type(value) for found in catalogue() for value in asdict(estimate(found, 1)).values()} <= {
-        str, float, bool, int, type(None),
+        str, float, bool, int, dict, type(None),
     }  # fmt: skip
 
 
@@ -255,7 +256,10 @@ def test_a_running_attempt_is_told_until_now(records: Records) -> None:
 
 
 def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records: Records) -> None:
-    stays = [bill.Stay(1, "us-west4-a", 10, 3600, 1800), bill.Stay(2, "europe-west4-b", 20, 3600, 3600)]
+    took = goodput.Took(trainings={"t": [0, 10, 1800, 0, 0, 0]}), goodput.Took(trainings={"t": [10, 20, 3600, 0, 0, 0]})
+    stays = [
+        bill.Stay(1, "us-west4-a", 10, 3600, 1800, took[0]), bill.Stay(2, "europe-west4-b", 20, 3600, 3600, took[1]),
+    ]  # fmt: skip
     told = bill.estimate_of(plan_of("v5e-8", slices=2, spot=True), stays, {})
     assert told.chip_hours == 32
     assert told.usd == pytest.approx(16 * 0.51 + 16 * 0.663)
@@ -269,12 +273,15 @@ def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records
 def test_a_job_that_never_had_hosts_cost_nothing() -> None:
     told = bill.estimate_of(plan_of(), [], {})
     assert (told.usd, told.chip_hours, told.attempts, told.goodput) == (0.0, 0.0, 0, None)
-    assert times(told) == "0 attempts, 0.0 s queued, 0.0 s READY, 0.0 s productive"
+    assert times(told) == "0 attempts, 0.0 s queued, 0.0 s READY, 0.0 s program time"
 
 
 def test_the_line_of_times_says_what_part_was_of_use() -> None:
     one = estimate(parse("v5p-8"), 7200, zone=ZONE)
-    told = together([one, one], attempts=2, queued=42, ready=14400, productive=5400)
+    of = {"attempts": 2, "queued": 42.0, "ready": 14400.0, "productive": 9000.0}
+    told = together([one, one], **of)
+    assert times(told) == "2 attempts, 42 s queued, 4.0 h READY, 2.5 h program time"
+    told = together([one, one], parts={"steps": 5400.0}, **of)
     assert times(told) == "2 attempts, 42 s queued, 4.0 h READY, 90 min productive, goodput 38%"
     assert told.usd_per_chip_hour == 4.20
 
@@ -393,9 +400,61 @@ def test_a_real_jobs_hosts_tell_when_its_program_ran(home: Path) -> None:
     job.result(timeout=60)
     cost = kinetic.attach(job.job_id).cost()
     assert cost.attempts == 1
-    assert 0 < cost.productive_seconds <= cost.ready_seconds < 60
+    assert 0 < cost.program_seconds <= cost.ready_seconds < 60
+    assert (cost.productive_seconds, cost.goodput, cost.parts) == (None, None, {}), "it told of no steps"
     assert cost.uncharged
     assert job.seconds() == cost.ready_seconds
+
+
+@kinetic.run(accelerator="cpu", retry=kinetic.Retry(user=1))
+def _trains() -> int:
+    """Killed after step 25, of which 20 were kept, by a program that took a second to begin and to see its first step."""
+    import os
+    import signal
+    import time
+
+    time.sleep(1.0)
+    training = kinetic.Training(every=10, total=40)
+    state, begun = training.restore({"sum": 0.0})
+    for number in range(begun, 40):
+        time.sleep(0.05 if number > begun else 1.0)
+        training.step(number + 1, {"sum": state["sum"] + number}, loss=0.0)
+        if number == 24 and kinetic.current().attempt == 1:
+            time.sleep(2.0)  # by then it has told, and its host too
+            training.step(25, state, loss=0.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    training.finish(state)
+    return begun
+
+
+@pytest.mark.slow
+def test_goodput_counts_steps_that_were_not_done_again_and_tells_what_the_rest_went_to(home: Path) -> None:
+    job = _trains.run_async()
+    assert job.result(timeout=100) == 20
+    cost = job.cost()
+    parts = cost.parts
+    assert list(parts) == list(goodput.PARTS)
+    assert parts["program"] >= 2.0 + 1.9, "imports, and what a program does beside its steps"
+    assert parts["compile"] >= 2.0
+    assert parts["redone"] == pytest.approx(5 * 0.05, rel=0.8)
+    assert parts["steps"] == pytest.approx(38 * 0.05, rel=0.8), "all 40 but the first ones of each attempt"
+    assert sum(parts.values()) - parts["queue"] == pytest.approx(cost.ready_seconds, abs=0.5)
+    assert cost.goodput == parts["steps"] / cost.ready_seconds
+    assert "redone" in went_to(cost) and "program time" in went_to(cost)
+
+
+def test_steps_count_up_to_where_the_next_attempt_went_on() -> None:
+    first = goodput.Took(10, 5, 0, {"a": [0, 101, 100.0, 7.0, 0.0, 3.0], "b": [0, 11, 10.0, 1.0, 0.0, 0.0]})
+    second = goodput.Took(10, 5, 2, {"a": [61, 101, 39.0, 6.0, 1.0, 0.0]})
+    found = goodput.parts([(50, 200, first), (60, 100, second)])
+    assert found == {
+        "queue": 110, "provision": 20, "prepare": 10, "restore": 1, "compile": 14, "steps": 100 - 40 + 39 + 10,
+        "redone": 40, "checkpoint": 3, "program": 200 - 15 - 121 + 100 - 17 - 46, "teardown": 2,
+    }  # fmt: skip
+    back = goodput.Took(trainings={"a": [0, 50, 49.0, 0.0, 0.0, 0.0]})  # its newest checkpoints were torn
+    found = goodput.parts([(0, 200, first), (0, 100, second), (0, 60, back)])
+    assert (found["redone"], found["steps"]) == (100 + 39, 49 + 10)
+    assert not goodput.is_known([(0, 9, goodput.Took(1, 2, 3))])
 
 
 @kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(cost=0.03))

@@ -88,7 +88,8 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
     }
     verdict = wire.Verdict(wire.ABORTED, "w", 1.0, "user", 0, "r", DIGEST, 1, None, "p", "json")._asdict()
     del verdict["raw"]  # the bytes that it was read from
-    beat = wire.Beat("running", "b", 1, 2, 1.0, 1.0, 2.0, "steps", 0, True, True, 1.0, 1.0)._asdict()
+    spent = {"training": [0, 10, 1.0, 2.0, 0.5, 0.25]}
+    beat = wire.Beat("running", "b", 1, 2, 1.0, 1.0, 2.0, "steps", 0, True, True, 1.0, 1.0, spent=spent)._asdict()
     devices = {"at": 1.0, "cpu": 1.0, "memory": 1.0, "kind": "tpu", "busy": [1.0], "used": [1.0], "total": [1.0]}
     place = {"backend": "local", "run": f"/home/run/{JOB}-2", "hosts": 1, "machine": "m", "name": f"{JOB}-2"}
     place |= {"project": "p", "zone": "us-a1-a", "slices": 1, "wait": 1.0, "since": 1.0, "moved": 1, "tries": 1}
@@ -96,7 +97,7 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
     before = {"spent": [0, 1, 0, 0], "ran": [1]}
     intent = {"attempt": 2, "boot": "b", "placement": place, "allowed": 1.0, "affordable": 1.0, "before": before}
     started = {"boot": "b", "pid": 1, "machine": "m", "up": 1.0, "ports": {"jax": 1}}
-    done = {"boot": "b", "cut": False, "began": 1.0, "ended": 2.0, "prepared": {"code": [1.0, 2.0]}}
+    done = {"boot": "b", "cut": False, "began": 1.0, "ended": 2.0, "prepared": {"code": [1.0, 2.0]}, "spent": spent}
     group = {"name": "g", "tags": {"a": "b"}, "size": 2, "deployment": "d", "submitter": {"pid": 1}, "backend": "local"}
     stamp = {"deployment": "d", "created": 1.0, "stamp": "s", "checked": "1:2"}
     host = names.host(JOB, 1, 0, "")

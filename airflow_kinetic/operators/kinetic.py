@@ -517,7 +517,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _show_curves(self, job: Job) -> str:
         """Where the picture is of what it reported and of what its devices did; "" if there is none."""
-        from kinetic_orchestration.cost import times
+        from kinetic_orchestration.cost import times, went_to
         from kinetic_orchestration.errors import KineticError
         from kinetic_orchestration.job import JobHandle
 
@@ -527,6 +527,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except KineticError:  # it is worth no task
             return ""
         self.log.info("%s; %s", cost, times(cost))
+        if told := went_to(cost):
+            self.log.info("Its time went to: %s", told)
         if page:
             self.log.info("The curves of job %s, of what it reported and of its devices: %s", job.job_id, page)
             self.kinetic_urls = {**self.kinetic_urls, **url_of_curves(page)}

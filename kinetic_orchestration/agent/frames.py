@@ -14,6 +14,7 @@ ERR = "e"
 NOTE = "n"  # the agent's own words: stack dumps, warnings
 METRICS = "m"  # JSON: {"step": …, "values": {…}}
 PROGRESS = "p"  # JSON: {"done": …, "total": …, "unit": …}
+SPENT = "t"  # of a program's events only: what its time went to, {"name": …, "spent": […]}
 PROFILE = "x"  # of a program's events only: that it was captured. The agent keeps it as a record
 NEXT = ">"  # the segment is full; the next number follows
 

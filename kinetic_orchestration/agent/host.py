@@ -724,7 +724,8 @@ class Host:
         if self.measuring is not None:
             self.measuring.close(swiftly=bool(self.preempted))
         self.records.create(
-            self._name("done.json"), wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()})
+            self._name("done.json"),
+            wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)
         self.sight.close()
@@ -738,10 +739,11 @@ class Host:
         return {"began": self.run_began + offset, "ended": ended + offset}
 
     def _took(self) -> dict[str, Any]:
-        """When each part of the preparation began and ended, by the store's clock."""
+        """When each part of the preparation began and ended, by the store's clock, and what trainings' time went to."""
         offset = self.records.now() - time.monotonic()
         spans = dict(self.ready.spans) if self.prepared else {}  # a copy: an import ahead may end just now
-        return {"prepared": {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}}
+        prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}
+        return {"prepared": prepared, "spent": self.minder.spent}
 
     # ---- small things ------------------------------------------------------------------------------------
 
@@ -770,6 +772,7 @@ class Host:
             began=self._ran().get("began", 0.0),
             rate=self.minder.progress.get("rate", 0.0),
             devices=self.devices,
+            spent=self.minder.spent or None,
         )
 
     def _set_state(self, state: str) -> None:

@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import frames, processes, program
+from kinetic_orchestration.agent import frames, processes, program, schema, wire
 from kinetic_orchestration.agent.output import EMULATION, widen, without_emulation
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.agent.assignment import Assignment
 
 TAIL = 8 << 10
+MOST_SPENT = 1 << 10  # bytes of it: a beat has a bound
 LAST_WORDS = 2.0  # for what the program left running and still prints
 
 
@@ -42,6 +43,7 @@ class Minder:
         self.tail = b""
         self.active = time.monotonic()  # when it last showed progress
         self.progress: dict[str, Any] = {}
+        self.spent: dict[str, Any] = {}  # of each training of the program, what its time went to
         self._go = -1
         self._pipes: dict[int, tuple[str, frames.Lines]] = {}
         self._asked = False  # to end
@@ -182,6 +184,9 @@ class Minder:
                 told = None
             if not isinstance(told, dict):  # torn, when the disk was full
                 continue
+            if kind == frames.SPENT:
+                self._hear_spent(told)
+                continue
             if kind != frames.PROFILE:
                 self._log.write(kind, payload)
             if kind == frames.PROGRESS:
@@ -191,6 +196,15 @@ class Minder:
         self.active = time.monotonic()
         for kind, payloads in heard.items():
             self._hear(kind, payloads)
+
+    def _hear_spent(self, told: dict[str, Any]) -> None:
+        spent = {**self.spent, str(told.get("name")): told.get("spent")}
+        try:
+            wire.SPENT(spent)
+        except schema.Wrong:  # not by us
+            return
+        if len(json.dumps(spent)) <= MOST_SPENT:
+            self.spent = spent
 
     # ---- its stacks --------------------------------------------------------------------------------------
 

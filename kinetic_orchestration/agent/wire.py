@@ -97,6 +97,9 @@ VERDICT = schema.Fields(
         "seal": schema.digest,
     },
 )
+# Of each training of a program: the steps done when it began and now; seconds of steps, first steps, restoration, and
+# of waiting for checkpoints.
+SPENT = schema.table(schema.text(schema.WORD), schema.many(schema.number(0, 1e12), 6), 8)
 _SAMPLES = schema.many(schema.measure, 1024)
 BEAT = schema.Fields(
     {"state": schema.line(schema.WORD)},
@@ -113,6 +116,7 @@ BEAT = schema.Fields(
         "verdict": schema.flag,
         "began": schema.moment,
         "rate": schema.measure,
+        "spent": schema.maybe(SPENT),
         "devices": schema.maybe(
             schema.Fields(
                 {},
@@ -181,6 +185,7 @@ DONE_RECORD = schema.Fields(
         "began": schema.moment,
         "ended": schema.moment,
         "prepared": schema.table(schema.line(), schema.many(schema.moment, 2)),
+        "spent": SPENT,
     },
 )
 
@@ -262,6 +267,7 @@ class Beat(NamedTuple):
     began: float = 0.0  # when the program did, by the store's time
     rate: float = 0.0  # of what is done, a second
     devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
+    spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
 
     def encode(self) -> bytes:
         return encode({key: value for key, value in self._asdict().items() if value is not None or key == "exit"})

@@ -24,7 +24,7 @@ from kinetic_orchestration.cli.output import (
     show_table,
     working,
 )  # fmt: skip
-from kinetic_orchestration.cost import Estimate, times
+from kinetic_orchestration.cost import Estimate, times, went_to
 from kinetic_orchestration.errors import JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, Printer, pace
 from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job, live_jobs
@@ -88,6 +88,7 @@ def status(arguments: Namespace) -> int:
         here = {"output_dir": handle.output_dir, "picture": picture or None, "profile": profile or None}
         show_json({**_record(handle, peek), **here, "history": history})
         return codes.of_status(state.value)
+    cost = handle.cost()
     show_fields(
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
@@ -100,7 +101,8 @@ def status(arguments: Namespace) -> int:
             ("output", handle.output_dir),
             *([("curves", picture)] if picture else []),
             *([("profile", f"{profile}; to open it: {names.xprof(profile)}")] if profile else []),
-            ("time", times(cost := handle.cost())),
+            ("time", times(cost)),
+            *([("went to", told)] if (told := went_to(cost)) else []),
             ("cost", str(cost).removeprefix("cost: ")),
         ]
     )

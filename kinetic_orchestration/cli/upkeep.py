@@ -124,7 +124,13 @@ def _cost_of_one(handle: JobHandle[Any], as_json: bool) -> int:
     if as_json:
         show_json(_record(handle, estimate))
         return codes.OK
-    goodput = _share(estimate.goodput)
+    known = estimate.productive_seconds
+    used = [("program", age(estimate.program_seconds))]
+    if known is not None:
+        used = [
+            ("productive", f"{age(known)}, goodput {_share(estimate.goodput)}"),
+            ("went to", prices.went_to(estimate)),
+        ]
     show_fields(
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
@@ -132,7 +138,7 @@ def _cost_of_one(handle: JobHandle[Any], as_json: bool) -> int:
             ("attempts", str(estimate.attempts)),
             ("queued", age(estimate.queued_seconds)),
             ("READY", f"{age(estimate.ready_seconds)}, {estimate.chip_hours:,.4g} chip-hours"),
-            ("productive", age(estimate.productive_seconds) + (f", goodput {goodput}" if goodput else "")),
+            *used,
             ("cost", str(estimate).removeprefix("cost: ")),
         ]
     )
@@ -140,12 +146,12 @@ def _cost_of_one(handle: JobHandle[Any], as_json: bool) -> int:
 
 
 def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
-    columns = ("job", "name", "accelerator", "region", "attempts", "queued", "ready", "productive", "goodput", "cost")
+    columns = ("job", "name", "accelerator", "region", "attempts", "queued", "ready", "program", "goodput", "cost")
     cells = [
         (
             handle.job_id, handle.func_name, handle.accelerator + _spot(estimate), estimate.region,
             str(estimate.attempts), age(estimate.queued_seconds), age(estimate.ready_seconds),
-            age(estimate.productive_seconds), _share(estimate.goodput),
+            age(estimate.program_seconds), _share(estimate.goodput),
             dollars(0.0 if estimate.uncharged else estimate.usd),
         )
         for handle, estimate in rows
@@ -154,11 +160,11 @@ def _show_jobs(rows: list[tuple[JobHandle[Any], Estimate]]) -> None:
 
 
 def _show_totals(totals: list[prices.Total], by: str) -> None:
-    columns = (by, "jobs", "uncharged", "queued", "ready", "productive", "goodput", "chip-hours", "cost")
+    columns = (by, "jobs", "uncharged", "queued", "ready", "program", "goodput", "chip-hours", "cost")
     cells = [
         (
             total.period, str(total.jobs), str(total.uncharged), age(total.queued_seconds), age(total.ready_seconds),
-            age(total.productive_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", dollars(total.usd),
+            age(total.program_seconds), _share(total.goodput), f"{total.chip_hours:,.2f}", dollars(total.usd),
         )
         for total in totals
     ]  # fmt: skip
@@ -174,6 +180,7 @@ def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:
         "name": handle.func_name,
         "created": handle.created_at,
         **fields,
+        "productive_seconds": estimate.productive_seconds,
         "goodput": estimate.goodput,
         "usd": 0.0 if estimate.uncharged else usd,
         "would_have_cost_usd": usd if estimate.uncharged else None,

@@ -219,7 +219,7 @@ class KineticCallback:
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._training is not None:
-            self._training.speed.leave_out(time.monotonic() - self._tests_since)
+            self._training.leave_out(time.monotonic() - self._tests_since)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """A validation may take longer than a machine that is taken back has left. Its epoch is then done."""

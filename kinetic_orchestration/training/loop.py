@@ -27,7 +27,7 @@ from kinetic_orchestration.training.beside import Writing, is_copied, left_at
 from kinetic_orchestration.training.checkpoints import Checkpoints, NotWritten
 from kinetic_orchestration.training.notice import Listener, Notice
 from kinetic_orchestration.training.shelf import Shelf
-from kinetic_orchestration.training.speed import Speed
+from kinetic_orchestration.training.speed import Speed, Spent
 
 S = TypeVar("S")
 Choice = Literal["warn", "stop"]
@@ -136,6 +136,7 @@ class Training:
             _whole("samples", samples, 0, "how many samples one step takes on all hosts, or leave it out"),
             _whole("tokens", tokens, 0, "how many tokens one step takes on all hosts, or leave it out"),
         )
+        self._spent = Spent()
         self._latest: Mapping[str, Any] = NOTHING  # of the last call
         self._logged_at = 0.0
         self._logged = 0
@@ -157,6 +158,7 @@ class Training:
         The given state shows the structure, the shapes and where everything lies. What keeps a state of its own (a
         torch module or optimizer, an iterator of Grain, a random generator) is given it back in place.
         """
+        began = time.monotonic()
         trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
         self._open()
         if self._checkpoints is None:
@@ -172,6 +174,7 @@ class Training:
         self._saved_at = self._meeting_at = time.monotonic()
         self._meeting, self._met = self._done + FIRST_MEETING, self._done
         self.speed.begin()
+        self._spent.restored(self._done, began, time.monotonic())
         self._tell_notes()
         if self._profiler is not None:
             self._profiler.reached(self._done)
@@ -189,6 +192,7 @@ class Training:
         self._open()
         try:
             self._done = self._done if done is None else done
+            self._spent.reached(self._done, time.monotonic())
             self._flush()
             self._settle()
             if state is not None and self._tried != self._done and self._checkpoints is not None:
@@ -212,6 +216,7 @@ class Training:
         except Exception as error:  # whoever closes has something else to end for
             self.say(str(error) or type(error).__name__)
         finally:
+            self._tell_spent()
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None
@@ -270,6 +275,7 @@ class Training:
         before, self._done = self._done, done
         now = time.monotonic()
         self.speed.reached(done, now)
+        self._spent.reached(done, now)
         self._log(done, metrics, now)
         if self._checkpoints is None:
             return
@@ -345,7 +351,7 @@ class Training:
             self._not_written(done, error)
         finally:
             self._saved_at = time.monotonic()
-            self.speed.leave_out(self._saved_at - began)
+            self.leave_out(self._saved_at - began, stall=True)
             self._tell_notes()
 
     def _settle(self, patience: float | None = None) -> None:
@@ -438,6 +444,17 @@ class Training:
             self._logged_at, self._logged = now, done
             self._metrics = done, metrics, self.speed.told(done, now)
             self.progress(done)
+            self._tell_spent()
+
+    def leave_out(self, seconds: float, *, stall: bool = False) -> None:
+        """Of the time of the steps: a validation, or a checkpoint that they wait for."""
+        self.speed.leave_out(seconds)
+        self._spent.leave_out(seconds, stall=stall)
+
+    def _tell_spent(self) -> None:
+        if not self._spent.told:
+            self._spent.told = True
+            self._host._spent(self._name, self._spent.numbers())
 
     def _flush(self) -> None:
         if self._metrics is None:

@@ -1,4 +1,5 @@
-"""How fast a training is: steps a second, and samples or tokens where it is known how many a step takes.
+"""How fast a training is: steps a second, and samples or tokens where it is known how many a step takes; and what its
+time went to.
 
 Counted from the end of the first step on, in which programs are compiled, and without what is no training: checkpoints
 and validations. Pure: it is told the time.
@@ -41,3 +42,41 @@ class Speed:
 
     def _restart(self, done: int, now: float) -> None:
         self._since, self._from, self._out = now, done, 0.0
+
+
+class Spent:
+    """What a training's time went to, in one program, by seconds: a restoration, the first step, in which programs are
+    compiled, the steps after it, and the waiting for checkpoints."""
+
+    def __init__(self) -> None:
+        self.told = False  # to anybody, as it is now
+        self._begun = self._done = 0  # steps
+        self._steps = self._compile = self._restore = self._stall = 0.0
+        self._since: float | None = None
+        self._is_first = True
+
+    def restored(self, done: int, since: float, now: float) -> None:
+        """The next step is the first one of this program."""
+        self._restore += now - since
+        self._begun, self._done, self._since, self._is_first = done, done, now, True
+
+    def reached(self, done: int, now: float) -> None:
+        if done <= self._done or self._since is None:  # done again, or nobody knows since when
+            self._since = now
+            return
+        if self._is_first:
+            self._compile += now - self._since
+        else:
+            self._steps += now - self._since
+        self._done, self._since, self._is_first, self.told = done, now, False, False
+
+    def leave_out(self, seconds: float, *, stall: bool) -> None:
+        """Of the time between the last step and the next one."""
+        if self._since is not None:
+            self._since += seconds
+        if stall:
+            self._stall, self.told = self._stall + seconds, False
+
+    def numbers(self) -> list[float]:
+        seconds = (self._steps, self._compile, self._restore, self._stall)
+        return [self._begun, self._done, *(round(max(0.0, one), 3) for one in seconds)]
