@@ -47,6 +47,13 @@ class HostContext:
             if (asked := profiler.here()) is not None:
                 asked.progressed(done)
 
+    def checkpoint_path(self, name: str = "files") -> str:
+        """A folder of this machine for a trainer that keeps checkpoints of its own as files. In a bucket it is mirrored
+        into `<checkpoint_dir>/<name>`, and holds what the attempts before left there."""
+        from kinetic_orchestration.training.mirror import folder_of
+
+        return folder_of(self, name)
+
     def _spent(self, name: str, spent: list[float]) -> None:
         """What the time of a training went to, in place of what was told of it before."""
         self._record(SPENT, {"name": name, "spent": spent})

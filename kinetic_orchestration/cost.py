@@ -66,9 +66,7 @@ class Estimate:
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
     program_seconds: float = 0.0  # in which the program ran, whatever it did
-    parts: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of both, as `goodput` has them; {} if no step was told of
+    parts: Mapping[str, float] = field(default_factory=dict)  # as `goodput` has them; {} if no step was told of
 
     @property
     def productive_seconds(self) -> float | None:

@@ -118,6 +118,9 @@ def _finish_checkpoints() -> None:
     beside: Any = sys.modules.get("kinetic_orchestration.training.beside")
     if beside is not None:
         beside.finish()
+    mirror: Any = sys.modules.get("kinetic_orchestration.training.mirror")
+    if mirror is not None:
+        mirror.close()
 
 
 def _report(outcome: str, record: dict[str, Any], code: int) -> int:

@@ -43,7 +43,7 @@ STALE = (
 )
 STALE_NAMES = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"}
-    | {"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"}
+    | {"GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"}
     | {"TF_CONFIG", "CLOUD_TPU_TASK_ID", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", JOIN, EXPECT, TRACE, OWN}
     | {"JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"}
 )
@@ -96,16 +96,19 @@ def environment(
     join: bool = True,
     slices: int = 1,
     processes: int = 1,
+    several: bool = False,
 ) -> dict[str, str]:
     """What each framework needs to find the other hosts. On one host only torch needs anything: code that asks for a
-    process group gets one of one process, at a port that is free.
+    process group gets one of one process, at a port that is free. If that one has `several` GPUs it is told of no place
+    among the processes of its machine, since launchers take that for the word that there are others.
 
     Without `join` nothing is joined by itself; the variables are there for code that does it. So many `processes` of
     them share a machine, one after the other.
     """
     if hosts == 1:
         alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-        return alone | {"GLOO_SOCKET_IFNAME": LOOPBACK, "TP_SOCKET_IFNAME": LOOPBACK}
+        alone |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "TP_SOCKET_IFNAME": LOOPBACK}
+        return alone if several else alone | _of_torch(0, 1, 1)
     import json
 
     leader = addresses[0]
@@ -120,10 +123,7 @@ def environment(
         "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
         "MASTER_ADDR": leader,
         "MASTER_PORT": str(ports["torch"]),
-        "WORLD_SIZE": str(hosts),
-        "RANK": str(index),
-        "LOCAL_RANK": str(index % processes),
-        "LOCAL_WORLD_SIZE": str(processes),
+        **_of_torch(index, hosts, processes),
         "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}),
     }
     if is_loopback(leader):  # else JAX's coordinator and gloo listen where other machines can reach them
@@ -136,6 +136,16 @@ def environment(
     if join:
         found[JOIN] = json.dumps({"coordinator": coordinator, "hosts": hosts, "index": index})
     return found
+
+
+def _of_torch(index: int, hosts: int, processes: int) -> dict[str, str]:
+    """As torchrun tells it; Lightning looks for NODE_RANK beside it. TORCHELASTIC_… would say that there is an agent
+    of torch's own, which keeps their store and starts them again.
+    """
+    everywhere = {"RANK": index, "WORLD_SIZE": hosts, "LOCAL_RANK": index % processes, "LOCAL_WORLD_SIZE": processes}
+    groups = {"GROUP_RANK": index // processes, "NODE_RANK": index // processes, "GROUP_WORLD_SIZE": hosts // processes}
+    role = {"ROLE_RANK": index, "ROLE_WORLD_SIZE": hosts}
+    return {name: str(value) for name, value in (everywhere | groups | role).items()} | {"ROLE_NAME": "default"}
 
 
 def is_loopback(address: str) -> bool:
@@ -164,6 +174,9 @@ def install() -> None:
         join = None
     after.setdefault("keras", []).append(lambda keras: _attend_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
+    if join is not None and join["hosts"] > 1 and join["index"] == 0:
+        for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
+            after.setdefault(name, []).append(lambda trainer: _tell_idle_trainer(trainer, join["hosts"]))
     if os.environ.get(OWN):
         after.setdefault("tensorflow", []).append(_see_own)
     if TRACE in os.environ:
@@ -380,6 +393,28 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
         client.wait_at_barrier("kinetic: every host is at its end", 7 * 86_400_000)
     except Exception:  # a host was lost, of which agents tell
         pass
+
+
+def _tell_idle_trainer(module: Any, hosts: int) -> None:
+    """A Trainer of Lightning takes one host for all there are, unless it is told of others."""
+    import functools
+
+    kind: Any = module.Trainer
+    told: list[Any] = []
+    plain = kind.fit
+    nodes, processes = os.environ.get("GROUP_WORLD_SIZE", str(hosts)), os.environ.get("LOCAL_WORLD_SIZE", "1")
+
+    @functools.wraps(plain)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.world_size < hosts and not told:
+            told.append(self)
+            sys.stderr.write(
+                f"kinetic: the {hosts} hosts train a model each, because this Trainer knows of {self.world_size}: make "
+                f'it as Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")\n'
+            )
+        return plain(self, *args, **kwargs)
+
+    kind.fit = fit
 
 
 def _hold_groups(torch: Any) -> None:

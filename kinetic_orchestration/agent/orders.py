@@ -39,6 +39,7 @@ def orders(
         **distributed.environment(
             at.host, at.hosts, addresses, ports,
             join=task["distributed"], slices=task.get("slices", 1), processes=task.get("processes", 1),
+            several=task["accelerator"]["kind"] == "gpu" and not task["emulated"] and task["devices"] > 1,
         ),
         **_devices(at, task, environ),
         **extra,

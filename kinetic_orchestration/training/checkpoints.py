@@ -16,7 +16,7 @@ from kinetic_orchestration.agent.records import reason_of
 from kinetic_orchestration.errors import CheckpointDiffers
 from kinetic_orchestration.training import commits, parts, trees
 from kinetic_orchestration.training.agreement import Agreement
-from kinetic_orchestration.training.commits import Commit, Leaf
+from kinetic_orchestration.training.commits import Commit, Leaf, Part
 from kinetic_orchestration.training.shelf import Shelf
 from kinetic_orchestration.training.trees import Apart, Start
 
@@ -48,6 +48,7 @@ class Checkpoints:
         self.keep = keep
         self.notes: list[str] = []  # what a person should hear of
         self._restored = 0  # how often that was asked for
+        self._is_roomy = True  # until there was no room for one more than are kept, of which a person hears once
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ class Checkpoints:
         host, hosts = self.agreement.host, self.agreement.hosts
         folder = commits.folder(taken.step, self.shelf.writer)
         try:
-            told = self.shelf.write(folder, host, taken.found)
+            told = self._write_part(folder, host, taken)
             if hosts > 1:
                 self.shelf.say(folder, host, told)
         except OSError as error:
@@ -90,6 +91,26 @@ class Checkpoints:
             except OSError as error:
                 self.notes.append(f"older checkpoints could not be removed: {error}")
 
+    def _write_part(self, folder: str, host: int, taken: Taken) -> Part:
+        """Where there is no room for one more than are kept, the oldest go first; the newest one stays."""
+        kept = self.keep
+        while True:
+            try:
+                return self.shelf.write(folder, host, taken.found)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.shelf.remote or kept < 2:
+                    raise
+                kept = min(kept, len(self.shelf.committed())) - 1
+                if kept < 1:
+                    raise
+                self.shelf.prune(kept)
+                if self._is_roomy:
+                    self._is_roomy = False
+                    self.notes.append(
+                        f"there is no room for another checkpoint beside {kept + 1}: the oldest of them was removed "
+                        f"first, and so from now on. Make room, or give keep={kept}"
+                    )
+
     def _remove(self, folder: str) -> None:
         """What cannot become a checkpoint only takes up room."""
         with contextlib.suppress(OSError):
@@ -104,6 +125,10 @@ class Checkpoints:
             mine = self._newest() if self.agreement.host == 0 else ""
             folder = self.agreement.decided(f"restore-{self._restored}-{number}", mine, PATIENCE)
             if not folder:
+                if self.shelf.torn and self.agreement.host == 0:
+                    self.notes.append(
+                        f"no whole checkpoint is left in {self.shelf.place}: the training begins at step 0"
+                    )
                 return state, None
             torn, give = "", None
             with contextlib.ExitStack() as stack:
@@ -122,11 +147,28 @@ class Checkpoints:
     def _newest(self) -> str:
         """What is not whole is passed over; a record of a newer version is refused by its reader."""
         known = set(self.shelf.torn)
-        record = self.shelf.newest()
+        record = self._without_nan(self.shelf.newest())
         for folder, why in self.shelf.torn.items():
             if folder not in known:
                 self._pass_over(folder, why)
         return "" if record is None else record.folder
+
+    def _without_nan(self, newest: Commit | None) -> Commit | None:
+        """Of those after a number that was none, of which nothing would come but such numbers: one before them, if
+        there is one, and they are kept no longer."""
+        found, passed = newest, []
+        while found is not None and not found.finite and self._has_nan(found):
+            passed.append(found)
+            self.shelf.torn[found.folder] = "its state holds NaN"
+            found = self.shelf.newest()
+        for one in passed if found is None else ():
+            del self.shelf.torn[one.folder]
+        return found or newest
+
+    def _has_nan(self, record: Commit) -> bool:
+        with contextlib.suppress(parts.Torn), self.shelf.opened(record, 0) as part:
+            return part.has_nan()
+        return False  # of what is torn it is told elsewhere
 
     def _pass_over(self, folder: str, why: str) -> None:
         self.shelf.torn[folder] = why

@@ -107,6 +107,12 @@ class KineticCallback:
         self._stride = int(getattr(model, "steps_per_execution", 1) or 1)
         total = self._epochs * self._per_epoch
         self._training = Training(**_of_training(self._options), total=total)
+        if not self._options["stream"] and self._epochs > 1 and _is_generator():
+            instead = "data that begin anew in each" if keras_backend() == "torch" else "KineticCallback stream=True"
+            self._training.say(
+                "the data are a generator, which goes on from epoch to epoch, and what is resumed in a later epoch "
+                f"would see other batches: give {instead}"
+            )
         if not self._options["samples"] and self._training.alone:
             self._training.speed.samples = _batch_size()
         _fitting.add(self)
@@ -448,15 +454,24 @@ def _build_before_the_first_step(keras: Any) -> None:
 
 
 def _batch_size() -> int:
-    """Of the fit that is calling, if its data say it, or 0. Keras tells its callbacks all but that, on each backend."""
+    """Of the fit that is calling, if its data say it, or 0."""
+    found = getattr(_adapter(), "batch_size", None)
+    return found if isinstance(found, int) else 0
+
+
+def _is_generator() -> bool:
+    return type(_adapter()).__name__ == "GeneratorDataAdapter"
+
+
+def _adapter() -> Any:
+    """Of the data of the fit that is calling. Keras tells its callbacks all but that, on each backend."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
         adapter = getattr(frame.f_locals.get("epoch_iterator"), "data_adapter", None)
         if adapter is not None:
-            found = getattr(adapter, "batch_size", None)
-            return found if isinstance(found, int) else 0
-    return 0
+            return adapter
+    return None
 
 
 def _generators() -> dict[str, Any]:

@@ -8,8 +8,10 @@ values, a dtype that it does not know) is JSON in the header's metadata.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
@@ -113,6 +115,23 @@ class Opened:
             prod(max(0, min(a + h, s + w) - max(a, s)) for a, h, s, w in zip(at, extent, start, shape, strict=True))
             for _, at, extent, _ in self._pieces.get(path, ())
         )
+
+    def has_nan(self) -> bool:
+        """Whether a number of the state is none. An infinite one may be meant."""
+        if any(isinstance(value, float) and math.isnan(value) for value in self.plain.values()):
+            return True
+        numpy: Any = sys.modules.get("numpy")
+        for dtype, _, shape, offset in (piece for pieces in self._pieces.values() for piece in pieces if numpy):
+            width = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 0)
+            for at in range(0, prod(shape) * width, CHUNK):
+                data = os.pread(self._file, min(CHUNK, prod(shape) * width - at), offset + at)
+                if dtype == "bfloat16":  # which numpy has not: all bits of the exponent, and one below them
+                    found = (numpy.frombuffer(data, "<u2") & 0x7FFF > 0x7F80).any()
+                else:
+                    found = numpy.isnan(numpy.frombuffer(data, dtype)).any()
+                if found:
+                    return True
+        return False
 
     def copy(self, path: str, leaf: Leaf, start: Start, into: memoryview) -> int:
         """Copy what this part has of a rectangle of an array; how many of its elements that were."""

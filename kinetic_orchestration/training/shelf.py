@@ -114,6 +114,10 @@ class Shelf:
     def found(self) -> list[Found]:
         return commits.found((entry.name, entry.size) for entry in self.records.list(commits.FOLDERS))
 
+    def committed(self) -> list[Found]:
+        """Those that are not known to be torn, newest first."""
+        return [one for one in self.found() if one.committed and one.folder not in self.torn]
+
     def newest(self, step: int | None = None) -> Commit | None:
         """That is not known to be torn and is whole, as far as a listing tells. It is looked for until a listing has
         nothing new: who writes meanwhile may have committed another one, and removed those that were there."""

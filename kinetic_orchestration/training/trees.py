@@ -164,7 +164,31 @@ def described(state: Any) -> dict[str, Leaf]:
     for path, leaf in named(state):
         if not isinstance(leaf, PLAIN) and not keeps(leaf):
             found[path] = _leaf(_now(leaf), path)
+        elif hasattr(leaf, "load_state_dict"):
+            _refuse_spread(leaf, path)
     return found
+
+
+def _refuse_spread(kept: Any, path: str) -> None:
+    """What torch spreads over hosts by itself (FSDP2, tensor parallelism), in a module or in an optimizer."""
+    parameters = getattr(kept, "parameters", None)
+    held = list(parameters()) if callable(parameters) else []
+    groups = getattr(kept, "param_groups", None)
+    for group in groups if isinstance(groups, list) else []:
+        held += group.get("params", []) if isinstance(group, dict) else []
+    if any(_is_spread(one) for one in held):
+        raise Unstorable(_SPREAD.format(path or "the state"))
+
+
+def _is_spread(leaf: Any) -> bool:
+    return any(kind.__name__ == "DTensor" and kind.__module__.startswith("torch.") for kind in type(leaf).__mro__)
+
+
+_SPREAD = (
+    "{} has parameters that torch spreads over the hosts (DTensor, as fully_shard makes them), of which no host has "
+    "the whole: leave it out of the state, and keep it with torch.distributed.checkpoint in "
+    "kinetic.current().checkpoint_path()"
+)
 
 
 def apart(state: Any) -> Apart:
@@ -189,6 +213,8 @@ def apart(state: Any) -> Apart:
 
 
 def _leaf(leaf: Any, path: str) -> Leaf:
+    if _is_spread(leaf):
+        raise Unstorable(_SPREAD.format(path or "the state"))
     if _is_key(leaf):
         data = sys.modules["jax"].eval_shape(sys.modules["jax"].random.key_data, leaf)
         return Leaf(str(leaf.dtype), tuple(data.shape))

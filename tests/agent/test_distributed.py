@@ -99,6 +99,12 @@ def test_each_framework_finds_its_usual_variables_on_each_host() -> None:
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "2",
+        "NODE_RANK": "2",
+        "GROUP_WORLD_SIZE": "4",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "ROLE_NAME": "default",
         "GLOO_SOCKET_IFNAME": loopback,
         "TP_SOCKET_IFNAME": loopback,
     }
@@ -113,9 +119,14 @@ def test_on_machines_of_their_own_the_hosts_listen_on_their_network() -> None:
 
 def test_one_host_needs_nothing_but_torchs_group_of_one() -> None:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    assert variables(index=0, hosts=1) == {
+    several = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1",
         "GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback,
+    }  # fmt: skip
+    assert variables(index=0, hosts=1, several=True) == several, "Lightning starts the other processes itself"
+    assert variables(index=0, hosts=1) == several | {
+        "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "0", "ROLE_WORLD_SIZE": "1", "ROLE_NAME": "default",
     }  # fmt: skip
 
 
@@ -169,8 +180,9 @@ def test_processes_of_one_machine_count_their_ranks_as_torchrun_does() -> None:
         distributed.environment(index, 4, ["127.0.0.1"] * 4, ports, processes=processes)
         for index, processes in ((0, 4), (3, 4), (3, 1))
     ]
-    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in found] == [
-        ("0", "0", "4"), ("3", "3", "4"), ("3", "0", "1")
+    told = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE")
+    assert [tuple(one[name] for name in told) for one in found] == [
+        ("0", "0", "4", "0", "1"), ("3", "3", "4", "0", "1"), ("3", "0", "1", "3", "4")
     ]  # fmt: skip
 
 

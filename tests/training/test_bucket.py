@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.training import shelf
+from kinetic_orchestration.training import mirror, shelf
 from kinetic_orchestration.training.shelf import Shelf
 from tests.agent.on_vms import constants
 from tests.cloud.cases import nodes, wait_until
@@ -59,6 +62,86 @@ def train(until: int, **options: Any) -> int:
         assert (state["w"] == sum(range(until))).all()
         assert state["n"] == until
     return begun
+
+
+@pytest.fixture
+def files(bucket: str, host: Become, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """The folder of such an attempt's host; whoever had it before is killed."""
+    made: list[Path] = []
+
+    def killed() -> None:
+        for mirror_ in mirror._mirrors.values():
+            mirror_._sent = mirror._scan(mirror_.folder)
+            mirror_.close()
+        mirror._mirrors.clear()
+
+    def become(attempt: int, index: int = 0) -> Path:
+        killed()
+        host(attempt)
+        monkeypatch.setenv("KINETIC_CHECKPOINT_DIR", bucket)
+        monkeypatch.setenv("KINETIC_HOST_INDEX", str(index))
+        made.append(Path(kinetic.current().checkpoint_path()))
+        return made[-1]
+
+    yield become
+    killed()
+    for folder in made:
+        shutil.rmtree(folder)
+
+
+def there(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def is_sent(folder: Path) -> bool:
+    (one,) = mirror._mirrors.values()
+    return one._sent == mirror._scan(str(folder)) != {}
+
+
+def test_files_of_a_trainer_come_back_as_they_last_were_at_rest(
+    files: Callable[..., Path], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = files(1)
+    (folder / "checkpoint-1").mkdir()
+    for name in ("checkpoint-1/model", "checkpoint-1/state", "log"):
+        (folder / name).write_text(name)
+    wait_until(lambda: is_sent(folder), 30)
+    monkeypatch.setattr(mirror, "QUIET", 1e9)  # half-written when it is killed
+    (folder / "checkpoint-2").mkdir()
+    (folder / "checkpoint-2/model").write_text("half")
+
+    second = files(2)
+    assert second != folder
+    assert there(second) == {name: name for name in ("checkpoint-1/model", "checkpoint-1/state", "log")}
+    shutil.rmtree(second / "checkpoint-1")
+    (second / "checkpoint-3").mkdir()
+    (second / "checkpoint-3/model").write_text("3")
+    mirror.close()  # as at the program's end
+    other = files(2, index=1)
+    (other / "checkpoint-3/random-1").write_text("of host 1")
+    (other / "log").write_text("of host 1")
+    mirror.close()
+
+    wanted = {"checkpoint-3/model": "3", "checkpoint-3/random-1": "of host 1", "log": "log"}
+    assert there(files(3)) == wanted
+    assert there(files(3, index=1)) == {**wanted, "log": "of host 1"}, "its own come first"
+
+
+def test_files_that_were_changed_in_the_bucket_are_not_taken_for_whole(files: Callable[..., Path], bucket: str) -> None:
+    folder = files(1)
+    (folder / "model").write_text("1234")
+    mirror.close()
+    records = CloudRecords(f"{bucket}/files")
+    (blob,) = (entry.name for entry in records.list("host-00000/file-"))
+    records.put(blob, b"1235")
+    with pytest.raises(CheckpointError, match=r"model, is not what was sent: remove gs://.*/files to begin anew"):
+        files(2)
+    (record,) = (entry.name for entry in records.list("host-00000/") if entry.name.endswith(".json"))
+    for path in ("../outside", "/etc/outside", "a/../../outside", ""):
+        records.put(record, wire.encode({"files": {path: ["0" * 64, 4]}}))
+        with pytest.raises(CheckpointError, match="is not a record of mirrored files"):
+            files(2)
+    records.close()
 
 
 def test_a_training_goes_on_from_a_bucket_and_leaves_nothing_on_this_disk(

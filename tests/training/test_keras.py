@@ -158,6 +158,17 @@ def test_every_optimizer_that_a_model_holds_is_kept_or_the_fit_is_refused_at_its
 
 
 @pytest.mark.slow
+def test_a_generator_that_goes_on_from_epoch_to_epoch_is_told_what_it_lacks(host: Become) -> None:
+    host()
+    process = start({"epochs": 2, "data": "generator"})
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    assert "the data are a generator, which goes on from epoch to epoch" in err and "stream=True" in err
+    process = start({"epochs": 2, "data": "generator", "options": {"stream": True, "name": "other"}})
+    assert "the data are a generator" not in process.communicate(timeout=400)[1]
+
+
+@pytest.mark.slow
 def test_asked_to_end_it_keeps_its_step_and_nothing_after_the_fit_runs(host: Become, tmp_path: Path) -> None:
     there = host()
     told = fit(143, term=[1, 4], options={"every": None})

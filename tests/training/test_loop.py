@@ -212,6 +212,45 @@ def test_a_loss_that_is_no_number_is_reported_and_the_last_good_checkpoint_stays
     assert capfd.readouterr().err.count("at step 4, loss is nan. The training goes on") == 1
 
 
+def test_after_numbers_that_are_none_the_next_attempt_goes_on_before_them(
+    host: Become, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And where the state has none, at the newest one; with nothing else, at what there is."""
+
+    def train(name: str, nan: float, *, first: int = 1) -> int:
+        with kinetic.Training(every=1, keep=1, name=name, log_every=1) as training:
+            now, begun = training.restore(state())
+            for number in range(begun + 1, 8):
+                bad = number > 3 or first > 3
+                now = state(nan if bad else 1.0)
+                training.step(number, now, loss=float("nan") if bad else 1.0)
+        return begun
+
+    there = host()
+    assert train("t", float("nan")) == 0
+    assert there.steps() == [3, 7]
+    assert (train("sound", float("inf")), train("only", float("nan"), first=7)) == (0, 0)
+    host(attempt=2)
+    assert train("t", 2.0) == 3
+    assert "is not restored: its state holds NaN; another one is looked for" in capfd.readouterr().err
+    assert there.steps() == [3, 7], "the ones before were removed"
+    assert (train("sound", 1.0), train("only", 1.0)) == (7, 7)
+
+
+def test_where_every_checkpoint_is_torn_it_says_that_it_begins_at_0(
+    host: Become, capfd: pytest.CaptureFixture[str]
+) -> None:
+    there = host()
+    train(12, until=12)
+    for part in (there.checkpoints / "t").glob("step-*/part-*.safetensors"):
+        part.write_bytes(b"torn")
+    host(attempt=2)
+    assert train(12, until=12)[1] == 0
+    err = capfd.readouterr().err
+    assert err.count("another one is looked for") == 2
+    assert f"no whole checkpoint is left in {there.checkpoints}/t: the training begins at step 0" in err
+
+
 def test_a_training_that_ends_before_its_first_checkpoint_says_that_there_is_none(host: Become) -> None:
     host()
     with (
@@ -578,21 +617,49 @@ print(*train("stop", full=False))
 def test_a_disk_that_is_full_to_the_last_byte_and_has_room_again(host: Become, tmp_path: Path) -> None:
     """The one training goes on without, and keeps the next one; the other ends, and goes on from the one before."""
     host()
-    (tmp_path / "disk").mkdir()
+    out, err = on_a_small_disk(FULL, tmp_path)
+    warned, stopped, left, again = out.splitlines()
+    assert (warned, left, again) == ("0 190 20", "10", "10 190")
+    assert "the checkpoint of step 15 could not be written: the disk is full" in stopped
+    assert "the newest one is that of step 10. Make room there" in stopped
+    assert "warn: the checkpoint of step 15 could not be written: the disk is full" in err
+
+
+NARROW = """
+import os, sys
+from pathlib import Path
+import kinetic_orchestration as kinetic
+
+os.environ["KINETIC_CHECKPOINT_DIR"], os.environ["KINETIC_EVENTS"] = f"{sys.argv[1]}/checkpoints", f"{sys.argv[1]}/events"
+with kinetic.Training(every=1, name="t", keep=3) as training:
+    training.restore({"big": bytes(450_000)})
+    for number in range(1, 9):
+        training.step(number, {"big": bytes(450_000)})
+    print(*sorted(int(path.parent.name.split("-")[1]) for path in Path(sys.argv[1]).glob("checkpoints/t/*/commit.json")))
+"""
+
+
+def test_a_disk_without_room_for_one_more_than_are_kept_keeps_the_newest(host: Become, tmp_path: Path) -> None:
+    host()
+    out, err = on_a_small_disk(NARROW, tmp_path)
+    assert out.split() == ["6", "7", "8"]
+    assert err.count("there is no room for another checkpoint beside 3: the oldest of them was removed first") == 1
+    assert "could not be written" not in err
+
+
+def on_a_small_disk(code: str, folder: Path) -> tuple[str, str]:
+    """Of two million bytes."""
+    (folder / "disk").mkdir()
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
     script = 'mount -t tmpfs -o size=2m tmpfs "$1/disk"; exec "$2" -c "$3" "$1/disk"'
     done = subprocess.run(
-        [unshare, "-rm", "sh", "-ec", script, "sh", str(tmp_path), sys.executable, FULL],
+        [unshare, "-rm", "sh", "-ec", script, "sh", str(folder), sys.executable, code],
         capture_output=True, text=True, timeout=60, env={**os.environ},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    warned, stopped, left, again = done.stdout.splitlines()
-    assert (warned, left, again) == ("0 190 20", "10", "10 190")
-    assert "the checkpoint of step 15 could not be written: the disk is full" in stopped
-    assert "the newest one is that of step 10. Make room there" in stopped
-    assert "warn: the checkpoint of step 15 could not be written: the disk is full" in done.stderr
+    return done.stdout, done.stderr
 
 
 def test_a_sigterm_without_a_word_is_a_preemption(host: Become) -> None:

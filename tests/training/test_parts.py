@@ -198,10 +198,11 @@ def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
 
 
 def test_what_need_not_be_each_hosts_own_is_not() -> None:
-    from kinetic_orchestration.training.keras_callback import _Chance
+    from kinetic_orchestration.training.keras_callback import _Kept
+    from kinetic_orchestration.training.keras_others import Others
 
     assert trees.own(random.Random(1))
-    assert not trees.own(_Chance())
+    assert not trees.own(_Kept(Others()))
 
 
 def test_nothing_is_pickled_and_a_kept_state_that_would_have_to_be_is_refused() -> None:
