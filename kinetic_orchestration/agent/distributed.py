@@ -175,8 +175,8 @@ def install() -> None:
     after.setdefault("keras", []).append(lambda keras: _attend_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
     if join is not None and join["hosts"] > 1 and join["index"] == 0:
-        for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
-            after.setdefault(name, []).append(lambda trainer: _tell_idle_trainer(trainer, join["hosts"]))
+        for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer", "transformers.trainer"):
+            after.setdefault(name, []).append(lambda trainer: _tell_idle_trainer(trainer.Trainer, join["hosts"]))
     if os.environ.get(OWN):
         after.setdefault("tensorflow", []).append(_see_own)
     if TRACE in os.environ:
@@ -395,26 +395,32 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
         pass
 
 
-def _tell_idle_trainer(module: Any, hosts: int) -> None:
-    """A Trainer of Lightning takes one host for all there are, unless it is told of others."""
+def _tell_idle_trainer(kind: Any, hosts: int) -> None:
+    """A Trainer of Lightning takes one host for all there are unless it is told of others, and one of Hugging Face does
+    on the CPU unless it is told that it may compute there.
+    """
     import functools
 
-    kind: Any = module.Trainer
-    told: list[Any] = []
-    plain = kind.fit
+    name = "fit" if hasattr(kind, "fit") else "train"
+    plain = getattr(kind, name)
+    told: list[int] = []
     nodes, processes = os.environ.get("GROUP_WORLD_SIZE", str(hosts)), os.environ.get("LOCAL_WORLD_SIZE", "1")
 
     @functools.wraps(plain)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.world_size < hosts and not told:
-            told.append(self)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        knows = self.world_size if name == "fit" else self.args.world_size
+        if knows < hosts and not told:
+            told.append(knows)
+            instead = f'Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")'
+            if name == "train":
+                instead = "Trainer(model, TrainingArguments(…, use_cpu=True)), if it is to compute on the CPU"
             sys.stderr.write(
-                f"kinetic: the {hosts} hosts train a model each, because this Trainer knows of {self.world_size}: make "
-                f'it as Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")\n'
+                f"kinetic: the {hosts} hosts train a model each, because this Trainer knows of {knows}: make it as "
+                f"{instead}\n"
             )
         return plain(self, *args, **kwargs)
 
-    kind.fit = fit
+    setattr(kind, name, train)
 
 
 def _hold_groups(torch: Any) -> None:

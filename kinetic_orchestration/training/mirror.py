@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
@@ -68,13 +69,15 @@ class Mirror:
         self._own = f"host-{host.host_index:05d}"
         self._writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
         self._digests: dict[tuple[str, int, int], str] = {}
+        self._of_others: dict[str, tuple[int, int]] = {}  # files that they left, and send themselves
         self._sent: Seen = {}
+        self._is_there = True  # in the bucket, all that was seen last
         try:
             self._restore()
         except BaseException:
             self._records.close()
             raise
-        self._sent = _scan(self.folder)
+        self._sent = self._seen()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kinetic-mirror", daemon=True)
         self._thread.start()
@@ -87,16 +90,21 @@ class Mirror:
         self._over.set()
         self._thread.join()
         try:
-            self._send(_scan(self.folder))
+            self._send(self._seen())
+            if self._is_there:
+                shutil.rmtree(self.folder, ignore_errors=True)
         finally:
             self._records.close()
+
+    def _seen(self) -> Seen:
+        return {path: facts for path, facts in _scan(self.folder).items() if self._of_others.get(path) != facts}
 
     # ---- there -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         before, since = self._sent, time.monotonic()
         while not self._over.wait(PACE):
-            seen = _scan(self.folder)
+            seen = self._seen()
             if seen != before:
                 before, since = seen, time.monotonic()
             elif seen != self._sent and time.monotonic() - since >= QUIET:
@@ -107,15 +115,16 @@ class Mirror:
             return
         try:
             files = {path: (self._send_one(path, *facts), facts[0]) for path, facts in seen.items()}
-            if _scan(self.folder) != seen and not self._over.is_set():
+            if self._seen() != seen and not self._over.is_set():
                 return  # it was not at rest: again later
             record = {"files": files, "writer": self._writer}
             self._records.put(f"{self._own}/{self._writer}.json", wire.encode(record))
-            self._sent = seen
+            self._sent, self._is_there = seen, True
             self._forget({digest for digest, _ in files.values()})
         except FileNotFoundError:  # removed or written to meanwhile
             return
         except OSError as error:
+            self._is_there = False
             self._sent = seen  # once is enough, until something changes
             _say(f"what {self.folder} holds could not be sent to {self.address}: {error}")
 
@@ -174,7 +183,9 @@ class Mirror:
                 f"{self.address}/{of}/{_named(digest)}, {path}, is not what was sent: remove {self.address} to begin "
                 "anew, or restore the object from a version of the bucket"
             )
-        if of == self._own:
+        if of != self._own:
+            self._of_others[path] = _facts(target)
+        else:
             self._digests[path, *_facts(target)] = digest
 
 

@@ -137,10 +137,17 @@ def test_a_trainer_that_knows_of_one_host_is_told_as_idle(frameworks: Path) -> N
         _, lit, rows = models()
         trainer = lightning.Trainer(max_steps=2, logger=False, enable_checkpointing=False)
         trainer.fit(lit, torch.utils.data.DataLoader(rows, 8))
+        plain, _, rows = models()
+        from transformers import Trainer, TrainingArguments
+
+        folder = kinetic.current().checkpoint_path()
+        arguments = TrainingArguments(folder, max_steps=1, report_to="none", save_strategy="no")
+        Trainer(plain, arguments, train_dataset=rows).train()
         return int(trainer.world_size)
 
     job = kinetic.run(accelerator="v4-8", requirements=REQUIREMENTS, limits=BOUNDED)(program).run_async()
     assert job.result() == 1
-    assert "the 2 hosts train a model each, because this Trainer knows of 1: make it as Trainer(num_nodes=2" in (
-        job.logs() or ""
-    )
+    told = "the 2 hosts train a model each, because this Trainer knows of 1: make it as Trainer("
+    log = job.logs() or ""
+    assert told + 'num_nodes=2, devices=1, strategy="ddp")' in log
+    assert told + "model, TrainingArguments(…, use_cpu=True))" in log
