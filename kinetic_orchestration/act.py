@@ -15,7 +15,7 @@ from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.backends.onlooker import Onlooker
-from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
+from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.stores import Store
@@ -28,6 +28,7 @@ ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of rec
 DEADLINE_ALLOWANCE = 15 * 60.0
 SECRETS_PATIENCE = 60.0  # a process without them only ends an attempt that nobody else has started for so long
 TRUST_PATIENCE = 1800.0  # so does one that may not start it
+HEARD_SOON = 2.0  # seconds in which host 0 may say itself since when it is there
 HELD_STEP = 30.0  # seconds that hosts are there longer than what is remembered of it
 
 
@@ -271,6 +272,8 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
         total=float(limits.total or 0.0),
         created=created,
         silence=lifecycle.SILENT_BEATS if plan.remote else 0.0,
+        affordable=plan.affordable,
+        usd=float(limits.cost or 0.0),
     )
 
 
@@ -435,13 +438,23 @@ def _longest(plan: Plan, affordable: float = 0.0) -> float:
     return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
 
 
-def see_held(job: Job, attempt: int, seen: Glimpse) -> None:
+def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None) -> None:
     """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there. Of a
     job in doubt nothing is remembered: its limit, and that it has an attempt of that number, only its records say.
+
+    Of hosts that are charged for and of which the first one does not speak, the store is told since when they are.
     """
-    since = seen.observation.since
-    if job.limited and not job.doubt and seen.verdict is None and seen.observation.state == PRESENT and since:
-        job.trust.saw_held(job.store, job.job_id, attempt, seen.now - since, HELD_STEP)
+    charged, present = seen.observation.charged or seen.observation.since, seen.observation.state == PRESENT
+    if job.doubt or seen.verdict is not None or not charged:
+        return
+    if job.limited and (present or (memory is not None and memory.charged)):
+        job.trust.saw_held(job.store, job.job_id, attempt, seen.now - charged, HELD_STEP if present else 0.0)
+    if memory is None or memory.told or not memory.charged or any(beat is not None for beat in seen.beats[:1]):
+        return
+    if not present or seen.now - charged > HEARD_SOON:
+        with suppress(StoreError):  # whoever may only read is told so when there is more to be done
+            job.store.create(names.ready(job.job_id, attempt), wire.encode({"since": charged, "writer": ME}))
+        memory.told = True
 
 
 def close(job: Job, attempt: int, cause: str, reason: str) -> str:

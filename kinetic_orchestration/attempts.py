@@ -6,22 +6,28 @@ ended, and that comes with the listings. It does not know what an attempt's reco
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.schema import MOST_ATTEMPTS
+from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Before
 
+_KINDS = ("freed.json", "intent.json", "ready.json", "refused.json", "verdict.json")
 FEW = 16  # attempts that are looked at without asking whether they are there
 
 
 class Times(NamedTuple):
-    """By the store's clock: when its intent and its verdict were written."""
+    """When its intent and its verdict were written, by the store's clock; and what clients saw of its hosts."""
 
     began: float | None = None
     ended: float | None = None
+    ready: bool = False
+    refused: bool = False
+    freed: float | None = None
 
 
 def newest(store: Store, job_id: str) -> int:
@@ -31,9 +37,25 @@ def newest(store: Store, job_id: str) -> int:
 
 def times(store: Store, job_id: str) -> dict[int, Times]:
     """Of all, the oldest first. One that was cancelled before it had a place has never begun."""
-    began = _listed(store, names.intents(job_id))
-    ended = _listed(store, names.verdicts(job_id))
-    return {number: Times(began.get(number), ended.get(number)) for number in sorted({*began, *ended})}
+    listed = _all_listed(store, names.intents(job_id))
+    began, ended = listed["intent.json"], _listed(store, names.verdicts(job_id))
+    return {
+        number: Times(
+            began.get(number),
+            ended.get(number),
+            number in listed["ready.json"],
+            number in listed["refused.json"],
+            listed["freed.json"].get(number),
+        )
+        for number in sorted({*began, *ended})
+    }
+
+
+def tell_release(store: Store, job_id: str, attempt: int, *, done: bool) -> None:
+    """Tell those who ask what the job cost that its hosts were not freed with its verdict, but now, or not yet."""
+    name = names.freed(job_id, attempt) if done else names.refused(job_id, attempt)
+    with suppress(StoreError):
+        store.create(name, wire.encode({}))
 
 
 def with_hosts(store: Store, job_id: str, last: int) -> list[int]:
@@ -67,10 +89,16 @@ def _before(store: Store, job_id: str, attempt: int) -> Before | None:
 
 def _listed(store: Store, prefix: str) -> dict[int, float]:
     """When the records of each were written."""
-    found: dict[int, float] = {}
+    listed = _all_listed(store, prefix)
+    return listed["intent.json"] | listed["verdict.json"]
+
+
+def _all_listed(store: Store, prefix: str) -> dict[str, dict[int, float]]:
+    """By kind of record."""
+    found: dict[str, dict[int, float]] = {kind: {} for kind in _KINDS}
     for entry in store.list(prefix):
         number, _, record = entry.name.removeprefix(prefix).partition("/")
-        known = record in ("intent.json", "verdict.json")
+        known = record in found
         if known and number.isascii() and number.isdecimal() and len(number) < 8 and 0 < int(number) <= MOST_ATTEMPTS:
-            found[int(number)] = entry.updated
+            found[record][int(number)] = entry.updated
     return found

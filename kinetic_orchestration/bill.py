@@ -6,7 +6,9 @@ Told by the records alone, so after the fact and from any process. The terms, fo
   asked in a zone that had nothing count, too.
 - **READY**, for which chips are charged: from the boot of host 0, as it told when its agent began, until host 0's last
   word or the verdict, whichever was later. With neither, until now, but not beyond the attempt's deadline, at which
-  slices delete themselves. What a slice stays on after that, because nobody could delete it, is not in the records.
+  slices delete themselves. Where host 0 did not say it soon, from what a client saw of the slice and wrote down: since
+  the last look at which it was not READY, or since it was made. Where it was not freed at once, until it was; as long
+  as that is refused, until now. So where nobody saw it, more is told than was charged, and never less.
 - **productive**: from the start of the program to its end on host 0, as it told in its last word; of one that runs,
   until now. Hosts that were killed without a word count none. Which part of it were steps that counted, `goodput` says.
 
@@ -15,7 +17,6 @@ It knows no prices but by `cost`, and no backend.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.cost import Estimate, estimate, together
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.price_list import BUILT_IN, PriceList
-from kinetic_orchestration.records import fields_of, intent_of
+from kinetic_orchestration.records import READY, fields_of, intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Intent, Plan
 
@@ -42,6 +43,7 @@ class Stay:
     ready: float
     productive: float
     took: goodput.Took = field(default=goodput.Took(), compare=False)  # what the time that was held went to
+    shown: int = 1  # its number as people count them; 0: not known
 
     @property
     def had_hosts(self) -> bool:
@@ -57,15 +59,18 @@ def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
     }
     if not began:
         return []
-    read = [number for number in attempts.with_hosts(store, job_id, max(began)) if number in began]
-    found = side_by_side(functools.partial(_stay, store, job_id), read, REQUESTS if store.remote else 1)
+    seen = {number for number, times in began.items() if times.ready}
+    read = sorted(number for number in {*attempts.with_hosts(store, job_id, max(began)), *seen} if number in began)
+    found = side_by_side(
+        lambda number: _stay(store, job_id, number, began[number]), read, REQUESTS if store.remote else 1
+    )
     told = dict(zip(read, found, strict=True))
     return [told.get(number) or _queued(number, times) for number, times in began.items()]
 
 
 def _queued(number: int, times: attempts.Times) -> Stay:
     assert times.began is not None
-    return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0)
+    return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0, 0)
 
 
 def ready_seconds(found: Sequence[Stay]) -> float:
@@ -94,7 +99,7 @@ def estimate_of(
     held = [(stay.queued, stay.ready, stay.took) for stay in found]
     return together(
         parts or [of(0.0, found[-1].zone if found else "")],
-        attempts=len(parts),
+        attempts=max([len(parts), *(stay.shown for stay in found)]),
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
         productive=sum(stay.productive for stay in found),
@@ -102,26 +107,36 @@ def estimate_of(
     )
 
 
-def _stay(store: Store, job_id: str, number: int) -> Stay:
+def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay:
     record = store.read(names.intent(job_id, number))
     if record is None:  # forgotten since it was listed
-        return Stay(number, "", 0.0, 0.0, 0.0)
-    return _stay_of(store, job_id, number, intent_of(record, job_id, number))
+        return Stay(number, "", 0.0, 0.0, 0.0, 0)
+    intent = intent_of(record, job_id, number)
+    shown = 0 if intent.before is None else number - intent.before.spent.moved
+    return _stay_of(store, job_id, number, intent, times)._replace(shown=shown)
 
 
-def _stay_of(store: Store, job_id: str, number: int, intent: Intent) -> Stay:
+def _stay_of(store: Store, job_id: str, number: int, intent: Intent, times: attempts.Times) -> Stay:
     zone = str(intent.placement.get("zone", ""))
     verdict = store.read(names.verdict(job_id, number))
     end = verdict.updated if verdict is not None else store.now()
     started = _told(store, names.host(job_id, number, 0, "started.json"), wire.STARTED)
-    if started is None:
+    seen = _told(store, names.ready(job_id, number), READY) if times.ready else None
+    since = []
+    if started is not None:
+        since.append(started[1] - float(started[0].get("up", 0.0)))
+    if seen is not None:
+        since.append(min(float(seen[0]["since"]), seen[1]))
+    if not since:
         return Stay(number, zone, max(0.0, end - intent.created), 0.0, 0.0)
-    life, began = started
-    there = max(intent.created, began - float(life.get("up", 0.0)))
+    there = max(intent.created, min(since))
+    began = started[1] if started is not None else end  # of a host that never spoke, all is provision
     done = _told(store, names.host(job_id, number, 0, "done.json"), wire.DONE_RECORD)
     if done is not None:
         end = max(end, done[1]) if verdict is not None else done[1]
-    if intent.deadline:
+    if times.freed is not None or times.refused:
+        end = max(end, times.freed or store.now())
+    if intent.deadline and started is not None:  # else nobody there keeps it
         end = min(end, intent.deadline)
     last = {} if done is None else done[0]
     if done is None:

@@ -20,6 +20,8 @@ from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import StoreError, Unreachable
 from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.values import (
+    PRESENT,
+    WOUNDED,
     Change,
     Cursor,
     Devices,
@@ -41,6 +43,7 @@ LONGEST_FRAME = frames.LONGEST_LINE + (2 << 20)  # a line, what came with its en
 FEW_HOSTS = 16  # whose records are asked for without looking which are there
 STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
 RELEASE_PATIENCE = 60.0  # after the verdict that ends a job, with a release that is refused: a rate is so much a minute
+LATE = 2.0  # seconds after a verdict: a release that comes so late is told to those who reckon the cost
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # and no more after this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
@@ -87,7 +90,7 @@ class Follower:
         while self.outcome is None:
             attempt = self.cursor.attempt
             seen = act.glimpse(self.job, attempt, self.memory, watcher_of(self.job.store, self.job.backend).scene)
-            act.see_held(self.job, attempt, seen)
+            act.see_held(self.job, attempt, seen, self.memory)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
             if step.outcome is not None:
@@ -156,7 +159,8 @@ class Follower:
     @property
     def restless(self) -> bool:
         """Whether the next step may do something although nothing new will be seen: its time comes."""
-        return bool(self.waiting) or (self.seen is not None and lifecycle.must_wait(self.seen))
+        seen = self.seen
+        return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
 
     def _act(self, actions: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
         try:
@@ -181,8 +185,18 @@ class Follower:
             freed = act.release(self.job, attempt, seen.intent)
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
             freed = Freed.REFUSED
+        if holds and self.job.store.remote and not self.job.doubt:
+            self._tell_late(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
             self.refused = (*self.refused, Refused(attempt, seen.now + pause, pause, holds))
+
+    def _tell_late(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
+        """Hosts cost on after a verdict that does not free them."""
+        late = seen.verdict_age > LATE and seen.observation.state in (PRESENT, WOUNDED)
+        if freed is Freed.REFUSED and not again:
+            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=False)
+        elif freed is not Freed.REFUSED and (again or late):
+            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=True)
 
     def _release_again(self, seen: Glimpse) -> None:
         """What was refused, whatever the job does meanwhile. Behind it are its hosts, its deadline and the reaper."""

@@ -188,10 +188,10 @@ class JobHandle(Generic[R]):
             total=beat.total if beat is not None else 0.0,
             unit=beat.unit if beat is not None else "",
             outcome=step.outcome,
-            attempts=lifecycle.shown(step.cursor),
+            attempts=lifecycle.shown(step.cursor, seen),
             zone=zone,
             resource=str(place.get("name", "")) if zone else "",
-            said=seen.observation.message,
+            said=lifecycle.unheard(seen) or seen.observation.message,
             rate=beat.rate if beat is not None else 0.0,
             devices=tuple(sampled(seen)),
         )

@@ -11,6 +11,7 @@ No clock, no store, no backend here; the simulation drives these very functions.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from kinetic_orchestration.agent import rules, wire
@@ -51,6 +52,7 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
 CANCEL_PATIENCE = 40.0  # the longest grace a host gives its program, and some
 SETTLE_PATIENCE = 45.0  # after a verdict, for hosts that cannot be seen to say that they are done
 SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this long without a beat,
+UNHEARD = 120.0  # after so long without a word of hosts that are charged for, people are told
 SILENT_START = 900.0  # or without their first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
 
@@ -67,6 +69,8 @@ class Policy(NamedTuple):
     total: float = 0.0
     created: float = 0.0  # when the job was, by the store's time
     silence: float = 0.0  # of hosts that are seen to be there, and still count as lost after so long; 0: never
+    affordable: float = 0.0  # seconds of hosts, over all attempts, for which the limit of cost pays; 0: no limit
+    usd: float = 0.0  # that limit
 
 
 class Intend(NamedTuple):
@@ -143,13 +147,13 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
         action = Close(wire.DEADLINE, reason)
     elif state in (GONE, ABSENT) and began and 0 < seen.intent.deadline <= seen.now:
         action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
-    elif state in (GONE, WOUNDED) or (state == ABSENT and began):
+    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):
         cause = seen.observation.cause or wire.INFRASTRUCTURE
-        action = Close(cause, seen.observation.message or "the hosts are gone without a word")
+        action = Close(cause, seen.observation.message or _vanished(seen))
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
-    elif reason := _speechless(seen, policy):
-        action = Close(wire.INFRASTRUCTURE, reason)
+    elif mute := _mute(seen, policy):
+        action = mute
     elif seen.intent.deadline and seen.now > seen.intent.deadline + DEADLINE_MARGIN:
         action = Close(wire.DEADLINE, "the attempt's deadline passed and its hosts did not end it")
     elif policy.provision and not began and seen.now - seen.intent.since > policy.provision:
@@ -166,10 +170,11 @@ def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
 
 def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy) -> Step:
     if verdict.kind == wire.COMMITTED:
-        outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=shown(cursor))
+        outcome = Outcome(JobStatus.SUCCEEDED, cursor.attempt, verdict, attempts=shown(cursor, seen))
         # It was over before anybody had looked: every host has ended well, so all of them have been running.
-        ran = () if cursor.phase == "running" else _tell(cursor, "running", policy.crew)
-        return Step(cursor, (Release(cursor.attempt),), (*ran, *_tell(cursor, "succeeded", "")), outcome)
+        ran = () if cursor.phase in ("running", "succeeded") else _tell(cursor, "running", policy.crew)
+        ended = cursor._replace(phase="succeeded")
+        return Step(ended, (Release(cursor.attempt),), (*ran, *_tell(cursor, "succeeded", "")), outcome)
     cause = classify(verdict)
     budget, status = rule_of(cause)
     spent = spend(cursor.spent, budget)
@@ -185,14 +190,17 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
             changes = (Change("resuming", message, following.attempt),)
         ends = seen.cancel is not None or _over_total(seen, policy)
         return Step(following, (Release(cursor.attempt),), () if ends else changes)
-    outcome = Outcome(status, cursor.attempt, verdict, cause, shown(cursor))
+    outcome = Outcome(status, cursor.attempt, verdict, cause, shown(cursor, seen))
     phase = "cancelled" if status is JobStatus.CANCELLED else "failed"
-    return Step(cursor, (Release(cursor.attempt),), _tell(cursor, phase, _why(verdict)), outcome)
+    return Step(cursor._replace(phase=phase), (Release(cursor.attempt),), _tell(cursor, phase, _why(verdict)), outcome)
 
 
-def shown(cursor: Cursor) -> int:
-    """An attempt's number as people count them: those that had hosts."""
-    return cursor.attempt - cursor.spent.moved
+def shown(cursor: Cursor, seen: Glimpse | None = None) -> int:
+    """An attempt's number as people count them: without those that never had hosts. One that follows a failure and was
+    never promised a place (`seen`) is none.
+    """
+    placeless = seen is not None and seen.intent is None and cursor.phase == "resuming"
+    return cursor.attempt - cursor.spent.moved - placeless
 
 
 def classify(verdict: wire.Verdict) -> str:
@@ -251,7 +259,9 @@ def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
 def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:
     """The phase an attempt is in, from what its hosts and its backend say."""
     states = [beat.state for beat in seen.beats if beat is not None]
-    if len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
+    if unheard_of := unheard(seen):
+        phase, message = "silent", unheard_of
+    elif len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):
         phase, message = "running", policy.crew
     elif states:
         phase, message = "preparing", f"{len(states)} of {policy.crew.removeprefix('1 host, ')} have started"
@@ -259,7 +269,7 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
         phase, message = seen.observation.state, seen.observation.message
     else:
         phase, message = "submitted", seen.observation.message
-    order = ("", "resuming", "submitted", QUEUED, PROVISIONING, "preparing", "running")
+    order = ("", "resuming", "submitted", QUEUED, PROVISIONING, "silent", "preparing", "running")
     if cursor.phase in order and order.index(phase) <= order.index(cursor.phase):
         return cursor, ()
     return cursor._replace(phase=phase), (Change(phase, message, cursor.attempt),)
@@ -304,6 +314,59 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
     if since and seen.now - since > SILENT_START:
         return f"the hosts have been there for {seen.now - since:.0f} s, and none of them has started its agent"
     return ""
+
+
+def is_awaited(seen: Glimpse) -> bool:
+    """Hosts that are charged for, and of which none has said anything yet."""
+    return seen.observation.state == PRESENT and seen.observation.charged > 0 and not any(seen.beats)
+
+
+def unheard(seen: Glimpse) -> str:
+    """Of a slice that is charged for: what people are told when none of its hosts says anything for long."""
+    held = seen.now - seen.observation.charged
+    if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
+        return ""
+    place = seen.intent.placement if seen.intent is not None else {}
+    ssh = f"gcloud compute tpus tpu-vm ssh {place.get('name', '')} --zone {place.get('zone', '')} --worker=all"
+    return (
+        f"the slice is READY and charged for, for up to {held:.0f} s now, and none of its hosts has started its agent: "
+        f"{ssh} --command 'sudo journalctl -u google-startup-scripts' may say why. It is given up "
+        f"{SILENT_START / 60:.0f} min after it was first seen, or once the limit of cost is reached"
+    )
+
+
+def _vanished(seen: Glimpse) -> str:
+    """Of hosts that are gone: what was seen of them, and when."""
+    here, place = seen.observation, seen.intent.placement if seen.intent is not None else {}
+    if not here.shown:
+        return "the hosts are gone without a word"
+    told = (
+        f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(here.since)} to "
+        f"{_clock(here.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); nobody of this job deleted it. "
+        "Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at who has tpu.nodes.delete"
+    )
+    if any(seen.beats):
+        return told
+    return (
+        f"{told}. Hosts that may not use the bucket end themselves without a word, too: see that their account has "
+        "roles/storage.objectUser on it"
+    )
+
+
+def _mute(seen: Glimpse, policy: Policy) -> Close | None:
+    """Of hosts that are there and say nothing: when that is to end."""
+    assert seen.intent is not None
+    limit = min(filter(None, (seen.intent.affordable, policy.affordable)), default=0.0)
+    charged = seen.observation.charged
+    if limit and charged and not any(seen.beats) and (held := seen.now - charged) > limit:  # hosts keep it themselves
+        told = f"its slices were held for {held:.0f} s, and none of their hosts has started"
+        return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}")
+    reason = _speechless(seen, policy)
+    return Close(wire.INFRASTRUCTURE, reason) if reason else None
+
+
+def _clock(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%H:%M:%S")
 
 
 def _silence(seen: Glimpse) -> float:

@@ -175,6 +175,7 @@ GROUP = Fields(
 )
 GROUP_END = Fields({"why": text(schema.WORD)}, {"size": whole(1, MOST_JOBS)})
 STAMP = Fields({}, {"deployment": schema.deployment, "created": moment, "stamp": token, "checked": text()})
+READY = Fields({"since": moment}, {"writer": token})
 REAPED = Fields({"ended": flag}, {"writer": token})
 PROJECT = Fields({"tree": digest})
 
@@ -298,7 +299,8 @@ def intent_of(record: Record, job_id: str, attempt: int, within: Within | None =
             if value or name not in _HISTORY
         }
         before = _before(fields.get("before"), attempt)
-        return Intent(attempt, fields["boot"], placement, deadline, record.updated, before)
+        affordable = float(fields.get("affordable") or 0.0)
+        return Intent(attempt, fields["boot"], placement, deadline, record.updated, before, affordable)
 
 
 # Of a placement: how it came to it, if it is not the first one.

@@ -59,10 +59,35 @@ CLIENT = "closed"
 GROUP = "group"
 
 _MOST_SEEN = 4096  # jobs of which a process remembers that without its home
+_READ: dict[Path, tuple[tuple[int, ...], dict[str, list[str]]]] = {}  # as the file was then
+_LONGEST: dict[tuple[Path, str, str, int], float] = {}  # that was remembered by this process
 _SEEN: dict[tuple[Path, str, str], dict[str, None]] = {}  # the lines of each, the newest job last
 _FOR_EVER = 100 * 365 * 86400  # a token tells who computed a value, and that does not expire
 _CERTIFICATE_SECONDS = 3600.0
 _TIMEOUT = 20.0
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """Return what a file of the home remembers, by kind; read only when it has changed."""
+    try:
+        about = path.stat()
+        state = about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+        known = _READ.get(path)
+        if known is not None and known[0] == state:
+            return known[1]
+        lines = dict.fromkeys(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError):
+        _READ.pop(path, None)
+        return {}
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        kind, _, digest = line.partition(" ")
+        found.setdefault(kind, []).append(digest)
+    _READ[path] = state, found
+    while len(_READ) > _MOST_SEEN:
+        with contextlib.suppress(RuntimeError, StopIteration, KeyError):  # of another thread that does the same
+            del _READ[next(iter(_READ))]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +124,12 @@ class Trust:
         """Return the digests of one kind that were remembered of the job, in their order."""
         if self.home is None:
             return []
-        lines = dict(_SEEN.get((self.home, store.url, job_id), {}))
-        with contextlib.suppress(OSError, ValueError):
-            lines = dict.fromkeys(self.memory_of(store, job_id).read_text(encoding="utf-8").splitlines()) | lines
-        return [digest for told, _, digest in (line.partition(" ") for line in lines) if told == kind]
+        found = _read(self.memory_of(store, job_id)).get(kind, [])
+        seen = _SEEN.get((self.home, store.url, job_id))
+        if not seen:
+            return list(found)
+        here = [digest for told, _, digest in (line.partition(" ") for line in dict(seen)) if told == kind]
+        return list(dict.fromkeys([*found, *here]))
 
     def memory_of(self, store: Store, job_id: str) -> Path:
         """Return the file in which this home remembers what it knows of the job."""
@@ -137,7 +164,16 @@ class Trust:
 
     def saw_held(self, store: Store, job_id: str, attempt: int, seconds: float, step: float = 0.0) -> None:
         """For how long the hosts of an attempt were there. No more than the step longer is no news."""
+        if self.home is None:
+            return
+        key = self.home, store.url, job_id, attempt
+        if step and seconds <= _LONGEST.get(key, -step) + step:  # asked at each look, so nothing is read for it
+            return
         if seconds > self.held(store, job_id).get(attempt, 0.0) + step:
+            _LONGEST[key] = seconds
+            while len(_LONGEST) > _MOST_SEEN:
+                with contextlib.suppress(RuntimeError, StopIteration, KeyError):
+                    del _LONGEST[next(iter(_LONGEST))]
             self.remember(store, job_id, HELD, f"{attempt}/{seconds:.1f}")
 
     def held(self, store: Store, job_id: str) -> dict[int, float]:

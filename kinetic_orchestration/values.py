@@ -200,6 +200,7 @@ class Intent(NamedTuple):
     deadline: float  # by the store's time; 0: none
     created: float
     before: Before | None = None  # None: it does not say
+    affordable: float = 0.0  # seconds for which its hosts may be held, for the money that is left; 0: no limit
 
     @property
     def since(self) -> float:
@@ -228,6 +229,8 @@ class Observation(NamedTuple):
     message: str = ""
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
     since: float = 0.0  # when all hosts of a placement that is present were there, where that is known
+    shown: float = 0.0  # when they were last seen to be there, by whoever looks
+    charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

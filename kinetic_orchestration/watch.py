@@ -30,7 +30,7 @@ from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.stores.local import LocalStore
-from kinetic_orchestration.values import ABSENT, PRESENT, Glimpse, Intent, Observation
+from kinetic_orchestration.values import ABSENT, PRESENT, UNKNOWN, Glimpse, Intent, Observation
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
 SLOWEST_TICK = 0.04
@@ -107,8 +107,8 @@ class Memory:
     """What a follower has read of an attempt and need not ask for again, where asking is a request."""
 
     __slots__ = (
-        "asked", "attempt", "cancel", "hint", "intent", "looked", "newest", "not_before", "present", "silence",
-        "verdict", "within",
+        "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "present",
+        "shown", "silence", "told", "verdict", "within", "without",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
@@ -125,6 +125,10 @@ class Memory:
         self.asked = 0.0
         self.not_before = 0.0
         self.present = 0.0  # since when its hosts were seen to be there
+        self.shown = 0.0  # when they were last
+        self.without = 0.0  # when none of them was, before that
+        self.charged = 0.0  # before which none can have been charged for; 0: none was seen
+        self.told = False  # and the store knows of it, as host 0 does not say so
         self.newest = self.looked = self.silence = 0.0
 
     def recall(self, store: Store, job_id: str, attempt: int) -> Intent | None:
@@ -252,8 +256,12 @@ def _look_from_afar(
     seen = None if intent is None else scene.observations.get(job_id)  # else it is of the attempt before
     now, observation = scene.taken, seen or Observation(ABSENT)
     if observation.state == PRESENT:
-        memory.present = memory.present or now
-        observation = _same(observation._replace(since=observation.since or memory.present))
+        memory.present, memory.shown = memory.present or observation.since or now, now
+    if observation.charged and not memory.charged:
+        memory.charged = min(now, max(observation.charged, memory.without))
+    elif not memory.charged and observation.state != UNKNOWN:
+        memory.without = now
+    observation = _same(observation._replace(since=memory.present, shown=memory.shown, charged=memory.charged))
     told = {heard.name: heard for heard in scene.heard.get(job_id, ())}
     beat_of = len(names.beats_of(job_id))
     promised = range(hosts if intent is not None else 0)

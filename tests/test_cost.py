@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from kinetic_orchestration import act, bill, errors, goodput, lifecycle, setting
 from kinetic_orchestration.accelerators import catalogue, parse
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.cost import (
     PRICES,
     PRICES_DATE,
@@ -29,12 +32,13 @@ from kinetic_orchestration.cost import (
     together,
     went_to,
 )
+from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.plan import describe, make_plan
 from kinetic_orchestration.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Limits, Plan, Retry
+from kinetic_orchestration.values import PRESENT, Change, Event, Limits, Plan, Retry
 
 
 @pytest.mark.parametrize(
@@ -235,6 +239,27 @@ def test_hosts_that_were_killed_without_a_word_were_charged_for_and_count_as_no_
     records.start(1, 10)
     records.judge(1, 110, wire.CLOSED, wire.PREEMPTION)
     assert records.stays() == [bill.Stay(1, ZONE, queued=10, ready=100, productive=0)]
+
+
+def test_a_slice_of_which_no_host_spoke_is_charged_for_since_a_client_saw_it(records: Records) -> None:
+    records.intend(1, 0, allowed=50)  # a deadline that nobody there keeps
+    records.write(names.ready(records.job, 1), 12, since=NOW + 10)
+    records.judge(1, 110, wire.CLOSED, wire.INFRASTRUCTURE)
+    assert records.stays() == [bill.Stay(1, ZONE, queued=10, ready=100, productive=0)]
+    assert bill.estimate_of(plan_of(), records.stays(), {}).attempts == 1
+
+
+def test_a_slice_that_could_not_be_freed_is_charged_for_until_it_was(records: Records) -> None:
+    now = records.store.now() - NOW
+    records.intend(1, now - 1000)
+    records.start(1, now - 900)
+    records.judge(1, now - 800)
+    records.write(names.refused(records.job, 1), now - 799)
+    (stay,) = records.stays()
+    assert stay.ready == pytest.approx(900, abs=60)
+    records.write(names.freed(records.job, 1), now - 700)
+    (stay,) = records.stays()
+    assert stay.ready == pytest.approx(200, abs=0.01)
 
 
 def test_a_job_that_everybody_forgot_is_charged_for_until_its_deadline_at_most(records: Records) -> None:
@@ -455,6 +480,14 @@ def test_steps_count_up_to_where_the_next_attempt_went_on() -> None:
     found = goodput.parts([(0, 200, first), (0, 100, second), (0, 60, back)])
     assert (found["redone"], found["steps"]) == (100 + 39, 49 + 10)
     assert not goodput.is_known([(0, 9, goodput.Took(1, 2, 3))])
+def _forever() -> None:
+    import time
+
+    time.sleep(300)
+
+
+ZONE_OF_V5E = "us-west4-a"
+TICK = 1.5  # between two looks of a follower, and some
 
 
 @kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(cost=0.03))
@@ -464,6 +497,68 @@ def _costly() -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(300)
+
+
+@pytest.fixture
+def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    with Emulator(zones=(ZONE_OF_V5E,)) as emulated:
+        for name, value in {**emulated.environ(), "KINETIC_PRICES": "v5e=36"}.items():
+            monkeypatch.setenv(name, value)
+        yield emulated
+        emulated.wait_until_empty(30)
+
+
+@pytest.mark.slow  # starts an emulated cloud
+def test_a_slice_whose_host_never_boots_costs_what_it_is_ready_says_so_and_ends_at_the_cost_limit(
+    cloud: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lifecycle, "UNHEARD", 1.5)
+    cloud.never_boots(0)
+    job = _costly.run_async()
+    heard: list[Event] = []
+    shown = []
+
+    def look(_: Follower) -> None:
+        if not shown and any(isinstance(event, Change) and event.phase == "silent" for event in heard):
+            shown.append(job.peek())
+
+    outcome = job.follow(heard.append, on_step=look, timeout=60)
+    assert outcome is not None
+    assert outcome.cause == wire.DEADLINE
+    assert "none of their hosts has started: its cost limit of $0.03" in outcome.verdict.reason
+    assert "google-startup-scripts" in shown[0].said
+    assert shown[0].phase == "silent"
+    cloud.wait_until_empty(30)
+    cost, charged = job.cost(), cloud.ledger.chip_seconds()
+    assert charged > 3
+    assert charged - TICK < cost.ready_seconds < 1.2 * charged + TICK
+    capsys.readouterr()
+    main(["status", job.job_id, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["attempts"], told["phase"]) == (cost.attempts, "failed") == (1, "failed")
+    assert told["held_seconds"] == pytest.approx(cost.ready_seconds, abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_slice_that_an_outsider_deletes_just_after_it_is_ready_is_told_as_it_was_seen_and_costs(
+    cloud: Emulator,
+) -> None:
+    cloud.never_boots(0)
+    job = kinetic.run(accelerator="v5e-1", retry=kinetic.Retry(infra=0))(_forever).run_async()
+
+    def delete(follower: Follower) -> None:
+        if follower.seen is not None and follower.seen.observation.state == PRESENT:
+            cloud.sweep()
+
+    outcome = job.follow(on_step=delete, timeout=60)
+    assert outcome is not None
+    said = outcome.verdict.reason
+    assert re.search(rf"seen READY in {ZONE_OF_V5E} from [\d:]+ to [\d:]+, and was no longer shown at [\d:]+", said)
+    assert "tpu.nodes.delete" in said
+    assert "not shown" not in said
+    cost = job.cost()
+    assert cost.ready_seconds > cloud.ledger.chip_seconds() - TICK
+    assert cost.attempts == outcome.attempts == 1
 
 
 def test_hosts_end_a_program_at_the_jobs_cost_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,3 +345,43 @@ def test_a_cursor_survives_being_kept_as_json() -> None:
 )
 def test_the_status_that_people_see(seen: Glimpse, status: JobStatus) -> None:
     assert lifecycle.status(Cursor(), seen, None) is status
+
+
+def test_a_job_that_has_ended_is_in_no_phase_that_it_had_before() -> None:
+    running = Cursor(phase="running")
+    assert advance(running, glimpse(ABSENT, BEAT, verdict=COMMITTED, done=1), Policy()).cursor.phase == "succeeded"
+    assert advance(running, ended(wire.USER), Policy()).cursor.phase == "failed"
+    assert advance(running, ended(wire.CANCELLED), Policy()).cursor.phase == "cancelled"
+
+
+def test_an_attempt_that_was_never_promised_a_place_is_not_counted() -> None:
+    """So status says as many as the intents that the cost is reckoned from; one that follows a refusal is the same."""
+    closed = wire.Verdict(wire.CLOSED, "client", 0.0, cause=wire.DEADLINE, reason="spent")
+    retried = advance(Cursor(), ended(wire.INFRASTRUCTURE), Policy(infra=3)).cursor
+    outcome = advance(retried, Glimpse(NOW, verdict=closed), Policy(infra=3)).outcome
+    assert outcome is not None
+    assert (outcome.attempt, outcome.attempts) == (2, 1)
+    refused = advance(Cursor(), ended(wire.STOCKOUT), Policy()).cursor
+    assert lifecycle.shown(refused, Glimpse(NOW)) == 1
+
+
+def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_limit_of_cost() -> None:
+    def seen(held: float, *beats: wire.Beat | None, state: str = PRESENT, **fields: Any) -> Glimpse:
+        found = glimpse(state, *beats, **fields)
+        here = Observation(state, since=NOW - held, shown=NOW - 1.0, charged=NOW - held)
+        assert found.intent is not None
+        return found._replace(observation=here, intent=found.intent._replace(affordable=400.0))
+
+    policy = Policy(silence=lifecycle.SILENT_BEATS, affordable=1000.0, usd=5.0)
+    assert lifecycle.unheard(seen(100.0)) == lifecycle.unheard(seen(500.0, STARTING)) == ""
+    (change,) = advance(Cursor(), seen(130.0), policy).changes
+    assert change.phase == "silent"
+    assert "READY and charged for, for up to 130 s now" in change.message
+    assert actions(seen(390.0), policy) == actions(seen(410.0, BEAT), policy) == ()
+    (close,) = actions(seen(410.0), policy)
+    assert isinstance(close, Close)
+    assert close.cause == wire.DEADLINE
+    assert "none of their hosts has started: its cost limit of $5.00" in close.reason
+    (close,) = actions(seen(10.0, state=ABSENT), policy)
+    assert isinstance(close, Close)
+    assert close.reason.startswith("the slice  was seen READY in")

@@ -117,6 +117,7 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
         "group end": (records.GROUP_END, names.group_end("grp-1"), {"why": "submitted"}),
         "stamp": (records.STAMP, names.DEPLOYMENT, stamp),
         "reaped": (records.REAPED, names.REAPED, {"writer": "w", "ended": True}),
+        "ready": (records.READY, names.ready(JOB, 1), {"since": 1.0, "writer": "w"}),
         "project": (records.PROJECT, names.project("p"), {"tree": DIGEST}),
     }
 

@@ -56,6 +56,23 @@ def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
     return JobHandle(launch.launch(spec_of(function, key=key)))
 
 
+def test_what_a_home_remembers_is_read_again_only_when_it_has_changed(
+    shared_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job with a cost limit asks at each look."""
+    job, reads = submitted(plain)._job, []
+    path, whole = job.trust.memory_of(job.store, job.job_id), Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, **how: (reads.append(self), whole(self, **how))[1])
+    for second in range(1000):
+        job.trust.saw_held(job.store, job.job_id, 1, float(second), 30.0)
+        job.trust.remembered(job.store, job.job_id, trust.SPEC)
+    assert job.trust.held(job.store, job.job_id)[1] > 960
+    assert reads.count(path) < 80
+    with path.open("a") as memory:  # another process of this home
+        memory.write(f"{trust.HELD} 1/5000.0\n")
+    assert job.trust.held(job.store, job.job_id) == {1: 5000.0}
+
+
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch, shared_home: Path, tmp_path: Path) -> Path:
     """From now on this process has another home, and so knows nothing of what was submitted before."""

@@ -109,6 +109,21 @@ def placement(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/in/attempts/{attempt}/placement.json"
 
 
+def ready(job_id: str, attempt: int) -> str:
+    """Since when its hosts are charged for: written by a client that sees them and has no word of host 0."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/ready.json"
+
+
+def refused(job_id: str, attempt: int) -> str:
+    """That its hosts could not be freed after its verdict."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/refused.json"
+
+
+def freed(job_id: str, attempt: int) -> str:
+    """That they were, later than that."""
+    return f"jobs/{job_id}/in/attempts/{attempt}/freed.json"
+
+
 def verdict(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/attempts/{attempt}/verdict.json"
 

@@ -45,9 +45,9 @@ WITHOUT_NODES = (*IN_QUEUE, FAILED, SUSPENDED)
 USER, SERVICE = 1, 2
 
 # Node.State
-READY, REPAIRING, PREEMPTED = 2, 6, 11
+BEGUN, READY, REPAIRING, PREEMPTED = 1, 2, 6, 11
 NODE_STATES = {
-    1: "CREATING",
+    BEGUN: "CREATING",
     READY: "READY",
     3: "RESTARTING",
     4: "REIMAGING",
@@ -63,7 +63,7 @@ NODE_STATES = {
     15: "UNHIDING",
     16: "UNKNOWN",
 }
-ALIVE = (1, READY, 3, 4, REPAIRING, 10)
+ALIVE = (BEGUN, READY, 3, 4, REPAIRING, 10)
 MISSING = -1  # the API has no such node
 
 HEALTH = {3: "TIMEOUT", 4: "UNHEALTHY_TENSORFLOW", 5: "UNHEALTHY_MAINTENANCE"}
@@ -113,8 +113,17 @@ def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Ob
     if found.state == FAILED:
         return _failed(found, asked)
     if found.state == SUSPENDED:
-        return Observation(GONE, *_suspended(found))
-    return _with_nodes(found, nodes)
+        return Observation(GONE, *_suspended(found), charged=charged(found, nodes))
+    return _with_nodes(found, nodes)._replace(charged=charged(found, nodes))
+
+
+def charged(found: Queued, nodes: Sequence[Node]) -> float:
+    """Before when no node can have been READY; 0: none was. Of nodes that are gone their request alone still tells."""
+    made = [node.created for node in nodes if node.state not in (BEGUN, MISSING) and node.created]
+    if made:
+        return min(made)
+    missing = all(node.state == MISSING for node in nodes)
+    return found.created if missing and found.state in (ACTIVE, SUSPENDING, SUSPENDED) else 0.0
 
 
 def _with_nodes(found: Queued, nodes: Sequence[Node]) -> Observation:

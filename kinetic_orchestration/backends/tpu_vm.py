@@ -182,8 +182,10 @@ class TpuVmBackend:
         if now - self._missed.setdefault((resource, ended), now) > (SHOWN if ended else UNSHOWN):
             # To ask again would not make it again: the API knows the request.
             told = (
-                f"{asked.zone}: the slice was made, and is gone without a word. Hosts that may not use the bucket can "
-                "tell nobody: see that their account has roles/storage.objectUser on it"
+                f"{asked.zone}: the slice was made, was not shown for {now - self._missed[resource, ended]:.0f} s, and "
+                "nobody here saw it READY or deleted it. Hosts that may not use the bucket can tell nobody: see that "
+                "their account has roles/storage.objectUser on it. Or somebody deleted it: ask the project's audit log "
+                "for DeleteQueuedResource, and look at who has tpu.nodes.delete"
             )
             raise BackendError(told, wire.INFRASTRUCTURE)
         return f"waiting: {asked.zone} has taken the request and not shown it yet"

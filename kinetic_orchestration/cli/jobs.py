@@ -202,7 +202,7 @@ def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
             cursor, seen = follower.cursor, follower.seen
             again = f", attempt {cursor.attempt}" if cursor.attempt > 1 else ""
             beat = next(iter(seen.beats), None) if seen is not None else None
-            if cursor.phase:
+            if cursor.phase and follower.outcome is None:
                 done = _done(beat.done, beat.total, beat.unit, beat.rate) if beat is not None else ""
                 say(f"{about}: {cursor.phase}{again}", detail=done)
 
