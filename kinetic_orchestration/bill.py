@@ -18,7 +18,7 @@ It knows no prices but by `cost`, and no backend.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic_orchestration import attempts, goodput
@@ -70,7 +70,7 @@ def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
 
 def _queued(number: int, times: attempts.Times) -> Stay:
     assert times.began is not None
-    return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0, 0)
+    return Stay(number, "", max(0.0, (times.ended or times.began) - times.began), 0.0, 0.0, shown=0)
 
 
 def ready_seconds(found: Sequence[Stay]) -> float:
@@ -110,10 +110,10 @@ def estimate_of(
 def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay:
     record = store.read(names.intent(job_id, number))
     if record is None:  # forgotten since it was listed
-        return Stay(number, "", 0.0, 0.0, 0.0, 0)
+        return Stay(number, "", 0.0, 0.0, 0.0, shown=0)
     intent = intent_of(record, job_id, number)
     shown = 0 if intent.before is None else number - intent.before.spent.moved
-    return _stay_of(store, job_id, number, intent, times)._replace(shown=shown)
+    return replace(_stay_of(store, job_id, number, intent, times), shown=shown)
 
 
 def _stay_of(store: Store, job_id: str, number: int, intent: Intent, times: attempts.Times) -> Stay:
