@@ -480,6 +480,8 @@ def test_steps_count_up_to_where_the_next_attempt_went_on() -> None:
     found = goodput.parts([(0, 200, first), (0, 100, second), (0, 60, back)])
     assert (found["redone"], found["steps"]) == (100 + 39, 49 + 10)
     assert not goodput.is_known([(0, 9, goodput.Took(1, 2, 3))])
+
+
 def _forever() -> None:
     import time
 
