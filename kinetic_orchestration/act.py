@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic_orchestration import bill, lifecycle
+from kinetic_orchestration import attempts, bill, lifecycle
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend
@@ -21,7 +22,7 @@ from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of,
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, JobStatus, Outcome, Past, Plan, Staged
-from kinetic_orchestration.watch import Memory, Scene, look
+from kinetic_orchestration.watch import Memory, Scene, intent_at, look
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
@@ -175,6 +176,8 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
     """Return what the job came to, as others may be told, and hold this process to it from now on. Raises Corrupt if it
     was seen to come to something else, unless that was never proven, and this is.
     """
+    if outcome.cause == wire.DAMAGED:
+        return _conclude_damaged(job, outcome, remember=remember)
     if not job.store.remote or job.doubt:
         return job.ended
     found = _end_of(outcome, at)._replace(proven=is_sealed(job))
@@ -186,6 +189,16 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
     if known is None and remember:
         job.trust.saw_end(job.store, job.job_id, found)
     return str(known or found)
+
+
+def _conclude_damaged(job: Job, outcome: Outcome, *, remember: bool) -> str:
+    """Of a verdict that cannot be read nothing is remembered. A job that was seen to succeed is not run again by it."""
+    known = _known_end(job) if job.store.remote and not job.doubt else None
+    if known is not None and known.status == JobStatus.SUCCEEDED.value:
+        raise Corrupt(_other_end(job, known))
+    if remember:
+        _keep_damaged(job, names.verdict(job.job_id, outcome.attempt))
+    return job.ended
 
 
 def _end_of(outcome: Outcome, at: float) -> Ended:
@@ -293,8 +306,22 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         assert seen.intent is not None
         job.backend.cancel(seen.intent.placement)
     elif isinstance(action, lifecycle.Close):
-        return close(job, attempt, action.cause, action.reason)
+        reason = action.reason
+        if seen.intent is not None and seen.intent.damage:
+            reason += f". {_keep_damaged(job, names.intent(job.job_id, attempt))}"
+        return close(job, attempt, action.cause, reason)
     return ""
+
+
+def set_aside(store: Store, name: str, data: bytes) -> str:
+    """Keep the bytes of a damaged record beside it, whatever becomes of it. Returns the sentence that says so."""
+    store.create(kept := f"{name}.damaged", data)
+    return f"Its bytes are kept in {kept}"
+
+
+def _keep_damaged(job: Job, name: str) -> str:
+    record = job.store.read(name)
+    return "" if record is None else set_aside(job.store, name, record.data)
 
 
 def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
@@ -355,7 +382,10 @@ def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
         return None, None
     verdict = verdict_of(ended.data, names.verdict(job.job_id, attempt))
     believe(job, attempt, verdict)
-    intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
+    try:
+        intent, cause = intent_of(promised, job.job_id, attempt, job.within), lifecycle.classify(verdict)
+    except Corrupt:  # then it is placed as a first one is, and all attempts are read again
+        return None, None
     past = Past(intent.placement, cause, verdict.reason, promised.updated)
     if intent.before is None:
         return past, None
@@ -484,17 +514,42 @@ def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
 def may_begin_anew(job: Job) -> bool:
     """Whether the job was called back by somebody who may want it again."""
     record = job.store.read(names.cancel(job.job_id))
-    return record is not None and fields_of(record.data, wire.CANCEL, names.cancel(job.job_id)).get("anew") is True
+    try:
+        return record is not None and fields_of(record.data, wire.CANCEL, names.cancel(job.job_id)).get("anew") is True
+    except Corrupt:  # it must not block its key for good
+        return True
 
 
 def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
     """`known`: an intent that was read already, of this attempt or of another one."""
     if known is not None and known.attempt == attempt:
-        return job.backend.release(known.placement)
+        return job.backend.release(known.placement) if known.placement else Freed.DONE
     record = job.store.read(names.intent(job.job_id, attempt))
     if record is None:
         return Freed.DONE
-    return job.backend.release(intent_of(record, job.job_id, attempt, job.within).placement)
+    placement = intent_at(record, job.backend, job.job_id, attempt, job.within).placement
+    return job.backend.release(placement) if placement else Freed.DONE
+
+
+def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, patience: float) -> bool:
+    """End a job whose spec cannot be read: by the records that its hosts heed, and by the names of its places. Returns
+    whether nothing of it is left.
+    """
+    spec = store.read(names.spec(job_id))
+    kept = set_aside(store, names.spec(job_id), spec.data) if spec is not None else ""
+    reason = f"{why}. {kept}" if kept else why
+    store.create(names.cancel(job_id), wire.encode({"reason": reason, "by": by, "writer": ME, "anew": True}))
+    last = attempts.newest(store, job_id) or 1
+    closed = wire.Verdict(wire.CLOSED, ME, store.now(), cause=wire.CANCELLED, reason=reason)
+    store.create(names.verdict(job_id, last), closed.encode())
+    store.ring(job_id)
+    deadline = time.monotonic() + patience
+    while True:
+        left = [place for place in backend.leftovers() if "unread" not in place and place["job"] == job_id]
+        left = [place for place in left if not backend.release(place)]
+        if not left or time.monotonic() > deadline:
+            return not left
+        time.sleep(0.5)
 
 
 def release_all(job: Job, last: int) -> None:

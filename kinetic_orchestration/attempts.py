@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.schema import MOST_ATTEMPTS
-from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.errors import Corrupt, StoreError
 from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Before
@@ -84,7 +84,10 @@ def ahead(store: Store, job_id: str, attempt: int, *, all_with_hosts: bool) -> t
 
 def _before(store: Store, job_id: str, attempt: int) -> Before | None:
     record = store.read(names.intent(job_id, attempt))
-    return None if record is None else intent_of(record, job_id, attempt).before
+    try:
+        return None if record is None else intent_of(record, job_id, attempt).before
+    except Corrupt:  # then each is looked at
+        return None
 
 
 def _listed(store: Store, prefix: str) -> dict[int, float]:

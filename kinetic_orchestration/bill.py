@@ -26,6 +26,7 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.cost import Estimate, estimate, together
+from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.records import READY, fields_of, intent_of
@@ -111,7 +112,10 @@ def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay
     record = store.read(names.intent(job_id, number))
     if record is None:  # forgotten since it was listed
         return Stay(number, "", 0.0, 0.0, 0.0, shown=0)
-    intent = intent_of(record, job_id, number)
+    try:
+        intent = intent_of(record, job_id, number)
+    except Corrupt as error:  # where it was is not known: it has no rate, and its time counts
+        intent = Intent(number, "", {}, 0.0, record.updated, damage=str(error))
     shown = 0 if intent.before is None else number - intent.before.spent.moved
     return replace(_stay_of(store, job_id, number, intent, times), shown=shown)
 
@@ -161,4 +165,7 @@ def _beat(store: Store, job_id: str, number: int) -> Beat:
 
 def _told(store: Store, name: str, kind: Fields) -> tuple[dict[str, Any], float] | None:
     record = store.read(name)
-    return None if record is None else (fields_of(record.data, kind, name), record.updated)
+    try:
+        return None if record is None else (fields_of(record.data, kind, name), record.updated)
+    except Corrupt:  # one that is damaged tells nothing
+        return None

@@ -17,7 +17,7 @@ from kinetic_orchestration import act, attempts, lifecycle, roll, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.errors import StoreError, Unreachable
+from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
 from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.values import (
     PRESENT,
@@ -313,7 +313,10 @@ class Follower:
 
 
 def _was_cut(done: Record, name: str) -> bool:
-    return bool(fields_of(done.data, wire.DONE_RECORD, name).get("cut"))
+    try:
+        return bool(fields_of(done.data, wire.DONE_RECORD, name).get("cut"))
+    except Corrupt:  # nobody can say any more that it is whole
+        return True
 
 
 def _has_written(seen: Glimpse, host: int, segment: int) -> bool:

@@ -37,7 +37,7 @@ from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.profile import EVERY_HOST
-from kinetic_orchestration.records import verdict_of
+from kinetic_orchestration.records import verdict_at
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
@@ -213,7 +213,7 @@ class JobHandle(Generic[R]):
                 number,
                 times[number].began,
                 times[number].ended,
-                verdict_of(record.data, names.verdict(self.job_id, number)) if record else None,
+                verdict_at(record.data, names.verdict(self.job_id, number)) if record else None,
             )
             for number, record in ((number, records.get(number)) for number in sorted(wanted))
         ]
@@ -645,6 +645,38 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
     """The job of an id, or of the beginning of one, that no other job shares; `job-` may be left out. Or of an address
     in a store, as `attach` takes it.
     """
+    wanted, opened, backend, here = _looked_up(text, **place)
+    return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
+
+
+class Unread:
+    """A job whose spec cannot be read: what can be said of it, and its end, by its names alone."""
+
+    def __init__(self, text: str, why: str, **place: str | None) -> None:
+        self.job_id, self._store, self._backend, _ = _looked_up(text, **place)
+        self.why = why
+
+    def cancel(self, reason: str, patience: float) -> bool:
+        """End it; whether nothing of it is left."""
+        by = f"{socket.gethostname()}:{os.getpid()}"
+        return act.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
+
+    def attempts(self) -> list[tuple[int, str]]:
+        """Each with what its verdict says, if it has one."""
+        told = []
+        for number, when in attempts.times(self._store, self.job_id).items():
+            record = self._store.read(name := names.verdict(self.job_id, number)) if when.ended else None
+            verdict = None if record is None else verdict_at(record.data, name)
+            told.append((number, "not yet" if verdict is None else verdict.cause or verdict.kind))
+        return told
+
+    def places(self) -> list[str]:
+        """Where something of it is left, by the names of what is there."""
+        left = [place for place in self._backend.leftovers() if "unread" not in place and place["job"] == self.job_id]
+        return [", ".join(filter(None, (str(it.get("zone", "")), str(it.get("name") or it.get("run"))))) for it in left]
+
+
+def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Settings]:
     text, place = located(text, **place)
     opened, backend, here = place_of(**place)
     wanted = text.strip().removeprefix(names.JOBS)
@@ -659,7 +691,7 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
         wanted = found[0] if found else text
     if not wanted.startswith("job-"):
         raise JobNotFound(act.missing(text, opened))
-    return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
+    return wanted, opened, backend, here
 
 
 _IN_STORE = re.compile(r"(?P<store>.+)/(?P<deployment>[^/]+)/(?:jobs|outputs)/(?P<job>job-[0-9a-z]+)(?:[/.].*)?")

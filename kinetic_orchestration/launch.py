@@ -43,6 +43,7 @@ from kinetic_orchestration.values import Glimpse, JobStatus, Outcome, Plan, Stag
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
 GENERATIONS = 1000  # of one identity that are looked back at
+LOOKED_FOR = 64  # generations of an identity whose record is damaged
 CLAIMS = 20  # looks at an identity that others change meanwhile
 LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
 NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
@@ -243,7 +244,7 @@ def find(spec: JobSpec, identity: Identity) -> Job | None:
     record = store.read(name)
     if record is None:
         return None
-    job = job_id(identity, fields_of(record.data, IDENTITY, name)["generation"])
+    job = job_id(identity, _meant(store, identity, record)["generation"])
     if store.read(names.spec(job)) is None:
         return None
     return act.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
@@ -262,7 +263,11 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
         if record is None:  # somebody removes records of this store, and may have left the job's own
             store.create(name, first)
             continue
-        fields = fields_of(record.data, IDENTITY, name)
+        fields = _meant(store, identity, record)
+        if fields.pop("damaged", False):
+            act.set_aside(store, name, record.data)
+            store.swap(name, wire.encode(fields), record.generation)
+            continue
         generation = fields["generation"]
         job = job_id(identity, generation)
         spec, verdict = store.read_all([names.spec(job), names.verdict(job, 1)])
@@ -281,6 +286,20 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
         f"{name} in {store.url} was removed or changed {CLAIMS} times while a job was submitted by it. Find out who "
         "does that, and submit it again"
     )
+
+
+def _meant(store: Store, identity: Identity, record: Record) -> dict[str, Any]:
+    """Which generation an identity means. If its record is damaged: the newest of which there are records, as jobs'
+    names follow from it.
+    """
+    name = names.identity(identity.key)
+    try:
+        return fields_of(record.data, IDENTITY, name)
+    except Corrupt:
+        numbers = range(1, LOOKED_FOR + 1)
+        specs = store.read_all([names.spec(job_id(identity, number)) for number in numbers])
+        newest = max((number for number, spec in zip(numbers, specs, strict=True) if spec is not None), default=1)
+        return {"generation": newest, "identity": astuple(identity), "damaged": True}
 
 
 def _refuse_after_success(store: Store, backend: Backend, believed: Trust, identity: Identity, generation: int) -> None:
@@ -307,7 +326,11 @@ def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALO
     """
     if store.read(names.spec(job)) is None:
         return True
-    opened = act.open_job(job, store, backend, believed)
+    try:
+        opened = act.open_job(job, store, backend, believed)
+    except Corrupt as error:
+        act.abandon(store, backend, job, str(error), act.ME, patience=CANCEL_SECONDS)
+        return True
     follower = Follower(opened)
     while True:
         outcome = follower.step() or follower.foreseen

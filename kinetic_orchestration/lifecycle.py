@@ -44,6 +44,7 @@ CAUSES: dict[str, tuple[str | None, JobStatus]] = {
     wire.STALL: ("infra", JobStatus.FAILED),
     wire.DEADLINE: (None, JobStatus.FAILED),
     wire.CANCELLED: (None, JobStatus.CANCELLED),
+    wire.DAMAGED: (None, JobStatus.FAILED),  # it may have come to a value: whoever wants another asks for it
     wire.STOCKOUT: (FREE, JobStatus.FAILED),
     wire.QUOTA: (FREE, JobStatus.FAILED),
     wire.INTERNAL: (FREE, JobStatus.FAILED),
@@ -138,7 +139,10 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     began = any(beat is not None for beat in seen.beats)
     state = seen.observation.state
     action: Action | None = None
-    if seen.cancel is not None:
+    if seen.intent.damage:  # nobody knows what was promised: its hosts heed a verdict, wherever they are
+        reason = seen.intent.damage
+        action = Close(wire.CANCELLED, seen.cancel.reason) if seen.cancel else Close(wire.INFRASTRUCTURE, reason)
+    elif seen.cancel is not None:
         if state in (ABSENT, GONE) or _is_waiting(seen) or seen.cancel.age > CANCEL_PATIENCE:
             action = Close(wire.CANCELLED, seen.cancel.reason)
         else:

@@ -53,7 +53,7 @@ from kinetic_orchestration.agent.schema import (
     zone,
 )
 from kinetic_orchestration.agent.wire import Verdict
-from kinetic_orchestration.errors import Corrupt, NewerWire
+from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
 from kinetic_orchestration.values import Before, Cancel, Intent, Plan, Spent
 
 MOST_JOBS = 1 << 20  # of a batch
@@ -218,8 +218,20 @@ def verdict_of(data: bytes, name: str = "a verdict") -> Verdict:
         return Verdict.decode(data, name)
 
 
+def verdict_at(data: bytes, name: str) -> Verdict:
+    """The verdict; of one that is damaged, that the attempt has ended, and nobody can say any more in what."""
+    try:
+        return verdict_of(data, name)
+    except Corrupt as error:
+        return Verdict(wire.CLOSED, "", 0.0, cause=wire.DAMAGED, reason=str(error))
+
+
 def cancel_of(record: Record, now: float, name: str = "a cancel") -> Cancel:
-    fields = fields_of(record.data, wire.CANCEL, name)
+    """A cancel that cannot be read is one all the same."""
+    try:
+        fields = fields_of(record.data, wire.CANCEL, name)
+    except StoreError:
+        return Cancel(wire.reason_of_cancel(record.data), "", now - record.updated)
     return Cancel(fields.get("reason", ""), fields.get("by", ""), now - record.updated)
 
 

@@ -208,6 +208,8 @@ class Trust:
 
     def has_sealed(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> bool:
         """Tell whether a verdict as it was read has the seal of whoever may have written it: hosts, or a client."""
+        if not verdict.raw:  # it cannot be read
+            return False
         role = CLIENT if verdict.kind == wire.CLOSED else HOSTS
         word = _word(self.key(role, store, job_id, attempt), gist(verdict.raw))
         return hmac.compare_digest(verdict.seal.encode(), word.encode())

@@ -25,12 +25,12 @@ from kinetic_orchestration.agent.files import Bell
 from kinetic_orchestration.agent.records import Record, Signal
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
+from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_of
+from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_at
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.stores.local import LocalStore
-from kinetic_orchestration.values import ABSENT, PRESENT, UNKNOWN, Glimpse, Intent, Observation
+from kinetic_orchestration.values import ABSENT, ELSEWHERE, PRESENT, UNKNOWN, Glimpse, Intent, Observation
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
 SLOWEST_TICK = 0.04
@@ -68,13 +68,13 @@ def look(
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
     within = None if memory is None else memory.within
-    intent = None if promised is None else intent_of(promised, job_id, attempt, within)
+    intent = None if promised is None else intent_at(promised, backend, job_id, attempt, within)
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
         beats.append(None if record is None else Beat.read(record.data) or Beat(""))
         ages.append(0.0 if record is None else now - record.updated)
-    observation = backend.observe([intent.placement])[0] if intent is not None else Observation(ABSENT)
+    observation = backend.observe([intent.placement])[0] if intent and intent.placement else unseen(intent)
     cancel = store.read(names.cancel(job_id))
     verdict = store.read(names.verdict(job_id, attempt))
     done = 0
@@ -85,6 +85,30 @@ def look(
     return _glimpse(job_id, attempt, now, intent, verdict, cancel, observation, beats, ages, done)
 
 
+def intent_at(record: Record, backend: Backend, job_id: str, attempt: int, within: Within | None) -> Intent:
+    """The intent; of one that is damaged, with the place that its backend finds by the names of job and attempt."""
+    try:
+        return intent_of(record, job_id, attempt, within)
+    except Corrupt as error:
+        return Intent(attempt, "", place_by_name(backend, job_id, attempt), 0.0, record.updated, damage=str(error))
+
+
+def place_by_name(backend: Backend, job_id: str, attempt: int) -> dict[str, Any]:
+    """What of an attempt is left where nothing can be read of it; empty if nothing is, or nobody can say."""
+    with suppress(KineticError):
+        for found in backend.leftovers():
+            if "unread" not in found and (found["job"], found["attempt"]) == (job_id, attempt):
+                return dict(found)
+    return {}
+
+
+def unseen(intent: Intent | None) -> Observation:
+    """Of an attempt without a place: there is none yet, or it is not known which."""
+    if intent is None or not intent.damage:
+        return Observation(ABSENT)
+    return Observation(ELSEWHERE, "its intent is damaged, and nothing of its name is found here")
+
+
 def _glimpse(
     job_id: str, attempt: int, now: float, intent: Intent | None, verdict: Record | None, cancel: Record | None,
     observation: Observation, beats: Sequence[Beat | None], ages: Sequence[float], done: int,
@@ -93,7 +117,7 @@ def _glimpse(
     return Glimpse(
         now=now,
         intent=intent,
-        verdict=None if verdict is None else verdict_of(verdict.data, names.verdict(job_id, attempt)),
+        verdict=None if verdict is None else verdict_at(verdict.data, names.verdict(job_id, attempt)),
         verdict_age=0.0 if verdict is None else now - verdict.updated,
         cancel=None if cancel is None else cancel_of(cancel, now, names.cancel(job_id)),
         observation=observation,
@@ -131,13 +155,13 @@ class Memory:
         self.told = False  # and the store knows of it, as host 0 does not say so
         self.newest = self.looked = self.silence = 0.0
 
-    def recall(self, store: Store, job_id: str, attempt: int) -> Intent | None:
+    def recall(self, store: Store, backend: Backend, job_id: str, attempt: int) -> Intent | None:
         """The intent of the attempt that is followed now."""
         if self.attempt != attempt:
             self.forget()
             self.attempt = attempt
         if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
-            self.intent = intent_of(promised, job_id, attempt, self.within)
+            self.intent = intent_at(promised, backend, job_id, attempt, self.within)
         return self.intent
 
     def silence_at(self, newest: float, now: float) -> float:
@@ -245,16 +269,16 @@ def _look_from_afar(
     store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, memory: Memory, scene: Scene | None
 ) -> Glimpse:
     """In the same order as `look`, and with no more requests than there is news."""
-    intent = memory.recall(store, job_id, attempt)
+    intent = memory.recall(store, backend, job_id, attempt)
     if (
         scene is None
         or scene.taken <= memory.not_before
-        or (intent is not None and scene.placements.get(job_id) != intent.placement)  # another attempt's, or none
+        or (intent is not None and scene.placements.get(job_id, {}) != intent.placement)  # another attempt's, or none
     ):
-        placements = {job_id: intent.placement} if intent is not None else {}
+        placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
         scene = Scene.take(store, backend, names.beats_of(job_id), placements)
     seen = None if intent is None else scene.observations.get(job_id)  # else it is of the attempt before
-    now, observation = scene.taken, seen or Observation(ABSENT)
+    now, observation = scene.taken, seen or unseen(intent)
     if observation.state == PRESENT:
         memory.present, memory.shown = memory.present or observation.since or now, now
     if observation.charged and not memory.charged:
@@ -422,11 +446,11 @@ class Distant(Watcher):
         def recall(job_id: str) -> Intent | None:
             attempt, memory = wanted[job_id]
             with suppress(Exception):  # whoever looks at the job hears of it
-                return memory.recall(self._store, job_id, attempt)
+                return memory.recall(self._store, self._backend, job_id, attempt)
             return None
 
         intents = zip(wanted, side_by_side(recall, list(wanted), REQUESTS), strict=True)
-        placements = {job_id: intent.placement for job_id, intent in intents if intent is not None}
+        placements = {job_id: intent.placement for job_id, intent in intents if intent and intent.placement}
         self.scene = None
         try:
             self.scene = Scene.take(self._store, self._backend, names.BEATS, placements)
@@ -473,7 +497,7 @@ class Distant(Watcher):
     def _look(self, waiting: Sequence[str], noted: Mapping[str, Followed]) -> None:
         """Of jobs, and of batches, which have a ring only."""
         prefix = names.beats_of(waiting[0]) if len(waiting) == 1 else names.BEATS
-        placements = {job: intent.placement for job in noted if (intent := noted[job].memory.intent) is not None}
+        placements = {job: i.placement for job in noted if (i := noted[job].memory.intent) and i.placement}
         with self._lock:
             reading = frozenset(self._reading)
         scene = Scene.take(self._store, self._backend, prefix, placements, reading)

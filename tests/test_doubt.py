@@ -258,12 +258,11 @@ def test_what_an_intent_says_of_its_size_decides_no_number_of_calls(here: Here, 
     here.make("job-000000000001")
     here.write("job-000000000001", place=change)
     job = act.open_job("job-000000000001", here.store, here.backend, BELIEVES)
-    (field,) = change
-    with pytest.raises(Corrupt, match=rf"in/attempts/1/intent\.json .*placement\.{field}"):
-        Follower(job).step()
-    with pytest.raises(Corrupt, match="intent"):
-        act.release(job, 1)
-    assert len(here.calls()) <= 4
+    list(here.backend.leftovers())
+    looked = len(here.calls())
+    assert act.glimpse(job, 1).intent is not None
+    assert len(here.calls()) <= looked + 3 * (MOST_UNLISTED + 2)  # as many looks as it takes until the clock is known
+    assert here.harm() == []
 
 
 def test_nor_does_a_plan_for_which_nobody_vouches(here: Here) -> None:

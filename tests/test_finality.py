@@ -388,7 +388,7 @@ def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsew
     store, value = job._job.store, wire.encode({"answer": 66})
     written = store.read(names.spec(job.job_id))
     assert written is not None
-    spec = json.loads(written.data)
+    spec = wire.decode(written.data)
     spec.pop("signed")
     store.put(names.spec(job.job_id), json.dumps(spec).encode())
     store.put(names.host(job.job_id, 1, 0, "result"), value)

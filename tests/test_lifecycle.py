@@ -323,7 +323,7 @@ def test_what_the_hosts_were_told_goes_before_what_their_log_shows() -> None:
 def test_every_cause_of_the_wire_has_its_rule() -> None:
     causes = (
         wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE, wire.PREEMPTION, wire.CANCELLED, wire.DEADLINE, wire.STALL,
-        wire.STOCKOUT, wire.QUOTA, wire.INTERNAL,
+        wire.STOCKOUT, wire.QUOTA, wire.INTERNAL, wire.DAMAGED,
     )  # fmt: skip
     assert set(lifecycle.CAUSES) == set(causes)
 

@@ -193,6 +193,7 @@ def identity(audience: str) -> str:
 def seal(key: str, record: bytes) -> bytes:
     """A record of this attempt with the word of whoever has its key, for all that the record says."""
     fields = json.loads(record)
+    fields.pop("sum", None)  # which is that of a record without a seal
     return json.dumps({**fields, "seal": sealed(key, gist(fields))}, ensure_ascii=False).encode(
         "utf-8", "backslashreplace"
     )
@@ -200,7 +201,7 @@ def seal(key: str, record: bytes) -> bytes:
 
 def gist(fields: Mapping[str, Any]) -> str:
     """The digest of what a record says, however it is written, and without the word for it."""
-    said = {name: value for name, value in fields.items() if name != "seal"}
+    said = {name: value for name, value in fields.items() if name not in ("seal", "sum")}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -689,7 +689,7 @@ class Host:
         if self.key:
             from kinetic_orchestration.agent import boot
 
-            record = boot.seal(self.key, record)
+            record = wire.summed(boot.seal(self.key, record))
         if self.records.create(name, record) is not None:
             self.verdict = verdict
         else:

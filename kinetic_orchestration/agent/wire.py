@@ -9,6 +9,7 @@ follows from it, is decided elsewhere (`rules` here, `lifecycle` in the core).
 from __future__ import annotations
 
 import json
+from binascii import crc32
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import schema
@@ -34,6 +35,7 @@ PREEMPTION = "preemption"
 CANCELLED = "cancelled"
 DEADLINE = "deadline"
 STALL = "stall"
+DAMAGED = "damaged"  # what it came to was written, and cannot be read any more
 # Why a slice was never had. They cost an attempt nothing: the next one asks elsewhere, or later.
 STOCKOUT = "stockout"
 QUOTA = "quota"
@@ -52,16 +54,31 @@ DONE = "done"
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    return json.dumps({"wire": WIRE, **fields}, ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "backslashreplace"
+    return summed(
+        json.dumps({"wire": WIRE, **fields}, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "backslashreplace"
+        )
     )
+
+
+def summed(data: bytes) -> bytes:
+    """A record with the checksum of all its other bytes as its last field: a flipped bit may leave good JSON."""
+    body = data[:-1]
+    return body + _SUM % crc32(body)
+
+
+_SUM = b',"sum":"%08x"}'
+_SUM_BYTES = len(_SUM % 0)
 
 
 def decode(data: bytes, name: str = "record") -> dict[str, Any]:
     try:
         fields = json.loads(data)
+        summed_up = fields.pop("sum", None)
+        if summed_up is not None and data[-_SUM_BYTES:] != _SUM % crc32(data[:-_SUM_BYTES]):
+            raise Unreadable(f"{name} is damaged: its checksum is another ({len(data)} bytes)")
         version = fields["wire"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError):
         raise Unreadable(f"{name} is not a whole record ({len(data)} bytes)") from None
     if not isinstance(version, int) or version > WIRE:
         raise Newer(

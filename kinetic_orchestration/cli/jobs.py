@@ -25,9 +25,9 @@ from kinetic_orchestration.cli.output import (
     working,
 )  # fmt: skip
 from kinetic_orchestration.cost import Estimate, times, went_to
-from kinetic_orchestration.errors import JobError, KineticError, UsageError
+from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, Printer, pace
-from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job, live_jobs
+from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs
 from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Output, Peek, Progress
 
 PAGE = 100  # jobs that --all lists at once, as text
@@ -79,9 +79,11 @@ def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | Non
 
 
 def status(arguments: Namespace) -> int:
-    handle = _find(arguments, arguments.job)
-    state = handle.status()
-    peek = handle.peek()
+    try:
+        handle = _find(arguments, arguments.job)
+        state, peek = handle.status(), handle.peek()
+    except Corrupt as error:
+        return _show_unread(_unread(arguments, arguments.job, error), arguments)
     picture, profile = handle.picture_url(), handle.profile_dir()
     if arguments.json:
         history = [_attempt(attempt) for attempt in handle.history()]
@@ -170,7 +172,18 @@ def result(arguments: Namespace) -> int:
 def cancel(arguments: Namespace) -> int:
     timeout = settings.seconds("--timeout", arguments.timeout) or 0.0
     ended = []
-    handles = [_find(arguments, text) for text in arguments.job]
+    handles = []
+    for text in arguments.job:
+        try:
+            handles.append(_find(arguments, text))
+        except Corrupt as error:
+            unread = _unread(arguments, text, error)
+            ended.append(unread.cancel(arguments.reason or "cancelled by its user", max(timeout, 1.0)))
+            note(f"{unread.job_id}: {error}")
+            if arguments.json:
+                show_json_line({"job_id": unread.job_id, "state": "DAMAGED", "ended": ended[-1]})
+            else:
+                print(f"{unread.job_id}  {'CANCELLED' if ended[-1] else 'is asked to end'}")
     for handle in handles:  # all are asked before the first is waited for
         with contextlib.suppress(*UNREADABLE):  # said below
             handle.cancel(arguments.reason, cleanup_timeout=0)
@@ -183,8 +196,32 @@ def cancel(arguments: Namespace) -> int:
         if not arguments.json:
             print(f"{handle.job_id}  {state.value if state.final else 'is asked to end'}")
     if arguments.json:
-        show_json([_record(handle, handle.peek()) for handle in (_find(arguments, text) for text in arguments.job)])
+        show_json([_record(handle, handle.peek()) for handle in handles])
     return codes.OK if all(ended) else codes.RUNNING
+
+
+def _unread(arguments: Namespace, text: str, error: Corrupt) -> Unread:
+    return Unread(text, str(error), store=arguments.store, deployment=arguments.deployment)
+
+
+def _show_unread(job: Unread, arguments: Namespace) -> int:
+    """What can be said of a job whose spec cannot be read."""
+    told, left = job.attempts(), job.places()
+    if arguments.json:
+        show_json(
+            {"job_id": job.job_id, "state": "DAMAGED", "message": job.why, "attempts": dict(told), "places": left}
+        )
+    else:
+        show_fields(
+            [
+                ("job", job.job_id),
+                ("state", f"damaged: {job.why}"),
+                *[("attempt", f"{number}: {ended}") for number, ended in told],
+                *[("place", place) for place in left],
+                ("to end it", f"kinetic-orchestration cancel {job.job_id}"),
+            ]
+        )
+    return codes.ENVIRONMENT
 
 
 def _find(arguments: Namespace, text: str) -> JobHandle[Any]:

@@ -1,0 +1,165 @@
+"""One bit of a record flips, on a disk or on its way: whichever it is, nothing is blocked, and nothing is taken for
+what it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic_orchestration import act, launch
+from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.cli import main
+from kinetic_orchestration.errors import Corrupt, KineticError
+from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.reaper import reap
+from kinetic_orchestration.settings import load
+from kinetic_orchestration.spec import JobSpec, Options
+from tests import bucket
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture(params=["a folder", "a bucket"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "a bucket":
+        bucket.pretend(monkeypatch)
+    return str(request.param)
+
+
+def seven() -> int:
+    return 7
+
+
+def waits(until: str) -> int:
+    while not Path(until).exists():
+        time.sleep(0.02)
+    return 7
+
+
+def submitted(key: str, function: Any = seven, *arguments: Any) -> JobHandle[Any]:
+    return JobHandle(launch.launch(JobSpec("job", Options(accelerator="cpu", key=key), function, arguments)))
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def records_of(job: act.Job, key: str) -> list[str]:
+    """Every record of a job that is one object of JSON, and that of its key."""
+    prefixes = names.job(job.job_id), names.beats_of(job.job_id)
+    found = [entry.name for prefix in prefixes for entry in job.store.list(prefix)]
+    whole = [name for name in found if (record := job.store.read(name)) and record.data[:8] == b'{"wire":']
+    return [*whole, names.identity(launch.of("local", key).key)]
+
+
+def test_no_flipped_bit_leaves_a_record_that_is_taken_for_whole() -> None:
+    fields = {"attempt": 1, "zone": "us-central1-a", "allowed": 3600.0, "name": "größer"}
+    whole = wire.encode(fields)
+    for bit in range(8 * len(whole)):
+        try:
+            found = wire.decode(flipped(whole, bit))
+        except wire.Unreadable:
+            continue
+        assert {name: found.get(name) for name in fields} == fields, "what is in doubt is the checksum's own name"
+    older = b'{"wire":1,"attempt":1}'
+    assert wire.decode(older) == {"wire": 1, "attempt": 1}
+
+
+def test_of_a_job_that_has_ended_any_record_may_be_damaged(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its value is given, or its key begins anew; of a bucket, a success that was seen is not run again."""
+    first = submitted("whole")
+    assert first.result() == 7
+    kinds = [name.replace(first.job_id, "JOB") for name in records_of(first._job, "whole")]
+    assert {Path(name).name for name in kinds} >= {"spec.json", "intent.json", "verdict.json", "done.json"}
+    for number, shape in enumerate(kinds):
+        key = f"ended {number}"
+        job = submitted(key)
+        assert job.result() == 7
+        name = shape.replace("JOB", job.job_id)
+        name = name if not shape.startswith("identities/") else records_of(job._job, key)[-1]
+        record = job._job.store.read(name)
+        assert record is not None, name
+        damaged = flipped(record.data, 8 * (len(record.data) // 2) + number % 8)
+        job._job.store.put(name, damaged)
+        main(["status", job.job_id])
+        assert job.job_id in capsys.readouterr().out, name
+        main(["cancel", job.job_id])
+        reap(job._job.store, job._job.backend, load())
+        try:
+            assert submitted(key).result() == 7, name
+        except Corrupt as error:
+            assert kind == "a bucket", name
+            assert "another key" in str(error), name
+        if Path(name).name in ("spec.json", "verdict.json") or name.startswith("identities/"):
+            kept = job._job.store.read(f"{name}.damaged")
+            assert kind == "a bucket" or (kept is not None and kept.data == damaged), name
+
+
+RUNNING = ["in/spec.json", "in/attempts/1/intent.json", "started.json", "cancel.json", "identity", "beat"]
+
+
+@pytest.mark.parametrize("which", RUNNING)
+def test_of_a_job_that_runs(kind: str, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be cancelled, and nothing of it is left; its key begins anew."""
+    job = submitted("running", waits, str(tmp_path / "never"))
+    store, backend = job._job.store, job._job.backend
+    while job.status().value != "RUNNING":
+        time.sleep(0.01)
+    if which == "cancel.json":
+        store.put(names.cancel(job.job_id), flipped(wire.encode({"reason": "enough", "by": "me", "writer": "w"}), 83))
+    else:
+        (name,) = [
+            name
+            for name in records_of(job._job, "running")
+            if name.endswith(which) or (which == "beat" and name == names.beat(job.job_id, 1, 0))
+            or (which == "identity" and name.startswith("identities/"))
+        ]  # fmt: skip
+        record = store.read(name)
+        assert record is not None
+        store.put(name, flipped(record.data, 8 * (len(record.data) // 2)))
+    main(["status", job.job_id])
+    assert job.job_id in capsys.readouterr().out
+    main(["cancel", job.job_id])
+    assert job.job_id in capsys.readouterr().out
+    deadline = time.monotonic() + 60
+    while [place for place in backend.leftovers() if place["job"] == job.job_id]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    reap(store, backend, load())
+    (tmp_path / "never").touch()
+    again = submitted("running", waits, str(tmp_path / "never"))
+    try:
+        assert again.result() == 7
+    except KineticError as error:  # it was cancelled by its user, for good
+        assert again.job_id == job.job_id
+        assert "cancelled" in str(error)
+
+
+def test_an_attempt_whose_intent_is_damaged_is_followed_by_another(kind: str, tmp_path: Path) -> None:
+    job = submitted("followed", waits, str(tmp_path / "go"))
+    store = job._job.store
+    while job.status().value != "RUNNING":
+        time.sleep(0.01)
+    record = store.read(names.intent(job.job_id, 1))
+    assert record is not None
+    damaged = flipped(record.data, 8 * 60)
+    store.put(names.intent(job.job_id, 1), damaged)
+    afresh = submitted("followed", waits, str(tmp_path / "go"))
+    assert not afresh.status().final
+    (tmp_path / "go").touch()
+    assert afresh.result(timeout=60) == 7
+    kept = store.read(f"{names.intent(job.job_id, 1)}.damaged")
+    assert kept is not None
+    assert kept.data == damaged
+    verdict = store.read(names.verdict(job.job_id, 1))
+    assert verdict is not None
+    said = json.loads(verdict.data)["reason"]
+    assert "intent.json" in said
+    assert f"kept in {names.intent(job.job_id, 1)}.damaged" in said
