@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.values import Change, Event, Metrics, Output, Progress
 
@@ -92,8 +93,8 @@ class TaskLog:
     """
 
     __slots__ = (
-        "_budget", "_changes", "_context", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines", "_lock",
-        "_log", "_passed", "_progressed", "_resumed", "_whole_log", "metrics",
+        "_budget", "_changes", "_context", "_echoes", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines",
+        "_lock", "_log", "_passed", "_progressed", "_resumed", "_whole_log", "metrics",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,7 @@ class TaskLog:
     ) -> None:
         self.metrics = dict(metrics or {})
         self._hosts = hosts
+        self._echoes = Echoes(hosts)
         self._budget = budget
         self._whole_log = whole_log
         self._lines = lines
@@ -157,7 +159,8 @@ class TaskLog:
         where: dict[str, Any] = {"host": event.host} if self._hosts > 1 else {}
         if again := sum(attempt <= event.attempt for attempt in self._resumed):
             where["attempt"] = again + 1  # as the job counts them for people: a zone without capacity is none
-        for text in _texts(event):
+        shown = self._echoes(event)
+        for text in _texts(shown) if shown is not None else ():
             moment = self._time(event.host, event.time)
             if self._held is not None:
                 entry = (moment, len(self._held) + self._passed, text, where)

@@ -32,6 +32,17 @@ class HostContext:
     partition_key: str = ""
     _events: str = ""
     _notice: str = ""
+    _store: str = ""
+
+    def fence(self) -> int:
+        """Return the number of this attempt, for whoever writes outside of the job to refuse what bears a smaller one.
+
+        Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun. Raises
+        Unreachable if they cannot be read now.
+        """
+        if self._store:
+            _check_newest(self._store, self.job_id, self.attempt)
+        return self.attempt
 
     def log_metrics(self, step: int | None = None, **values: float) -> None:
         """Numbers as they come: live in the orchestrator, kept beside the log."""
@@ -99,7 +110,33 @@ def current() -> HostContext:
         partition_key=environ["KINETIC_PARTITION_KEY"],
         _events=environ["KINETIC_EVENTS"],
         _notice=environ.get("KINETIC_NOTICE", ""),  # an older agent has none
+        _store=environ.get("KINETIC_FENCE", ""),
     )
+
+
+def _check_newest(store: str, job_id: str, attempt: int) -> None:
+    from kinetic_orchestration.agent import names
+    from kinetic_orchestration.errors import Superseded, Unreachable
+
+    try:
+        records = _records(store)
+        if records.read(names.intent(job_id, attempt), 0, 1) is None:
+            raise Superseded(f"attempt {attempt} of {job_id} is not known in {store} any more")
+        for name, why in (
+            (names.verdict(job_id, attempt), "has its verdict"),
+            (names.intent(job_id, attempt + 1), "has a successor"),
+        ):
+            if records.read(name, 0, 1) is not None:
+                raise Superseded(f"attempt {attempt} of {job_id} {why}: what it writes now may be beside a newer one")
+    except OSError as error:
+        raise Unreachable(f"nobody could say whether attempt {attempt} of {job_id} is the newest: {error}") from error
+
+
+@functools.cache
+def _records(store: str) -> Any:
+    from kinetic_orchestration.agent.records import open_records
+
+    return open_records(store)
 
 
 @functools.cache

@@ -23,6 +23,7 @@
     ├── CheckpointError                   a checkpoint could not be written, and the user wants to hear of it
     │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message says what differs
     ├── JobNotFound(LookupError)          no such job in this store
+    ├── Superseded                        this attempt is over, and another one may be running
     └── JobError                          a job ended without a value
         ├── JobFailed                     its own code failed, and the exception could not come back as itself
         ├── JobCancelled                  somebody cancelled it
@@ -137,6 +138,10 @@ class CheckpointDiffers(CheckpointError, ValueError):
 
 class JobNotFound(KineticError, LookupError):
     """No such job in this store."""
+
+
+class Superseded(KineticError):
+    """This attempt of the job is over, and another one may be running. Nothing outside is to be written by it."""
 
 
 class JobError(KineticError):

@@ -17,6 +17,7 @@ from kinetic_orchestration import act, attempts, lifecycle, roll, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
+from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
 from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.values import (
@@ -477,17 +478,25 @@ def hands_of_this_process() -> Hands:
 class Printer:
     """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each.
 
-    Whatever stands in them, a terminal obeys nothing of it but colours.
+    A terminal obeys nothing of it but colours. Unless all is asked for in `full`, what hosts say
+    of the end of another one is folded; `of`: how many hosts there are, where they are not told apart.
     """
 
     def __init__(
-        self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None
-    ) -> None:
+        self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None,
+        full: bool = False, of: int = 0,
+    ) -> None:  # fmt: skip
         self._hosts = hosts
+        self._echoes = Echoes(1 if full else of or hosts)
         self._write = write
         self._changes = changes or write
 
     def __call__(self, event: Event) -> None:
+        shown = self._echoes(event)
+        if shown is not None:
+            self._show(shown)
+
+    def _show(self, event: Event) -> None:
         if isinstance(event, Output):
             self._write(visible.log(prefixed(event, self._hosts)))
         elif isinstance(event, Change):

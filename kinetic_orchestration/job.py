@@ -224,6 +224,8 @@ class JobHandle(Generic[R]):
             return "".join(self._lines())
         with self._detaching():
             self._watch(Printer(self.hosts, _write))
+        if cause := cause_of(self):
+            _write(visible.log(cause) + "\n")
         return None
 
     def tail(self, n: int = 100) -> str:
@@ -415,6 +417,21 @@ class JobHandle(Generic[R]):
         except KeyboardInterrupt:
             say(f"detached; job {self.job_id} goes on. To end it: kinetic-orchestration cancel {self.job_id}")
             raise
+
+
+def cause_of(handle: JobHandle[Any]) -> str:
+    """What a job failed of, and on which host, with the traceback; "" of one that did not fail, or has not ended."""
+    try:
+        outcome = handle.peek().outcome
+    except KineticError:  # the log has been shown; whoever asks for the job's state hears of it
+        return ""
+    if outcome is None or outcome.status is not JobStatus.FAILED:
+        return ""
+    verdict = outcome.verdict
+    where = f" on host {verdict.host}" if verdict.host is not None and handle.hosts > 1 else ""
+    trace = verdict.failure.traceback.rstrip() if verdict.failure is not None else ""
+    said = f"\n{trace}" if trace else f" {verdict.reason.strip()}"
+    return f"kinetic: job {handle.job_id} failed{where} ({outcome.cause}):{said}"
 
 
 def submitted(job: Job) -> JobHandle[Any]:

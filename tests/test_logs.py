@@ -13,6 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower, Printer, follow
 from kinetic_orchestration.values import Event, Metrics, Output, Progress
 from tests.agent.by_hand import intended
@@ -220,3 +221,33 @@ def test_lines_of_several_hosts_never_mix_on_the_terminal(jobs: Any) -> None:
     assert sorted(lines) == sorted(
         f"[host {host}] line {number} of host {host}" for host in range(4) for number in range(200)
     )
+
+
+def ended_by_jax() -> None:
+    import jax
+
+    host = kinetic.current()
+    jax.devices()
+    if host.host_index == 0:
+        raise ValueError("no column 'label'")
+    threading.Event().wait(60)
+
+
+def test_the_first_cause_ends_the_log_and_what_other_hosts_say_of_it_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NPROC", "32")
+    job = started(ended_by_jax, accelerator="v4-16")
+    heard(job)
+    whole = job.logs()
+    assert whole is not None
+    assert whole.count("Fatal Python error: Aborted") >= 1, whole
+    assert main(["logs", job.job_id]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "Fatal Python error" not in "\n".join(shown)
+    for host in range(1, job.hosts):
+        assert len([line for line in shown if line.startswith(f"[host {host}]")]) <= 1
+    assert shown[-1] == "ValueError: no column 'label'"
+    assert any(f"job {job.job_id} failed on host 0 (user):" in line for line in shown[-12:])
+    assert main(["logs", "--full", job.job_id]) == 0
+    assert capsys.readouterr().out.startswith(whole)

@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import values
+from kinetic_orchestration import act, values
+from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import (
     JobCancelled,
     JobError,
@@ -32,6 +33,7 @@ from kinetic_orchestration.errors import (
     JobTimedOut,
     KeyTaken,
     ResultNotPicklable,
+    Superseded,
     Unsupported,
     UsageError,
 )
@@ -753,3 +755,39 @@ def test_debug_without_debugpy_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
 def test_debug_on_a_spot_slice_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="preemption would end the session"):
         kinetic.run(accelerator="cpu", debug=True, spot=True)
+
+
+@kinetic.run(accelerator="cpu")
+def fenced(seen: str) -> int:
+    import signal
+
+    from kinetic_orchestration.errors import Superseded
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a program that is slow to end
+    host = kinetic.current()
+    token = host.fence()
+    while token == 1:
+        Path(seen).touch()
+        try:
+            host.fence()
+        except Superseded as error:
+            Path(seen + ".refused").write_text(str(error))
+            time.sleep(60)
+    return token
+
+
+def test_an_attempt_that_is_over_has_no_fence_any_more_and_the_next_one_a_greater(home: Path, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    job = fenced.run_async(str(seen))
+    wait_until(seen.exists)
+    act.close(job._job, 1, wire.PREEMPTION, "its machine is taken")
+    wait_until((tmp_path / "seen.refused").exists)
+    assert (tmp_path / "seen.refused").read_text().startswith(f"attempt 1 of {job.job_id} has its verdict")
+    assert job.result(timeout=60) == 2
+    assert kinetic.current().fence() == 1
+
+
+def test_a_fence_that_cannot_be_looked_at_is_none(tmp_path: Path) -> None:
+    host = kinetic.HostContext("job-1", 3, _store=str(tmp_path))
+    with pytest.raises(Superseded, match="attempt 3 of job-1 is not known"):
+        host.fence()

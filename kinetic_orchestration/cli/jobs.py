@@ -27,7 +27,7 @@ from kinetic_orchestration.cli.output import (
 from kinetic_orchestration.cost import Estimate, times, went_to
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, Printer, pace
-from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs
+from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, cause_of, find_job, live_jobs
 from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Output, Peek, Progress
 
 PAGE = 100  # jobs that --all lists at once, as text
@@ -128,7 +128,8 @@ def logs(arguments: Namespace) -> int:
         tell = sink.event
     else:
         # One host's lines are told apart by the command line that asked for them.
-        tell = Printer(1 if arguments.host is not None else handle.hosts, sink.text, changes=sys.stderr.write)
+        apart = 1 if arguments.host is not None else handle.hosts
+        tell = Printer(apart, sink.text, changes=sys.stderr.write, full=arguments.full, of=handle.hosts)
 
     def emit(event: Event) -> None:
         if arguments.host is None or getattr(event, "host", arguments.host) == arguments.host:
@@ -138,10 +139,19 @@ def logs(arguments: Namespace) -> int:
         for event in handle.events():
             emit(event)
         sink.open()
+        _end_with_cause(handle, arguments)
         return codes.OK
     outcome = handle.follow(emit, on_step=lambda _: sink.open())
     assert outcome is not None
+    _end_with_cause(handle, arguments)
     return codes.of_status(outcome.status.value)
+
+
+def _end_with_cause(handle: JobHandle[Any], arguments: Namespace) -> None:
+    """What a failed job failed of comes last, however much its other hosts said of it."""
+    if not arguments.json and (cause := cause_of(handle)):
+        cause = visible.log(cause)
+        _write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
 
 
 def result(arguments: Namespace) -> int:

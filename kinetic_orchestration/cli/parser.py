@@ -99,6 +99,7 @@ def _jobs(commands: Any) -> None:
         help="until the job ends; the exit code is then the job's. Ctrl-C leaves it running",
     )  # fmt: skip
     command.add_argument("--host", type=_count, metavar="N", help="of one host alone, without its prefix")
+    command.add_argument("--full", action="store_true", help="also all that hosts wrote of the end of another one")
     command.add_argument("-n", "--tail", type=_count, metavar="N", help="only the last N lines")
 
     command = _add(commands, "result", "wait for a job and print its value, or what it raised", place=True)
