@@ -37,8 +37,8 @@ class HostContext:
     def fence(self) -> int:
         """Return the number of this attempt, for whoever writes outside of the job to refuse what bears a smaller one.
 
-        Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun. Raises
-        Unreachable if they cannot be read now.
+        Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun.
+        Raises Unreachable if they cannot be read now.
         """
         if self._store:
             _check_newest(self._store, self.job_id, self.attempt)
