@@ -238,7 +238,14 @@ class _Detached:
                 tags = {WAITS: WAITING, tag_of(TICKET, _compat.step_key(context)): job}
                 context.instance.add_run_tags(_compat.run_id(context), tags)
 
-            job = launching.launch(lambda: identity, claimed=note)
+            try:
+                job = launching.launch(lambda: identity, claimed=note)
+            except Exception:
+                if not launching.left() and not launching.troubles:  # no job came of it: nobody shall wait for one
+                    context.instance.add_run_tags(
+                        _compat.run_id(context), {tag_of(TICKET, _compat.step_key(context)): FINISHED}
+                    )
+                raise
             note(job.job_id, "" if job.doubt else job.spec_digest)
         context.log.info(
             f"job {job.job_id} runs {runs(job)}, and this run is over: the completion sensor starts another one when "

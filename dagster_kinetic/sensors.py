@@ -143,6 +143,10 @@ class _Completion:
             run, ticket = waiting[job]
             if status == "NOT_FOUND" and not run.is_finished:
                 continue  # it is still being submitted
+            if status == "NOT_FOUND" and not ticket.spec and run.status is not dg.DagsterRunStatus.SUCCESS:
+                self._context.instance.add_run_tags(run.run_id, {tag_of(TICKET, ticket.step): FINISHED})
+                self._context.log.info(_NEVER.format(job=job, run=run.run_id))
+                continue
             unknown = self._unknown(ticket)
             if unknown:
                 self._troubles.append(_UNKNOWN.format(job=job, status=status.lower(), run=run.run_id, asset=unknown))
@@ -371,6 +375,10 @@ _NO_TICKET = (
     "run {run} says by its tag {tag} that it waits for a job, and its event log has none that a step of it submitted. "
     "Whoever launched the run has written that tag, and nothing is opened for it; `kinetic-orchestration jobs` lists "
     "what goes on"
+)
+_NEVER = (
+    "run {run} ended before job {job} was submitted, which it had announced: there is nothing to finish. Its log says "
+    "why; to have the asset, materialize it anew"
 )
 _UNKNOWN = (
     "job {job} of run {run} is {status}, and {asset} is none of the assets that this sensor starts runs of: put it "

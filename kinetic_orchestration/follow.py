@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, lifecycle, roll, visible
+from kinetic_orchestration import act, attempts, copies, lifecycle, roll, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.agent.records import Record
@@ -170,7 +170,7 @@ class Follower:
                 if isinstance(action, lifecycle.Release):
                     self._release(action.attempt, seen, holds=not lifecycle.was_free(seen))
                 else:
-                    waiting = act.perform(action, self.job, attempt, seen, os.environ)
+                    waiting = act.perform(action, self.job, attempt, seen, copies.environ())
                 self._wait("queued", waiting, attempt, emit)
         finally:  # what was refused, or got no answer, may have been done
             if actions:

@@ -9,7 +9,6 @@ either, the process may die: whoever asks for the same identity again goes on fr
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, emulation, owner, roll, settings, trust
+from kinetic_orchestration import act, copies, emulation, owner, roll, settings, trust
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.ahead import Ahead
@@ -63,7 +62,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
         from kinetic_orchestration import preflight_cloud
 
         preflight_cloud.require(replace(here, service_account=str(plan.cloud["service_account"])))
-        plan = replace(make_plan(spec, here, os.environ, bucket_for(spec, plan, here)), emulated=plan.emulated)
+        plan = replace(make_plan(spec, here, copies.environ(), bucket_for(spec, plan, here)), emulated=plan.emulated)
     identity = identity or identity_of(spec)
     plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
     believed, written = trust.of(here), None
@@ -76,7 +75,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     if is_new:
         entered = Ahead(roll.enter, store, job, beside=store.remote)
         with staging_folder(store, here.home) as folder:
-            bundle = package(spec, plan, here, folder, os.environ)
+            bundle = package(spec, plan, here, folder, copies.environ())
             staged = stage(bundle, store, here.retention)
         logins = staged.environment.get("secrets", ())  # for a private package index
         if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:
@@ -106,7 +105,7 @@ def planned(spec: JobSpec, here: Settings | None = None) -> tuple[Plan, Settings
     `here`: other settings than the spec's own, for a dry run.
     """
     here = here or settings_for(spec)
-    plan = make_plan(spec, here, os.environ)
+    plan = make_plan(spec, here, copies.environ())
     backend = open_backend(plan.backend, here)
     backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation
     plan = replace(plan, emulated=backend.emulates(plan.slice))
@@ -168,8 +167,8 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
         has, had = job.plan(), job.spec().get("arguments")
     except (StoreError, JobNotFound):  # whoever follows it hears of that, with more patience
         return Other()
-    wanted = make_plan(spec, here, os.environ)
-    wanted = make_plan(spec, here, os.environ, bucket_for(spec, wanted, here))
+    wanted = make_plan(spec, here, copies.environ())
+    wanted = make_plan(spec, here, copies.environ(), bucket_for(spec, wanted, here))
     named = {
         "hardware": (has.asked, wanted.asked),
         "spot": (has.spot, wanted.spot),
@@ -238,7 +237,7 @@ def settings_for(spec: JobSpec) -> Settings:
 def find(spec: JobSpec, identity: Identity) -> Job | None:
     """The job that this identity means now, if one was admitted. Nothing is started."""
     here = settings_for(spec)
-    plan = make_plan(spec, here, os.environ)
+    plan = make_plan(spec, here, copies.environ())
     store = open_store(plan.store, plan.deployment)
     name = names.identity(identity.key)
     record = store.read(name)
@@ -451,4 +450,4 @@ def provision(job: Job, *, is_new: bool = False) -> None:
     if intent is None or intent.wait or any(job.store.read_all(ended)):
         Follower(job).step()
     else:
-        act.submit(job, 1, Glimpse(intent.created, intent), os.environ)
+        act.submit(job, 1, Glimpse(intent.created, intent), copies.environ())

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration import copies, price_list
 from kinetic_orchestration import home as home_module
-from kinetic_orchestration import price_list
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.price_list import BUILT_IN, PriceList
@@ -134,7 +134,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
             "Jobs cannot be run or submitted from Windows itself, which has neither process groups nor the file "
             "locks that the store relies on. Use WSL 2, a Linux machine or macOS."
         )
-    environ = os.environ if environ is None else environ
+    environ = copies.environ() if environ is None else environ
     values, sources = _resolved(environ, arguments)
     home = Path(values["home"]).expanduser().absolute() if values["home"] else _default_home()
     home = _usable(home, sources["home"])
@@ -196,7 +196,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
 
 def stated(name: str, environ: Mapping[str, str] | None = None) -> str:
     """What a variable or the profile file says of a setting, as text; "" if neither does."""
-    values, sources = _resolved(os.environ if environ is None else environ, {})
+    values, sources = _resolved(copies.environ() if environ is None else environ, {})
     return "" if sources[name] == "default" else values[name]
 
 

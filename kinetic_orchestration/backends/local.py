@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import secret_manager
+from kinetic_orchestration import copies, secret_manager
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.agent.assignment import Assignment
@@ -236,7 +236,7 @@ class LocalBackend:
     ) -> None:  # fmt: skip
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
-        private = {"env": dict(secrets), "uv": uv_settings(os.environ) if plan.isolated else {}}
+        private = {"env": dict(secrets), "uv": uv_settings(copies.environ()) if plan.isolated else {}}
         private["seal"] = {"key": key} if key else {}
         handed = json.dumps({name: values for name, values in private.items() if values}).encode()
         launchers: list[subprocess.Popen[bytes]] = []
@@ -271,7 +271,7 @@ class LocalBackend:
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(folder / "__main__.py"), *assignment.words()],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-                env={**os.environ, **dict([marker(run).split("=", 1)])},
+                env={**copies.environ(), **dict([marker(run).split("=", 1)])},
             )  # fmt: skip
             launchers.append(launcher)
             assert launcher.stdin is not None

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import cost, emulation, launch, regions
+from kinetic_orchestration import copies, cost, emulation, launch, regions
 from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.bucket_location import bucket_of, location_of
@@ -178,7 +178,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def _function(module: ModuleType, name: str, file: str) -> Any:
-    decorated = [key for key, value in vars(module).items() if isinstance(value, RemoteCallable)]
+    decorated = [key for key, value in copies.members(module).items() if isinstance(value, RemoteCallable)]
     there = f"decorated there: {', '.join(decorated)}" if decorated else "no function there is decorated"
     if not name:
         if len(decorated) != 1:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kinetic_orchestration import copies
+
 DEPTH = 40
 SECONDS = 10.0
 FIX = "Create it inside the function, or pass what is needed to create it"
@@ -112,7 +114,7 @@ def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield f"a default value of {name}", item
     for parameter, item in (function.__kwdefaults__ or {}).items():
         yield f"the default of {parameter!r} of {name}", item
-    for attribute, item in vars(function).items():
+    for attribute, item in copies.members(function).items():
         yield f"attribute .{attribute} of {name}", item
     for parameter, item in getattr(function, "__annotations__", {}).items():
         yield f"the annotation of {parameter!r} of {name}", item
@@ -130,7 +132,7 @@ def _globals(code: types.CodeType) -> Iterator[str]:
 
 
 def _of_class(cls: type) -> Iterator[tuple[str, Any]]:
-    for name, item in list(vars(cls).items()):
+    for name, item in copies.members(cls).items():
         if name not in ("__dict__", "__weakref__", "__doc__", "__module__"):
             yield f"attribute .{name} of class {cls.__name__}", item
     for base in cls.__bases__:

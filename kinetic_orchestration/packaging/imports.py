@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from kinetic_orchestration import copies
 from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS, ENVIRONMENT_MARKS
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -118,7 +119,7 @@ def imported_by(function: object, *, texts: bool = False) -> tuple[str, ...]:
             kind = value if isinstance(value, type) else type(value)
             found.add(str(kind.__module__))
             if kind.__module__ == "__main__":
-                waiting += [each for cls in kind.__mro__ for each in vars(cls).values() if callable(each)]
+                waiting += [each for cls in kind.__mro__ for each in copies.members(cls).values() if callable(each)]
     return tuple(sorted(found - _NOBODYS - {"builtins"}))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 
-from kinetic_orchestration import visible
+from kinetic_orchestration import copies, visible
 from kinetic_orchestration.agent import payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import (
@@ -160,7 +160,7 @@ def first_party_modules(
     near = (*roots, *((beside,) if beside else ()))
     return {
         name: module
-        for name, module in list(sys.modules.items())
+        for name, module in copies.modules().items()
         if isinstance(module, types.ModuleType)
         # First, because an orchestrator's process has thousands of modules, and each call looks at all of them.
         and (named or name.startswith(_ALWAYS) or not _lies_elsewhere(vars(module).get("__file__"), near))
@@ -360,7 +360,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
         attributes = []
         for name, module in list(self._used.items()):
-            for attribute in sorted(self._names & vars(module).keys()):
+            for attribute in sorted(self._names & copies.members(module).keys()):
                 if (name, attribute) in self._sent or attribute.startswith("__"):
                     continue
                 self._sent.add((name, attribute))
@@ -472,7 +472,7 @@ def _surroundings(function: types.FunctionType, modules: Mapping[str, types.Modu
     for label, part in of_function(function):
         yield label, part
         if isinstance(part, types.ModuleType) and part.__name__ in modules:
-            for name in sorted(names & vars(part).keys()):
+            for name in sorted(names & copies.members(part).keys()):
                 yield f"global {part.__name__}.{name} used by {function.__name__}", vars(part)[name]
 
 

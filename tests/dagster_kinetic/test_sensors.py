@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -360,6 +361,24 @@ def test_tags_that_a_run_was_launched_with_open_no_store_and_start_nothing(insta
         daemon.tick()
     assert not list(store.list(names.intents(theirs.job_id))) and daemon.finished == []
     assert "no job of a detached asset" in str(daemon.tick().skip_reason)  # and it is told once
+
+
+def test_a_submission_that_failed_leaves_nothing_that_the_sensor_takes_for_a_job(instance):
+    lock = threading.Lock()
+
+    @kinetic_asset(accelerator="cpu", detached=True)
+    def cannot_travel():
+        return lock.locked()
+
+    daemon = Daemon(instance, cannot_travel)
+    job = daemon.definitions.resolve_implicit_global_asset_job_def()
+    failed = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not failed.success
+    assert not daemon.tick().run_requests
+    assert instance.get_run_by_id(failed.run_id).tags[f"{TICKET}cannot_travel"] == FINISHED
+    assert not daemon.tick(fresh=True).run_requests
+    assert instance.get_run_by_id(failed.run_id).tags[WAITS] == FINISHED
+    assert "no job of a detached asset is under way" in str(daemon.tick().skip_reason)
 
 
 @pytest.mark.parametrize("option", ["store", "deployment"])

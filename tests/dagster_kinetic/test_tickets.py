@@ -133,6 +133,16 @@ def test_a_tag_without_a_ticket_in_the_log_is_told_once_and_keeps_no_other_waiti
     assert asked(tick(instance)) == ["job-000000000000"]
 
 
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
+def test_a_job_that_was_announced_by_a_run_that_was_killed_before_it_submitted_is_none(instance, status) -> None:
+    run = submitted(instance, ticket(), status=status)
+    assert asked(tick(instance)) == []
+    assert instance.get_run_by_id(run.run_id).tags[f"{TICKET}known"] == FINISHED
+    gone = submitted(instance, ticket(spec="0" * 64, job="job-000000000001"), status=status)  # its records went
+    assert asked(tick(instance)) == ["job-000000000001"]
+    assert instance.get_run_by_id(gone.run_id).tags[WAITS] == WAITING
+
+
 def test_a_step_that_has_not_written_its_ticket_yet_is_waited_for(instance) -> None:
     run = submitted(instance, None, status=dg.DagsterRunStatus.STARTED)
     assert "no job of a detached asset" in str(tick(instance).skip_reason)

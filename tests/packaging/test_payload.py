@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import math
 import os
@@ -20,6 +21,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
+from kinetic_orchestration import copies
 from kinetic_orchestration.agent import payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
@@ -290,6 +292,39 @@ def test_the_users_own_registrations_with_cloudpickle_stay(project: Any, tmp_pat
         assert cloudpickle.list_registry_pickle_by_value() == before | {"reg"}
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_whatever_is_imported_or_removed_meanwhile_a_call_is_packed(project: Any, tmp_path: Path) -> None:
+    """The collector runs at each object that is made, and imports at each run: as another thread may at any line."""
+    own = project("own", own="def train():\n    return 1\n")
+    before, made = sys.modules.copy(), 0
+
+    def imports(phase: str, _info: dict[str, int]) -> None:
+        nonlocal made
+        if phase == "start" and made < 20_000:
+            made += 1
+            name = f"imported_meanwhile_{made}"
+            sys.modules[name] = types.ModuleType(name)
+            os.environ[name] = "1"
+            sys.modules.pop(f"imported_meanwhile_{made - 3}", None)
+            os.environ.pop(f"imported_meanwhile_{made - 3}", None)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(imports)
+    gc.set_threshold(1)
+    try:
+        for _ in range(5):
+            assert "own" in first_party_modules(own.train, project.root)
+            copies.environ()
+            copies.members(sys)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(imports)
+        for name in sys.modules.keys() - before.keys():
+            del sys.modules[name]
+        for name in [name for name in os.environ if name.startswith("imported_meanwhile_")]:
+            del os.environ[name]
+    assert made > 1
 
 
 def test_calls_are_packed_from_many_threads_at_once(tmp_path: Path) -> None:
