@@ -78,7 +78,10 @@ class Google:
         try:
             found = reply.json() if reply.content else {}
         except ValueError:
-            found = {"error": {"message": reply.text[:300], "status": "UNKNOWN"}}
+            said = {"message": f"the answer cannot be read: {reply.text[:300]!r}", "status": "UNAVAILABLE"}
+            found = {"error": {**said, "status": "UNKNOWN"} if not reply.ok else said}
+            if reply.ok:
+                return Answer(0, found)
         return Answer(reply.status_code, found if isinstance(found, dict) else {"error": {}})
 
 

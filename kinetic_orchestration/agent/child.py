@@ -13,7 +13,16 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPORT_PATIENCE = 120.0  # for a disk that is full when the function has returned
+OURS = "kinetic_orchestration"
+USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
+ROOT = "kinetic_orchestration.errors.KineticError"
 
 
 def main() -> None:
@@ -47,14 +56,15 @@ def main() -> None:
     sys.argv = [go["name"]]
     try:
         code = _call(go)
-    except BaseException:  # it cannot say what it came to, on a full disk perhaps: others must not wait for it
+    except BaseException as error:  # it cannot say what it came to: others must not wait for it
+        unreported = isinstance(error, _Unreported)
         try:
             _flush()
             sys.excepthook(*sys.exc_info())
             _finish_checkpoints()
         finally:
             _flush()
-            os._exit(1)
+            os._exit(74 if unreported else 1)  # rules.UNREPORTED
     sys.exit(code)
 
 
@@ -98,19 +108,81 @@ def _call(go: dict[str, Any]) -> int:
         if error.code in (None, 0):
             value = None
         else:
-            return _report(outcome, payload.dump_exception(error, outcome), _code(error))
+            ended = error
+            record = _once_there_is_room(lambda: payload.dump_exception(ended, outcome))
+            return _report(outcome, record, _code(error))
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError):
             from kinetic_orchestration.agent import lacking
 
             lacking.explain(error, go.get("beside", {}))
-        record = payload.dump_exception(error, outcome)
+        failure = error
+        record = _once_there_is_room(lambda: payload.dump_exception(failure, outcome))
         if isinstance(error, RecordsError) and error.errno == errno.EIO:
             record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function
+        elif cause := _cause(error):
+            record["cause"] = cause
         return _report(outcome, record, 1)
     if not go["value"]:
         return _report(outcome, {"kind": "value", "digest": "", "size": 0}, 0)
-    return _report(outcome, payload.dump_value(value, outcome), 0)
+    return _report(outcome, _once_there_is_room(lambda: payload.dump_value(value, outcome)), 0)
+
+
+def _cause(error: BaseException) -> str:
+    """Whose matter it is, if not the program's own: what this package raised within it. What the program raises by
+    itself is its own, whatever the class.
+    """
+    from kinetic_orchestration.agent import wire
+
+    classes = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    ours = any(name.startswith((f"{OURS}.agent.", f"{OURS}.training.")) for name in classes) or ROOT in classes
+    if not ours or where.partition(".")[0] != OURS:
+        return ""
+    return wire.CONFIGURATION if any(name in USAGE for name in classes) else wire.INFRASTRUCTURE
+
+
+class _Unreported(Exception):
+    """What the program came to could not be written, for as long as was waited."""
+
+
+def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the program came to is in memory, and nowhere else: while the disk is full, it waits, and says so."""
+    from kinetic_orchestration.agent import payload, records, wire
+
+    until, pause, told = time.monotonic() + REPORT_PATIENCE, 0.05, False
+    while True:
+        try:
+            record = write()
+            number = record.get("errno", 0) if record["kind"] == "unwritable" else 0
+        except OSError as error:
+            record, number = {}, error.errno or 0
+            if number not in payload.PASSING:
+                raise
+        if number not in payload.PASSING:
+            return record
+        why = records.reason_of(OSError(number, os.strerror(number)))
+        if time.monotonic() > until:
+            _say(f"what this program came to was not written within {REPORT_PATIENCE:g} s ({why}), and is lost")
+            if not record:
+                raise _Unreported(why)
+            return {**record, "cause": wire.INFRASTRUCTURE}
+        if not told:
+            told = True
+            _say(
+                f"what this program came to cannot be written: {why}. It is kept in memory, "
+                f"and written once there is room, for {REPORT_PATIENCE:g} s at most"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):
+        os.write(2, f"kinetic: {text}\n".encode("utf-8", "replace"))
 
 
 def _finish_checkpoints() -> None:
@@ -132,9 +204,15 @@ def _report(outcome: str, record: dict[str, Any], code: int) -> int:
         code = 1
     if code:
         _finish_checkpoints()
-    with open(outcome + ".tmp", "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump({**record, "code": code}, file)
-    os.replace(outcome + ".tmp", outcome + ".json")
+    text = json.dumps({**record, "code": code}).encode("utf-8", "backslashreplace")
+
+    def leave() -> dict[str, Any]:
+        with open(outcome + ".tmp", "wb") as file:
+            file.write(text)
+        os.replace(outcome + ".tmp", outcome + ".json")
+        return record if record["kind"] != "unwritable" else {"kind": "left"}
+
+    _once_there_is_room(leave)
     if code:
         distributed.together = ""
     return code

@@ -39,6 +39,7 @@ SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
 SIGNAL_LIMIT = 4096
 PLAIN_SIGNALS = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 PAGE = 1000
+FACTS = ("generation", "size", "updated")
 PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
 
 _HELP = {
@@ -107,8 +108,13 @@ class Bucket:
     def object(self, name: str, **query: Any) -> str:
         return f"/storage/v1/b/{self.name}/o/{quote(name, safe='')}" + (f"?{urlencode(query)}" if query else "")
 
-    def ask(self, method: str, target: str, patience: float | None = None, **more: Any) -> tuple[boot.Reply, bool]:
-        """The answer, and whether one before it may have been lost: then the request may have done its work."""
+    def ask(
+        self, method: str, target: str, patience: float | None = None, needs: tuple[str, ...] | None = None, **more: Any
+    ) -> tuple[boot.Reply, bool]:
+        """The answer, and whether one before it may have been lost: then the request may have done its work.
+
+        `needs`: the fields that a good answer has to have. One that cannot be read, or lacks them, is as good as lost.
+        """
         unsure, stale = False, False
         reply = boot.Reply(0, {}, b"")
         for _ in boot.tries(PATIENCE if patience is None else patience):
@@ -116,6 +122,9 @@ class Bucket:
             if reply.status == 0 and reply.data == b"stale":  # a connection that had been idle for too long
                 unsure = True
                 reply = self._once(method, target, **more)
+            if needs is not None and 200 <= reply.status < 300 and not _is_readable(reply, needs):
+                told = reply.data[:100].decode("utf-8", "backslashreplace")
+                reply = boot.Reply(0, {}, f"{self._base.netloc} answers what cannot be read: {told!r}".encode())
             stale = reply.status == 401 and not stale
             if reply.status not in boot.PASSING and not stale:
                 break
@@ -194,7 +203,7 @@ class Bucket:
     # ---- objects ---------------------------------------------------------------------------------------------
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        reply, _ = self.ask("GET", self.object(name))
+        reply, _ = self.ask("GET", self.object(name), needs=FACTS)
         if reply.status == 404 and self._has_bucket(reply):
             return None
         self.check(reply, "read", name)
@@ -210,7 +219,7 @@ class Bucket:
             if token:
                 query["pageToken"] = token
             try:
-                reply, _ = self.ask("GET", f"/storage/v1/b/{self.name}/o?{urlencode(query)}", most=PAGE_LIMIT)
+                reply, _ = self.ask("GET", f"/storage/v1/b/{self.name}/o?{urlencode(query)}", most=PAGE_LIMIT, needs=())
             except _Over:
                 raise TooLarge(f"the listing of {prefix}", str(self), PAGE_LIMIT) from None
             self.check(reply, "list", prefix)
@@ -240,7 +249,7 @@ class Bucket:
             body = {"head": head, "file": data, "tail": tail}
         kind = {"Content-Type": f"multipart/related; boundary={edge}"}
         target = f"/upload/storage/v1/b/{self.name}/o?{urlencode(query)}"
-        reply, unsure = self.ask("POST", target, headers=kind, **body)
+        reply, unsure = self.ask("POST", target, needs=FACTS[:1], headers=kind, **body)
         # A swap of what is not there is answered in either way.
         refused = reply.status == 412 or (bool(condition) and reply.status == 404 and self._has_bucket(reply))
         if refused:
@@ -573,6 +582,16 @@ def _write_file(path: str, data: bytes, name: str) -> None:
             file.write(data)
     except OSError as error:
         raise _Full(error.errno, f"Cannot write {name} to this disk: {error.strerror}.") from None
+
+
+def _is_readable(reply: boot.Reply, needs: tuple[str, ...]) -> bool:
+    try:
+        found = reply.json()
+        for name in needs:
+            _moment(found) if name == "updated" else int(found[name])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return isinstance(found, dict)
 
 
 def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:

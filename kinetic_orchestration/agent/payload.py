@@ -40,6 +40,7 @@ _MOST_VALUES = 200_000
 _DEEPEST = 100
 # What a disk answers, and never a value.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of these, what patience may mend
 UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
 _TEXT = 64 << 10
 _LENGTH = 8
@@ -383,6 +384,7 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
             folder = os.path.dirname(os.fspath(path))
             return {
                 "kind": "unwritable",
+                "errno": error.errno,
                 "cause": "configuration",
                 "message": f"the value could not be written to {folder}: {error.strerror}. Make room and run again",
             }
@@ -424,6 +426,8 @@ def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, in
     try:
         sent = dump(raised, path, _outcome_pickler(), EXCEPTION)
     except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno in PASSING:
+            raise
         return problem
     try:
         copy = _load(path, None, (), EXCEPTION, names_first=False)

@@ -36,6 +36,8 @@ ECHOES = (
     "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
 )  # fmt: skip
 
+UNREPORTED = 74  # sysexits.h: EX_IOERR. What a function came to could not be written, as `child` says
+
 # What a program says when the driver of its chips fails: the machine's failure, whatever the program did.
 DRIVER = (
     ("/dev/vfio", "Device or resource busy"), ("/dev/accel", "Device or resource busy"), ("Couldn't open iommu group",),
@@ -144,6 +146,9 @@ def exit_of(code: int, report: dict[str, Any] | None, *, command: bool) -> Exit:
         return exit_of_report(report)
     if code == 0:
         return Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
+    if code == UNREPORTED and report is None and not command:
+        reason = "what the program came to could not be written on this host, whose disk was full (its log says so)"
+        return Exit(code, wire.INFRASTRUCTURE, reason)
     late = " after it had returned its value" if report is not None else ""
     if code < 0:
         hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""

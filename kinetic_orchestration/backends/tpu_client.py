@@ -7,6 +7,7 @@ so that a state this version has never heard of is just another number.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -233,8 +234,11 @@ def status_of(error: BaseException) -> Status | None:
     """An exception of the client as the API's own error; None for what is none of it."""
     from google.api_core import exceptions
     from google.auth import exceptions as auth
+    from google.protobuf.json_format import ParseError
     from requests import exceptions as requests
 
+    if isinstance(error, ParseError | json.JSONDecodeError):  # what cannot be read may pass
+        return Status(troubles.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause
     if isinstance(error, exceptions.GoogleAPICallError):
@@ -290,11 +294,13 @@ def _retry(*, reading: bool) -> Any:
     """What is worth asking again at once. A write is only repeated when the API says that it was not taken."""
     from google.api_core import exceptions
     from google.api_core.retry import Retry, if_exception_type
+    from google.protobuf.json_format import ParseError
     from requests.exceptions import ConnectionError as Unconnected
 
     passing: tuple[type[Exception], ...] = (exceptions.ServiceUnavailable, Unconnected)
     if reading:
-        passing = (*passing, exceptions.InternalServerError, exceptions.BadGateway, exceptions.TooManyRequests)
+        passing = (*passing, ParseError, exceptions.InternalServerError, exceptions.BadGateway)
+        passing = (*passing, exceptions.TooManyRequests)
     return Retry(predicate=if_exception_type(*passing), initial=0.1, maximum=2.0, multiplier=2.0, timeout=RETRY_SECONDS)
 
 

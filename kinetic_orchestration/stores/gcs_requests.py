@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from kinetic_orchestration.agent.cloud import moment_of
 from kinetic_orchestration.agent.names import RECORD_LIMIT
 from kinetic_orchestration.credentials import refused
+from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.stores import too_large
 from kinetic_orchestration.stores.gcs_client import Client, client
 from kinetic_orchestration.stores.gcs_refusals import Told, refusal, told
@@ -230,7 +231,11 @@ class Requests:
 
     def _stat(self, name: str) -> Any | None:
         blob = self._blob(name)
-        return blob if self._is_there(lambda: blob.reload(timeout=_timeout(), retry=None)) else None
+        if not self._is_there(lambda: blob.reload(timeout=_timeout(), retry=None)):
+            return None
+        if blob.generation is None or blob.size is None or blob.updated is None:
+            raise ValueError("it says nothing of the object")
+        return blob
 
     def _is_there(self, call: Callable[[], object]) -> bool:
         """Whether there was such an object; a bucket that is missing is no answer to that."""
@@ -315,4 +320,7 @@ def _told(error: Exception) -> Told | None:
         if getattr(error, "retryable", False):
             return Told(0, "", str(error))
         raise refused(error) from error
+    if isinstance(error, (ValueError, TypeError, LookupError, AttributeError)) and not isinstance(error, KineticError):
+        known = told(error)
+        return known or Told(0, "", f"the answer cannot be read ({type(error).__name__}: {error})")
     return told(error)

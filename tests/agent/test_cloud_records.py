@@ -114,6 +114,22 @@ def test_what_may_pass_is_asked_again(records: CloudRecords, storage: StorageSer
     assert records.delete("a") is True
 
 
+def test_an_answer_that_cannot_be_read_is_one_that_may_pass(
+    records: CloudRecords, storage: StorageServer, tmp_path: Path
+) -> None:
+    storage.garble("insert *")
+    assert records.put("a", b"x")
+    storage.garble("insert *")
+    assert records.create("b", b"x") is not None
+    (tmp_path / "file").write_bytes(b"part of a checkpoint")
+    storage.garble("insert *")
+    assert records.upload("c", str(tmp_path / "file")) is True
+    storage.garble("stat *")
+    assert (records.bucket.facts(records._full("a")) or {})["size"] == "1"
+    storage.garble("list *")
+    assert [entry.name for entry in records.list("")] == ["a", "b", "c"]
+
+
 def test_a_delete_whose_answer_was_lost_has_deleted(records: CloudRecords, storage: StorageServer) -> None:
     records.create("a", b"x")
     storage.fail("delete *", after=True)

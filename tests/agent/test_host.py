@@ -6,15 +6,17 @@ import functools
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act
+from kinetic_orchestration import act, errors
 from kinetic_orchestration.agent import names, processes, rules, wire
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.follow import Follower
@@ -393,6 +395,130 @@ def test_a_store_that_failed_within_a_training_is_not_the_users_failure(shared_h
     with pytest.raises(JobLost, match="no answer"):
         result(job)
     assert verdict_of(job).cause == wire.INFRASTRUCTURE
+
+
+def raised_by_us(kind: type[BaseException], where: str) -> None:
+    """Have one of our own modules raise it below what the user calls."""
+    import errno
+    import os
+
+    import kinetic_orchestration as kinetic
+    from kinetic_orchestration import context
+    from kinetic_orchestration.agent.records import TooLarge
+    from kinetic_orchestration.training import loop
+
+    ours: dict[str, Any] = {"__name__": "kinetic_orchestration.training.shelf"}
+    exec("def meets(*_, **__):\n    raise error", ours)
+    if issubclass(kind, TooLarge):
+        ours["error"] = TooLarge("name", "store", 1)
+    else:
+        ours["error"] = kind(errno.ENOSPC, "told") if kind.__name__ == "RecordsError" else kind("told")
+    if where == "Training":
+        loop.Training.__enter__ = ours["meets"]  # type: ignore[method-assign]
+        with kinetic.Training(name="t"):
+            pass
+    elif where == "current":
+        context.HostContext.__init__ = ours["meets"]  # type: ignore[method-assign]
+        kinetic.current()
+    else:
+        context.HostContext._record = ours["meets"]  # type: ignore[method-assign]
+        here = kinetic.current()
+        here.progress(1) if where == "progress" else here.log_metrics(1, loss=1.0)
+    os._exit(3)
+
+
+def _below(kind: type[BaseException]) -> set[type[BaseException]]:
+    return {kind}.union(*map(_below, kind.__subclasses__()))
+
+
+def our_errors() -> list[type[BaseException]]:
+    from kinetic_orchestration.agent.records import RecordsError, TooLarge
+    from kinetic_orchestration.training import parts
+
+    found = {each for each in _below(errors.KineticError) if each.__module__ == errors.__name__}
+    return [*sorted(found, key=lambda each: each.__name__), RecordsError, TooLarge, wire.Unreadable, parts.Torn]
+
+
+CALLS = ("Training", "log_metrics", "progress", "current")
+
+
+@pytest.mark.slow
+def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
+    kinds = our_errors()
+    for begin in range(0, len(kinds), 4):
+        jobs = {
+            kind: launched(
+                raised_by_us, kind, CALLS[(begin + place) % len(CALLS) - begin // 4 % len(CALLS)], retry=NONE
+            )
+            for place, kind in enumerate(kinds[begin : begin + 4])
+        }
+        for kind, job in jobs.items():
+            configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers)
+            assert (kind, verdict_of(job).cause) == (kind, wire.CONFIGURATION if configured else wire.INFRASTRUCTURE)
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_a_store_that_fails_below_what_the_user_calls_is_not_the_users_failure(shared_home: Path, where: str) -> None:
+    job = launched(raised_by_us, errors.Unreachable, where, retry=NONE)
+    with pytest.raises(JobLost, match="told"):
+        result(job)
+
+
+def test_an_exception_of_ours_that_the_function_raises_by_itself_is_its_own(shared_home: Path) -> None:
+    def raises() -> None:
+        from kinetic_orchestration.errors import StoreError
+
+        raise StoreError("of the user's making")
+
+    with pytest.raises(StoreError, match="of the user's making"):
+        result(launched(raises, retry=NONE))
+
+
+@pytest.fixture
+def small_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home on a disk of its own, of a few MiB; the store lies elsewhere."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "kinetic-test", str(place)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
+    monkeypatch.setenv("KINETIC_HOME", str(place))
+    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fills_the_disk(folder: str, patience: float) -> bytes:
+    frame: Any = sys._getframe()
+    while "REPORT_PATIENCE" not in frame.f_globals:
+        frame = frame.f_back
+    frame.f_globals["REPORT_PATIENCE"] = patience
+    with open(os.path.join(folder, "filler"), "wb", buffering=0) as file:  # noqa: PTH123
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    return b"\xff" * 300_000
+
+
+def test_a_disk_that_is_full_when_the_function_returns_is_waited_for(small_home: Path) -> None:
+    job = launched(fills_the_disk, str(small_home), 60.0, retry=NONE)
+    said(job, "the disk is full. It is kept in memory")
+    (small_home / "filler").unlink()
+    assert result(job) == b"\xff" * 300_000
+
+
+def test_what_cannot_be_written_on_a_full_disk_is_no_failure_of_the_user(small_home: Path) -> None:
+    job = launched(fills_the_disk, str(small_home), 1.0, retry=NONE)
+    verdict = verdict_of(job)
+    (small_home / "filler").unlink(missing_ok=True)
+    assert verdict.cause == wire.INFRASTRUCTURE
+    assert "could not be written" in verdict.reason
 
 
 @pytest.mark.slow

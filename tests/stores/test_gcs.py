@@ -314,6 +314,19 @@ def test_a_bucket_that_is_missing_is_no_missing_object(storage: StorageServer) -
         open_gcs(f"gs://none-{uuid.uuid4().hex[:8]}/x", "prod")
 
 
+def test_an_answer_that_cannot_be_read_is_one_that_may_pass(store: GcsStore, storage: StorageServer) -> None:
+    storage.garble("insert *")
+    assert store.create("jobs/a", b"whole") is not None
+    storage.garble("stat *")
+    found = store.find("jobs/a")
+    assert found is not None
+    assert found.size == 5
+    storage.garble("list *")
+    assert "jobs/a" in [entry.name for entry in store.list("")]
+    storage.garble("copy *")
+    assert store.renew("jobs/a") is True
+
+
 def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
     store: GcsStore, storage: StorageServer, tmp_path: Path
 ) -> None:
