@@ -140,6 +140,8 @@ def _cause(error: BaseException) -> str:
         trace = trace.tb_next
     where = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
     ours = any(name.startswith((f"{OURS}.agent.", f"{OURS}.training.")) for name in classes) or ROOT in classes
+    if f"{OURS}.agent.distributed.NoAccelerator" in classes:  # of the requirements that the user gave
+        return ""
     if not ours or where.partition(".")[0] != OURS:
         return ""
     return wire.CONFIGURATION if any(name in USAGE for name in classes) else wire.INFRASTRUCTURE
