@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from airflow_kinetic import failures
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
@@ -28,6 +29,9 @@ def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
         if outcome.status is not JobStatus.SUCCEEDED:
             raise
         return uri_of_result(job, outcome), False  # its classes are on the hosts alone, or nothing vouches for it here
+    except Exception as error:
+        failures.tell(error, outcome, job.job_id)
+        raise
     try:
         plain = plain_json(value, limit)
     except ValueError:

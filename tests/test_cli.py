@@ -412,6 +412,8 @@ def test_following_a_log_ends_with_the_job_and_has_its_exit_code(home: Path, gat
     assert "kinetic: succeeded" in changes
     failed = fail.run_async()
     assert real("logs", "-f", failed.job_id).code == 1
+    for options in ((), ("-f",), ("-n", "3")):
+        assert real("logs", *options, failed.job_id).out.endswith("ValueError: no such rate\n"), options
 
 
 def test_following_only_the_tail_of_a_log(ko: Ko, home: Path) -> None:

@@ -26,9 +26,9 @@ from kinetic_orchestration.cli.output import (
 )  # fmt: skip
 from kinetic_orchestration.cost import Estimate, times, went_to
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
-from kinetic_orchestration.follow import Follower, Printer, pace
+from kinetic_orchestration.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, cause_of, find_job, live_jobs
-from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Output, Peek, Progress
+from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Outcome, Output, Peek, Progress
 
 PAGE = 100  # jobs that --all lists at once, as text
 
@@ -138,11 +138,15 @@ def logs(arguments: Namespace) -> int:
     if not arguments.follow:
         for event in handle.events():
             emit(event)
+        if arguments.json:
+            _tell_traceback(handle.peek().outcome, emit)
         sink.open()
         _end_with_cause(handle, arguments)
         return codes.OK
     outcome = handle.follow(emit, on_step=lambda _: sink.open())
     assert outcome is not None
+    if arguments.json:
+        _tell_traceback(outcome, emit)
     _end_with_cause(handle, arguments)
     return codes.of_status(outcome.status.value)
 
@@ -152,6 +156,16 @@ def _end_with_cause(handle: JobHandle[Any], arguments: Namespace) -> None:
     if not arguments.json and (cause := cause_of(handle)):
         cause = visible.log(cause)
         _write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
+
+
+def _tell_traceback(outcome: Outcome | None, emit: Emit) -> None:
+    """Tell a program that reads the log of what the job's function raised: it is not among what it printed."""
+    failure = None if outcome is None else outcome.verdict.failure
+    if outcome is None or failure is None or not failure.traceback.strip():
+        return
+    text = failure.traceback.rstrip().encode("utf-8", "backslashreplace") + b"\n"
+    verdict = outcome.verdict
+    emit(Output(verdict.host or 0, frames.ERR, verdict.time, text, outcome.attempt, 0, 0))
 
 
 def result(arguments: Namespace) -> int:

@@ -70,6 +70,11 @@ def test_a_failure_is_the_users_own_exception_with_the_traceback_of_the_host(air
     assert "ValueError: the learning rate exploded" in done["log"]
     assert "deep_inside()" in done["log"]
     assert "Raised on host 0 of job job-" in done["log"]
+    record = done["log"].partition(" [error ")[2].partition("All of it:")[0]
+    assert re.match(r"\s*\] ValueError: the learning rate exploded\s*\n +File .*, in deep_inside\n +raise", record), (
+        record
+    )
+    assert "RemoteTraceback: on host 0 of job job-" in done["log"], "and the page shows causes, and no notes"
 
 
 def test_a_value_that_is_no_small_json_stays_in_the_store_and_its_uri_is_in_xcom(airflow: Airflow, home: Path) -> None:
