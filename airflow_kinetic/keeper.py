@@ -14,7 +14,7 @@ from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.follow import Follower, follow
-from kinetic_orchestration.records import KEEPER, fields_of
+from kinetic_orchestration.records import fields_of
 from kinetic_orchestration.stores import Store
 
 BY = "airflow"
@@ -25,8 +25,11 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def take(store: Store, job_id: str, token: str) -> None:
-    store.put(names.keeper(job_id), wire.encode({"keeper": token}))
+def take(store: Store, job_id: str, token: str, *, within: float = 0.0) -> None:
+    """Be the keeper. `within`: hand the job over, to whoever takes it in so many seconds: its host 0 ends it if nobody
+    does, and so does the reaper.
+    """
+    store.put(names.keeper(job_id), wire.encode({"keeper": token, **({"within": within} if within else {})}))
 
 
 def is_kept_by(job: Job, token: str, since: float | None = None) -> bool:
@@ -36,7 +39,7 @@ def is_kept_by(job: Job, token: str, since: float | None = None) -> bool:
     record = job.store.read(names.keeper(job.job_id))
     if record is None or (since is not None and record.updated < since):
         return True
-    return fields_of(record.data, KEEPER, names.keeper(job.job_id)).get("keeper") == token
+    return fields_of(record.data, wire.KEEPER, names.keeper(job.job_id)).get("keeper") == token
 
 
 def cancel(job: Job, reason: str) -> None:

@@ -45,6 +45,7 @@ GENERATIONS = 1000  # of one identity that are looked back at
 LOOKED_FOR = 64  # generations of an identity whose record is damaged
 CLAIMS = 20  # looks at an identity that others change meanwhile
 LAST_HOSTS = 0.5  # seconds between two looks at a job that has failed and whose hosts are just ending
+KEEPING = ("airflow",)  # orchestrators of which a process keeps each job, and hands it over to another
 NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
@@ -423,6 +424,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         "beside": staged.beside,
         "image": plan.image,
         "owned": plan.abort_without_owner,
+        **({"kept": True} if identity.orchestrator in KEEPING else {}),
         "compile_cache": plan.compile_cache,
         "device_metrics": plan.device_metrics,
         "quick": not (staged.environment or staged.data or plan.remote) and staged.size < QUICK_BYTES,

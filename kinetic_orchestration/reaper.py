@@ -228,6 +228,9 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     cancel = store.read(names.cancel(job)) if seen.state == QUEUED else None
     if cancel is not None and now - cancel.updated > UNCLAIMED:
         return "its job was cancelled", wire.CANCELLED
+    kept = store.read(names.keeper(job))
+    if kept is not None and (untaken := wire.untaken(kept.data, now - kept.updated)):
+        return untaken, wire.CANCELLED
     return "", ""
 
 
@@ -240,6 +243,8 @@ def _close(
     """
     try:
         job = act.open_job(placement["job"], store, backend, believed)
+        if cause == wire.CANCELLED:  # whoever asks for it again may have it anew, if nobody has cancelled it for good
+            act.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
             act.close(job, placement["attempt"], cause, reason)
     except StoreError as error:

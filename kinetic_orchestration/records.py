@@ -162,7 +162,6 @@ SPEC = Fields(
     },
 )
 IDENTITY = Fields({"generation": whole(1, 1 << 40)}, {"identity": plain()})
-KEEPER = Fields({}, {"keeper": token})
 SIGNATURE = Fields({"hmac": _key})
 GROUP = Fields(
     {

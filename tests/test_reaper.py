@@ -282,6 +282,20 @@ def test_a_damaged_or_newer_spec_keeps_nobodys_hosts_alive(here: Here, spec: byt
     here.cloud.ledger.assert_nothing_left()
 
 
+def test_what_was_handed_over_and_nobody_took_goes_and_may_be_had_anew(here: Here) -> None:
+    """Nobody will ever follow it, and a queue has no hosts that could end it."""
+    job, taken = here.admit(), here.admit()
+    for each, within in ((job, 0.001), (taken, 600.0)):
+        here.submit(each)
+        here.store.put(names.keeper(each.job_id), wire.encode({"keeper": "a worker", "within": within}))
+    (reaped,) = here.reap()
+    assert reaped.why.startswith("nobody has taken it over within 0 s")
+    assert reaped.name.endswith(f"{job.job_id.removeprefix('job-')}-1")
+    assert act.may_begin_anew(job)
+    record = here.store.read(names.verdict(job.job_id, 1))
+    assert record is not None and wire.Verdict.decode(record.data).cause == wire.CANCELLED
+
+
 def test_clocks_may_be_off_by_minutes_before_a_deadline_counts_as_passed(here: Here) -> None:
     here.make("job-999999999999", deadline=here.store.now() - reaper.EXPIRED + 60.0)
     assert here.reap() == []

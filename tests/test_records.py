@@ -110,7 +110,7 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
         "started": (wire.STARTED, f"{host}started.json", started),
         "exit": (wire.EXIT, f"{host}exit.json", {"code": 1}),
         "done": (wire.DONE_RECORD, f"{host}done.json", done),
-        "keeper": (records.KEEPER, names.keeper(JOB), {"keeper": "k"}),
+        "keeper": (wire.KEEPER, names.keeper(JOB), {"keeper": "k"}),
         "identity": (records.IDENTITY, names.identity("0" * 32), {"generation": 1, "identity": ["d", "key", "x", 0]}),
         "signature": (records.SIGNATURE, names.signature(JOB, DIGEST), {"hmac": DIGEST}),
         "group": (records.GROUP, names.group("grp-1"), group),

@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 WHERE_KEY = "kinetic_where"  # in XCom: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
+HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
+HEARTBEAT = 300  # seconds after which Airflow misses a worker, unless it is told otherwise
+LONG_LAUNCH = 60.0  # after which the time to take the job begins anew
 LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
 
 
@@ -228,6 +231,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 self.kinetic_urls = urls_of(job.job_id, place)
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 if self.deferrable and Follower(job).step() is None and not self._killed:
+                    if time.time() - began > LONG_LAUNCH:
+                        keeper.take(job.store, job.job_id, self._token, within=self._handed_over(context))
                     self._defer(Follower(job), place, began)
                 log = TaskLog(job.policy.hosts, lines=self.get_logs)
                 outcome = follow(Follower(job), log)
@@ -398,6 +403,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 pinned = pinned._replace(job_id=job_id_of(identity, 1))
                 pin.keep(context, pinned)
 
+            within = self._handed_over(context) if self.deferrable else 0.0
+
             def claimed(job_id: str) -> None:
                 self._job_id = job_id
                 self._refuse_if_killed()
@@ -405,7 +412,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     pin.keep(context, pinned._replace(job_id=job_id))
                 # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
                 # of its successor.
-                keeper.take(open_store(place.store, place.deployment), job_id, self._token)
+                keeper.take(open_store(place.store, place.deployment), job_id, self._token, within=within)
 
             self._asked, self._launching = (spec, identity, place), True
             try:
@@ -425,6 +432,16 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 what = "has ended: the task has its value" if ended else "goes on as it is"
                 self.log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)
             return job
+
+    def _handed_over(self, context: Context) -> float:
+        """Return the seconds in which a trigger, or the next try, has to take the job: else nobody knows of it."""
+        if not self.cancel_on_kill:
+            return 0.0
+        if context["ti"].try_number > context["ti"].max_tries:
+            return HANDED_OVER
+        missed = conf.getint("scheduler", "task_instance_heartbeat_timeout", fallback=HEARTBEAT)
+        pause = max(self.retry_delay, self.max_retry_delay or timedelta(0)) if self.retries else timedelta(0)
+        return HANDED_OVER + float(missed) + pause.total_seconds()
 
     def _pinned(self, context: Context, kept: pin.Pin | None) -> pin.Pin:
         task, run = context["ti"], context.get("dag_run")
@@ -581,16 +598,21 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self, context: Context, place: Place, job_id: str, failure: BaseException, *, at_once: bool = False
     ) -> None:
         """The task fails though its job has not ended. The next try finds it; after the last one nobody would."""
-        if not self.cancel_on_kill or (not at_once and self._is_tried_again(context, failure)):
+        if not self.cancel_on_kill:
             return
+        goes_on = not at_once and self._is_tried_again(context, failure)
         try:
             job = place.open(job_id)
-            if not self._killed or keeper.is_kept_by(job, self._token):
+            if goes_on:
+                if self.deferrable and keeper.is_kept_by(job, self._token):
+                    keeper.take(job.store, job_id, self._token, within=self._handed_over(context))
+            elif not self._killed or keeper.is_kept_by(job, self._token):
                 keeper.call_back(job, "its Airflow task failed while it waited")
         except JobNotFound:
             pass  # it was never made
         except Exception as error:  # what failed the task is what is to be told
-            self.log.warning("Job %s could not be cancelled, and goes on: %s", job_id, error)
+            if not goes_on:
+                self.log.warning("Job %s could not be cancelled, and goes on: %s", job_id, error)
 
     def _is_tried_again(self, context: Context, failure: BaseException) -> bool:
         """As Airflow decides it a moment later."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 TICK = 0.05
 BEAT = 1.0
 LOOK_AT_OTHERS = 5.0
+KEEPER_LOOK = 1.0
 REPORT_SILENCE = 600.0
 REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as theirs have ended
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
@@ -95,6 +96,7 @@ class Host:
         self.left_behind_reported = False
         self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
         self.owner_read = self.owner_silence = 0.0
+        self.keeper_looked = 0.0
         self.beaten = (0.0, "")
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self.beats_read = 0.0
@@ -471,6 +473,7 @@ class Host:
                     self.exits[host] = (code, time.monotonic())
         if self.task["owned"] and (owner := self.sight.owner()) is not None:
             self._watch_owner(*owner)
+        self._watch_keeper()
         if self.exit is None:
             self.exit = self.unready or self._mute()
         running, others = self.minder.running, self.at.hosts > 1
@@ -506,6 +509,24 @@ class Host:
         self.owner_read = now
         unchanged = now - self.owner[1] > rules.OWNER_PATIENCE
         self.owner_silence = moment - beat.updated if unchanged else 0.0
+
+    def _watch_keeper(self) -> None:
+        """End a job that was handed over and that nobody took. Whoever asks for it again may have it anew."""
+        now = time.monotonic()
+        if not self.task.get("kept") or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
+            return
+        self.keeper_looked = now
+        if self.cancelled or self.verdict is not None:
+            return
+        if (found := self.sight.keeper()) is None:
+            return
+        kept, moment = found
+        if reason := wire.untaken(kept.data, moment - kept.updated):
+            cancel = {"reason": reason, "by": "host 0", "writer": self.at.boot, "anew": True}
+            with contextlib.suppress(OSError):  # said again at the next look
+                self.records.create(names.cancel(self.at.job), wire.encode(cancel))
+                self.records.ring(self.at.job)
+                self.cancelled = reason
 
     def _look_at_others(self, now: float) -> None:
         """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a

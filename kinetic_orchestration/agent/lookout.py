@@ -30,6 +30,7 @@ EYE = 35.0  # an eye sees for so long after it should have been opened again
 LONGEST_EYE = 900.0  # whatever it says of itself
 UNHINTED = 60.0  # a hint may be lost: after so long, the records are read without one
 OWNER = 10.0
+KEEPER = 60.0
 DENIED = 60.0  # a right that was just given may take a moment to be known; one that is missing for so long is missing
 DENIALS = 4  # and no fewer of them: what lies between two may be a store that hung
 
@@ -70,6 +71,9 @@ class Lookout:
         self._cancel: bytes | None = None
         self._owner: tuple[Record, float] | None = None
         self._owned = False
+        self._keeper: tuple[Record, float] | None = None
+        self._kept = False
+        self._keeper_read = 0.0
         self._leader: dict[str, Any] | None = None  # what host 0 said when it started
         self._hint = ("", 0)
         self._hinted = self._changed = self._owner_read = 0.0
@@ -99,6 +103,11 @@ class Lookout:
         """
         self._owned = True
         return self._owner if time.monotonic() - self._owner_read < 2 * OWNER else None
+
+    def keeper(self) -> tuple[Record, float] | None:
+        """Who looked after the job at the last look, and when that was."""
+        self._kept = True
+        return self._keeper
 
     def started(self, host: int) -> dict[str, Any] | None:
         _, beat = self.beat_of(host)
@@ -223,6 +232,9 @@ class Lookout:
         if self._owned and now - self._owner_read > OWNER / 2:
             moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
             self._owner, self._owner_read = (beat, moment) if beat is not None else None, now
+        if self._kept and (not self._keeper_read or now - self._keeper_read > KEEPER):
+            moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
+            self._keeper, self._keeper_read = (kept, moment) if kept is not None else None, now
         self._wake()
 
     def _says_verdict(self, host: int) -> bool:

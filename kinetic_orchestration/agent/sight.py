@@ -41,6 +41,11 @@ class Sight:
         moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
         return None if beat is None else (beat, moment)
 
+    def keeper(self) -> tuple[Record, float] | None:
+        """Who looks after the job, and when that was looked for."""
+        moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
+        return None if kept is None else (kept, moment)
+
     def started(self, host: int) -> dict[str, Any] | None:
         """What a host said of itself when it started."""
         return self._told(host, "started.json", wire.STARTED)

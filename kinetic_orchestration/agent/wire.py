@@ -153,6 +153,7 @@ BEAT = schema.Fields(
 CANCEL = schema.Fields(
     {}, {"reason": schema.text(schema.PAGE), "by": schema.text(), "writer": schema.token, "anew": schema.flag}
 )
+KEEPER = schema.Fields({}, {"keeper": schema.token, "within": schema.seconds})
 BEFORE = schema.Fields(
     {"spent": schema.many(schema.count, 4), "ran": schema.many(schema.attempt, schema.MOST_ATTEMPTS)}
 )
@@ -310,6 +311,17 @@ def reason_of_cancel(data: bytes) -> str:
         return str(fields_of(data, CANCEL, "the cancel").get("reason") or "") or "cancelled"
     except (Unreadable, Newer):
         return "cancelled, by a record that cannot be read"
+
+
+def untaken(data: bytes, age: float) -> str:
+    """Return why a job that was handed over is nobody's, by its keeper's record of that age; "" while it may be."""
+    try:
+        within = fields_of(data, KEEPER, "the keeper").get("within", 0.0)
+    except (Unreadable, Newer):
+        return ""
+    if not within or age <= within:
+        return ""
+    return f"nobody has taken it over within {within:.0f} s, as when its task is marked before its trigger begins"
 
 
 def open_eye(again_in: float) -> bytes:

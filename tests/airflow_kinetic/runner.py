@@ -1104,6 +1104,44 @@ def shares_a_store() -> dict[str, Any]:
     return {"shared": shared, "another": another, "left": len(left)}
 
 
+def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
+    """A task that was marked before its deferral took hold: no trigger comes. And one whose trigger does, and is left
+    by its triggerer again.
+    """
+    from airflow.sdk.exceptions import TaskDeferred
+
+    import kinetic_orchestration as kinetic
+    from airflow_kinetic.operators import kinetic as operators
+    from kinetic_orchestration import act
+
+    operators.HANDED_OVER = seconds
+    found = {}
+    for name in ("marked", "taken"):
+        state, context = State(), a_try(State(), number=2)
+        context["task_state_store"], context["ti"].run_id = state, name
+        task = task_of(says_and_waits, op_args=[f"{marker}-{name}"])
+        task.deferrable = True
+        try:
+            task.execute(context)
+        except TaskDeferred as deferred:
+            found[name] = deferred.trigger, kinetic.attach(state.kept["kinetic"]["job_id"])
+    trigger, taken = found["taken"]
+
+    async def scene() -> None:
+        waiting = asyncio.create_task(anext(trigger.run()))
+        while trigger._job is None:
+            await asyncio.sleep(0.02)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(scene())
+    marked = found["marked"][1]
+    told = {"marked": status_of(marked.job_id), "why": marked.peek().outcome.verdict.reason}
+    told |= {"anew": act.may_begin_anew(marked._job), "lives": not taken.status().final}
+    taken.cancel("the test is over")
+    return told
+
+
 STORIES: dict[str, Callable[..., dict[str, Any]]] = {
     story.__name__: story
     for story in (
@@ -1149,6 +1187,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         connections,
         hanging_connection,
         shares_a_store,
+        nobody_takes_it,
     )
 }
 

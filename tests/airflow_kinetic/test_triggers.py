@@ -52,6 +52,16 @@ def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Air
     assert done["bound"] <= done["took"] < done["bound"] + 60
 
 
+def test_a_job_that_was_launched_for_a_deferral_ends_itself_if_no_trigger_takes_it(
+    airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    """As when somebody marks the task before the deferral took hold: Airflow then makes no trigger, and tells nobody."""
+    done = airflow("nobody_takes_it", home, marker=str(tmp_path / "begun"), seconds=4.0)
+    assert (done["marked"], done["anew"]) == ("CANCELLED", True)
+    assert done["why"].startswith("nobody has taken it over within 4 s")
+    assert done["lives"], "whoever has once taken it keeps it, though its triggerer may be gone"
+
+
 def test_a_triggerer_that_was_replaced_does_not_end_the_job(airflow: Airflow, home: Path) -> None:
     done = airflow("killed_falsely", home, seconds=60)
     assert done["lived"], "the first one had no say any more"
