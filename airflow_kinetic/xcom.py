@@ -13,6 +13,8 @@ from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.values import JobStatus, Outcome
 
+JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
+WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
 WORTH_LOADING = 16  # no file of so many times the limit can hold so little
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -39,6 +39,11 @@ class Place(NamedTuple):
     partition: str = ""
     call: str = ""  # "" for the first of the step, then its number, or the key that the user gave it
     resumes: tuple[str, ...] = ()  # the runs that this one goes on with, the nearest first
+
+    def origin(self) -> dict[str, str]:
+        """Name the step, for `ko jobs` and `ko status`."""
+        partition = {"partition": self.partition} if self.partition else {}
+        return {"orchestrator": "dagster", "asset": self.step, **partition, "run": self.run}
 
     def identity(self, deployment: str, run: str = "") -> Identity:
         index = f"{self.partition}#{self.call}" if self.call else self.partition
@@ -73,6 +78,8 @@ class Launching:
     def launch(self, identity: Callable[[], Identity], claimed: Callable[[str], object] | None = None) -> Job:
         """`identity` may have to look into the store, which takes as long as it takes."""
         planned(self.spec)  # what is refused there is refused before a store is opened
+        if not _compat.is_direct(self.context):
+            self.spec = replace(self.spec, origin=place_of(self.context).origin())
         self.identity = identity()
         try:
             job = launch(self.spec, self.identity, claimed=claimed)

@@ -63,6 +63,7 @@ class JobHandle(Generic[R]):
         self.func_name: str = spec["name"]
         self.backend: str = spec["plan"]["backend"]
         self.accelerator: str = spec["plan"]["slice"]["name"]
+        self.origin: dict[str, str] = dict(spec.get("origin", {}))  # who launched it, by an orchestrator's own names
         self.created_at = _iso(job.policy.created)
         self.group_id: str | None = None  # of a batch's job, with its place among the inputs
         self.group_index: int | None = None

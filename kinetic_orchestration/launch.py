@@ -84,7 +84,7 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
         plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
         asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
         entered.result()
-        written = admit(store, job, identity, plan, staged, believed, asked)
+        written = admit(store, job, identity, plan, staged, believed, asked, spec.origin)
     launched = act.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker
         _refuse_another(spec, identity, launched)
@@ -355,6 +355,7 @@ def admit(
     staged: Staged,
     believed: Trust = trust.ALONE,
     arguments: Mapping[str, str] = MappingProxyType({}),
+    origin: Mapping[str, str] = MappingProxyType({}),
 ) -> Record | None:
     """The spec, last of all that is staged: the job exists from here on. The first one wins.
 
@@ -368,6 +369,7 @@ def admit(
         "plan": plan.to_json(),
         "staged": staged.to_json(),
         "arguments": dict(arguments),
+        **({"origin": dict(origin)} if origin else {}),
         "task": render_task(plan, staged, store, job, identity),
     }
     spec = wire.encode(fields)

@@ -158,6 +158,7 @@ SPEC = Fields(
         "job": schema.job_id,
         "identity": _key,
         "arguments": table(text(), text(), 100_000),
+        "origin": table(text(schema.WORD), text(), 32),
         "signed": token,
     },
 )

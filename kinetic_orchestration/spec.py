@@ -131,6 +131,7 @@ class JobSpec:
     cwd: str = ""
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
     meant: tuple[str, ...] = ()  # what else of the launch means Google Cloud, as its user wrote it
+    origin: Mapping[str, str] = field(default_factory=dict)  # who launches it, by an orchestrator's own names
     require_hardware: bool = False  # whatever the settings say; True refuses every emulation
 
 

@@ -40,6 +40,7 @@ from airflow_kinetic.links.kinetic import (
     urls_of,
 )
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.data import Data
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from kinetic_orchestration.act import Job
     from kinetic_orchestration.follow import Follower
 
-WHERE_KEY = "kinetic_where"  # in XCom: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
@@ -227,7 +227,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             spec, place = self._placed(self._spec(context))
             with self._looked_after(context, place):
                 job = self._launched(spec, place, context)
-                self._say_where(job)
+                self._say_where(context, job)
                 self.kinetic_urls = urls_of(job.job_id, place)
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 if self.deferrable and Follower(job).step() is None and not self._killed:
@@ -354,11 +354,16 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 raise UsageError(f"the script {self.script} is not there: looked for it as {file}")
             argv = ("python", file.name, *map(str, args))
             name = _checked_name(self.name or file.name)
-            return JobSpec(name, options, argv=argv, cwd=str(file.parent), env=env, meant=self._meant(options))
+            return JobSpec(
+                name, options, argv=argv, cwd=str(file.parent), env=env, meant=self._meant(options),
+                origin=_origin(context),
+            )  # fmt: skip
         function = self.python_callable
         kwargs = with_context(function, args, kwargs, context)
         name = _checked_name(self.name) if self.name else name_of(function)
-        return JobSpec(name, options, function, args, kwargs, env=env, meant=self._meant(options))
+        return JobSpec(
+            name, options, function, args, kwargs, env=env, meant=self._meant(options), origin=_origin(context)
+        )  # fmt: skip
 
     def _meant(self, options: Options) -> tuple[str, ...]:
         """Return what of the task means Google Cloud, by the names of its own parameters."""
@@ -440,8 +445,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         if context["ti"].try_number > context["ti"].max_tries:
             return HANDED_OVER
         missed = conf.getint("scheduler", "task_instance_heartbeat_timeout", fallback=HEARTBEAT)
-        pause = max(self.retry_delay, self.max_retry_delay or timedelta(0)) if self.retries else timedelta(0)
-        return HANDED_OVER + float(missed) + pause.total_seconds()
+        pauses = (self.retry_delay, self.max_retry_delay or 0.0)
+        seconds = (pause.total_seconds() if isinstance(pause, timedelta) else float(pause) for pause in pauses)
+        return HANDED_OVER + float(missed) + max(seconds)
 
     def _pinned(self, context: Context, kept: pin.Pin | None) -> pin.Pin:
         task, run = context["ti"], context.get("dag_run")
@@ -495,7 +501,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _finish(self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
         from airflow_kinetic.configuration import xcom_limit
-        from airflow_kinetic.xcom import uri_of_result, value_for_xcom
         from kinetic_orchestration import act
         from kinetic_orchestration.results import error_of
 
@@ -516,9 +521,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._tell_outlets(context, job, outcome, metrics, more)
         return value
 
-    def _say_where(self, job: Job) -> None:
+    def _say_where(self, context: Context, job: Job) -> None:
+        """At once, so that who looks at a task that waits, or waits for its job elsewhere, finds it."""
         from kinetic_orchestration.job import runs
 
+        if self.do_xcom_push:
+            context["ti"].xcom_push(key=JOB_KEY, value=job.job_id)
         self.log.info(
             "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, runs(job), job.job_id
         )
@@ -635,6 +643,18 @@ def declared_with() -> dict[str, Any]:
     """The operator's own parameters, and what each is unless it is given."""
     parameters = inspect.signature(KineticTPUOperator.__init__).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters if parameter.name not in ("self", "kwargs")}
+
+
+def _origin(context: Context) -> dict[str, str]:
+    """Name the try that launches a job, for `ko jobs` and `ko status`."""
+    task: Any = context.get("ti")
+    if task is None:
+        return {}
+    index = {} if task.map_index is None or task.map_index < 0 else {"map index": str(task.map_index)}
+    return {
+        "orchestrator": "airflow", "dag": task.dag_id, "task": task.task_id, "run": task.run_id, **index,
+        "try": str(task.try_number),
+    }  # fmt: skip
 
 
 def _identity(deployment: str, task: Any, pinned: pin.Pin) -> Identity:

@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.xcom import WHERE_KEY
 from kinetic_orchestration.errors import StoreError
 
 if TYPE_CHECKING:
@@ -72,9 +73,10 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self._follower: Follower | None = None
 
     def execute(self, context: Context) -> Any:
+        began = time.time()
+        self._tell_where(context)
         if not self.deferrable:
             return super().execute(context)
-        began = time.time()
         found = self.poke(context)
         return found.xcom_value if found else self._defer(began)
 
@@ -103,6 +105,14 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
                 f"the sensor was out of time{after}, its execution_timeout. It only watches: job {job.job_id} goes on"
             )
         return self._value(job)
+
+    def _tell_where(self, context: Context) -> None:
+        from kinetic_orchestration.job import runs
+
+        job = self._opened(self._place(), "")
+        self.log.info("Job %s. It runs %s", job.job_id, runs(job))
+        if self.do_xcom_push and (task := context.get("ti")) is not None:
+            task.xcom_push(key=WHERE_KEY, value=job.plan().where)
 
     def _place(self) -> Place:
         return Place.here(

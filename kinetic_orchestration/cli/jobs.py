@@ -45,14 +45,16 @@ def jobs(arguments: Namespace) -> int:
     elif not found:
         note("no jobs here" if arguments.all else "no job is under way; --all lists those that ended, too")
     else:
+        origins = list(dict.fromkeys(name for handle, *_ in found for name in _origin(handle)))
         rows = [
             (
-                handle.job_id, handle.func_name, handle.accelerator, peek.status.value, str(peek.attempts),
+                handle.job_id, handle.func_name, *(handle.origin.get(name, "") for name in origins),
+                handle.accelerator, peek.status.value, str(peek.attempts),
                 age(handle.age()), "$0.00" if cost.uncharged else dollars(cost.usd), _where(handle, peek),
             )
             for handle, peek, cost in found
         ]  # fmt: skip
-        columns = ("id", "name", "accelerator", "state", "attempts", "age", "cost", "where")
+        columns = ("id", "name", *origins, "accelerator", "state", "attempts", "age", "cost", "where")
         show_table(columns, rows, right=("attempts", "age", "cost"))
         sys.stdout.flush()
         if notes := dict.fromkeys(cost.note for _, _, cost in found if cost.usd and not cost.uncharged):
@@ -94,6 +96,7 @@ def status(arguments: Namespace) -> int:
     show_fields(
         [
             ("job", f"{handle.job_id} ({handle.func_name})"),
+            *_origin(handle).items(),
             ("accelerator", f"{handle.accelerator} on {handle.backend}, {handle.crew}"),
             ("where", handle.where),
             ("state", _state(peek)),
@@ -337,6 +340,7 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
     return {
         "job_id": handle.job_id,
         "name": handle.func_name,
+        "origin": {name.replace(" ", "_"): said for name, said in handle.origin.items()},
         "accelerator": handle.accelerator,
         "backend": handle.backend,
         "where": handle.where,
@@ -360,6 +364,11 @@ def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) ->
             "prices": cost.note,
         },
     }
+
+
+def _origin(handle: JobHandle[Any]) -> dict[str, str]:
+    """Return the dag, task, run, … or the asset, partition and run: what a column is worth."""
+    return {name: said for name, said in handle.origin.items() if name != "orchestrator"}
 
 
 def _where(handle: JobHandle[Any], peek: Peek) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.spec import not_on_cloud
 
 from .conftest import Airflow
@@ -45,6 +47,29 @@ def test_an_emulated_task_says_so_in_its_log_and_in_xcom(airflow: Airflow, home:
         ("emulated on this machine's CPU", True)
     ] * 2
     assert len(re.findall(r"cost: \$0\.00 on this machine; .* list price of 20\d\d-\d\d", done["log"])) == 2
+
+
+def test_a_job_is_listed_by_its_dag_task_run_index_and_try_and_watched_by_its_id(
+    airflow: Airflow, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = airflow("run_dag", home, dag_id="watches_by_its_id")
+    assert done["states"] == {"doubled[0]": "success", "watch": "success"}
+    job_id = done["xcoms"]["doubled[0]/kinetic_job_id"]
+    assert done["xcoms"]["watch/return_value"] == 6
+    assert done["xcoms"]["watch/kinetic_where"] == "this machine's CPU"
+    assert len(re.findall(rf"Job {job_id}\. It runs doubled on cpu", done["log"])) == 2, "the sensor says it, too"
+    assert main(["jobs", "--all", "--json"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    run = job["origin"].pop("run")
+    assert job["job_id"] == job_id and run.startswith("manual__")
+    origin = {"orchestrator": "airflow", "dag": "watches_by_its_id", "task": "doubled", "map_index": "0", "try": "1"}
+    assert job["origin"] == origin
+    assert main(["jobs", "--all"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert re.split(r"\s{2,}", shown[0])[2:7] == ["DAG", "TASK", "RUN", "MAP INDEX", "TRY"]
+    assert re.split(r"\s{2,}", shown[1])[2:7] == ["watches_by_its_id", "doubled", run, "0", "1"]
+    assert main(["status", job_id]) == 0
+    assert re.search(r"^dag +watches_by_its_id\ntask +doubled\nrun +manual__", capsys.readouterr().out, re.M)
 
 
 def test_a_task_says_of_what_the_cloud_cannot_run_what_everybody_says(airflow: Airflow, home: Path) -> None:

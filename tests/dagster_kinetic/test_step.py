@@ -35,6 +35,8 @@ def test_inputs_config_and_partition_reach_the_host_and_its_value_metadata_and_c
     for rank in range(2):
         assert f"[host {rank}] adding on tuesday as local rank {rank}\n" in text
     assert "running: 1 host, 2 processes" in messages(instance, result)
+    origin = attach(made.metadata["kinetic/job_id"].value).origin
+    assert origin == {"orchestrator": "dagster", "asset": "total", "partition": "tuesday", "run": result.run_id}
 
 
 def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_and_the_observations(instance):

@@ -276,9 +276,21 @@ def senses():
     KineticJobSensor(task_id="of_a_failure", job_id=submit_failing(), deferrable=True)
 
 
+@dag(schedule=None)
+def watches_by_its_id():
+    """Of a mapped task, whose job ids are in XCom, index by index."""
+    train = kinetic_task(accelerator="cpu", deferrable=True)(doubled).expand(number=[3])
+    watch = KineticJobSensor(
+        task_id="watch", job_id="{{ ti.xcom_pull(task_ids='doubled', key='kinetic_job_id', map_indexes=0) }}",
+        deferrable=True,
+    )  # fmt: skip
+    train >> watch
+
+
 for declare in (
     waits_on_a_worker, has_a_secret_and_a_cost_limit, waits_on_a_triggerer, is_mapped, fails, returns_more_than_json, is_retried,
     asks_for_its_task_instance, expands_whole_calls, runs_a_script, trains_in_the_cloud, makes_an_asset,
     is_out_of_time, is_given_no_json, senses, is_given_another_argument, runs_two_processes,
+    watches_by_its_id,
 ):  # fmt: skip
     declare()
