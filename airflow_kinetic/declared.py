@@ -11,7 +11,8 @@ from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, Options, TpuVm, check_function, check_options
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
-FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs")
+FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")
+ON_CLEAR = ("rerun", "adopt")
 
 
 def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
@@ -41,6 +42,13 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
         raise ConflictingSettings(
             "deferrable=True and durable=False exclude each other: between two of its legs a deferred task is only "
             "found again by what durable keeps. Leave durable out, or wait on a worker with deferrable=False"
+        )
+    if "on_clear" not in unknown and given["on_clear"] not in ON_CLEAR:
+        raise UsageError(f"on_clear is {given['on_clear']!r}: it can be 'rerun' or 'adopt'")
+    if given["on_clear"] == "adopt" and given["durable"] is False:
+        raise ConflictingSettings(
+            "on_clear='adopt' and durable=False exclude each other: what a cleared task had is only found again by "
+            "what durable keeps"
         )
     pace = given["poll_interval"]
     if pace is not UNKNOWN and (not isinstance(pace, (int, float)) or isinstance(pace, bool) or not pace >= 0):

@@ -9,8 +9,7 @@ Nothing here says where it runs; variables do, and those of Airflow's workers an
     staging      what `ko emulator` prints: a whole cloud on one machine, which can run out of capacity and preempt
     production   KINETIC_PROFILE_FILE=example_pipelines/environments.toml KINETIC_PROFILE=production
 
-In the latter two the connection `google_cloud_default` says as whom the cloud is asked; for an emulated one it is
-    AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT='{"conn_type": "google_cloud_platform", "extra": {"is_anonymous": true}}'
+In production the connection `google_cloud_default` says as whom the cloud is asked; an emulated one asks nobody.
 What would be asked of production, and what it costs, is told without an account, with these variables and
     ko plan example_pipelines/environments_airflow.py:fit --accelerator v5e-8
 

@@ -51,7 +51,7 @@ def credentials(settings: Settings | None = None) -> Any:
     if handed is not None:
         return _with_quota(handed.credentials, settings.quota_project)
     if _emulated(settings):
-        return _anonymous()
+        return anonymous()
     return _found(settings.impersonate, settings.quota_project)
 
 
@@ -74,12 +74,18 @@ def _emulated(settings: Settings) -> bool:
     return bool(settings.emulator or settings.storage_emulator)
 
 
+def is_emulated() -> bool:
+    """Tell whether this process asks an emulator instead of Google Cloud, and so needs to be nobody."""
+    return _emulated(_settings())
+
+
 @lru_cache(maxsize=1)
-def _anonymous() -> Any:
+def anonymous() -> Any:
+    """Be nobody, which an emulator takes."""
     from google.auth import credentials
 
-    anonymous: Any = credentials.AnonymousCredentials
-    return anonymous()
+    nobody: Any = credentials.AnonymousCredentials
+    return nobody()
 
 
 @lru_cache(maxsize=8)

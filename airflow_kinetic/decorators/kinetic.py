@@ -36,6 +36,8 @@ class KineticOptions(TypedDict, total=False):
     cancel_on_kill: bool
     poll_interval: float
     get_logs: bool
+    on_clear: str
+    wait: bool
     zone: str | None
     zones: str | Sequence[str]
     spot: bool

@@ -24,6 +24,7 @@ from kinetic_orchestration.errors import CredentialsError, UsageError
 _KEPT = 16  # connections of a process
 _SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: nothing tells that it has changed
 _FILES = ("key_path", "credential_config_file")
+_KEYS = (*_FILES, "keyfile_dict", "key_secret_name", "idp_issuer_url")
 _DEFAULT = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -54,6 +55,9 @@ class KineticHook(GoogleBaseHook):
         try:
             super().__init__(gcp_conn_id=gcp_conn_id, impersonation_chain=impersonation_chain, **kwargs)
         except AirflowNotFoundException:
+            if gcp_conn_id == DEFAULT_CONNECTION and credentials.is_emulated():
+                self.extras = {}  # an emulator asks nobody who it is
+                return
             raise CredentialsError(
                 f"there is no connection {gcp_conn_id!r}, which says as whom Google Cloud is asked, and in which "
                 f"project. Add it: airflow connections add {gcp_conn_id} --conn-type google_cloud_platform "
@@ -76,7 +80,7 @@ class KineticHook(GoogleBaseHook):
         with asking:
             kept = _found.get(key)
             if kept is None or time.monotonic() > kept.until:
-                found, project = self.get_credentials_and_project_id()
+                found, project = self._found_or_anonymous()
                 lasts = _SECRET_SECONDS if self._get_field("key_secret_name") else float("inf")
                 kept = _Found(found, project or "", time.monotonic() + lasts)
                 with _lock:
@@ -85,6 +89,12 @@ class KineticHook(GoogleBaseHook):
                     while len(_found) > _KEPT:
                         del _found[next(iter(_found))]
             return kept.credentials, kept.project
+
+    def _found_or_anonymous(self) -> tuple[Any, str | None]:
+        """Look up who a connection without a key is: the application's default, and nobody at the emulator."""
+        if credentials.is_emulated() and not any(self._get_field(name) for name in _KEYS):
+            return credentials.anonymous(), self._get_field("project")
+        return self.get_credentials_and_project_id()
 
     def _files(self) -> list[Any]:
         """Which files the credentials come from, and which writing of each that is."""

@@ -72,6 +72,7 @@ KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its jo
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
 HEARTBEAT = 300  # seconds after which Airflow misses a worker, unless it is told otherwise
 LONG_LAUNCH = 60.0  # after which the time to take the job begins anew
+RERUN, ADOPT = "rerun", "adopt"
 LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
 
 
@@ -95,6 +96,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         task that is waited for on a worker may do without
     :param cancel_on_kill: the job ends when the task is cleared, marked or stopped by somebody, or out of time
     :param poll_interval: while deferred, so many seconds at least lie between two looks at the job; 0: as it rings
+    :param on_clear: what a clear of the task means while its job has succeeded, as when Airflow itself failed the task:
+        ``"rerun"`` (the default) runs another job, ``"adopt"`` takes that job's value
+    :param wait: False submits and succeeds at once with the job's id; nobody of Airflow's looks after the job then
     :param get_logs: write the hosts' lines to the task's log, not only what becomes of the job
 
     All other parameters are those of `kinetic_orchestration.run`. The job's metrics are in the `extra` of the events of
@@ -131,6 +135,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         cancel_on_kill: bool = True,
         poll_interval: float = 0.0,
         get_logs: bool = True,
+        on_clear: str = RERUN,
+        wait: bool = True,
         zone: str | None = None,
         zones: str | Sequence[str] = (),
         spot: bool = False,
@@ -174,6 +180,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.cancel_on_kill = cancel_on_kill
         self.poll_interval = poll_interval
         self.get_logs = get_logs
+        self.on_clear, self.wait = on_clear, wait
         self.zone = zone
         self.zones = zones
         self.spot = spot
@@ -202,9 +209,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._job: Job | None = None
         self._job_id = ""  # once it is claimed
         self._asked: tuple[JobSpec, Identity, Place] | None = None
-        self._launching = False
-        self._executing = False
-        self._killed = False
+        self._launching = self._executing = self._killed = False
         self._killing: threading.Thread | None = None
         check({name: getattr(self, name) for name in declared_with()}, self.template_fields)
 
@@ -229,6 +234,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 job = self._launched(spec, place, context)
                 self._say_where(context, job)
                 self.kinetic_urls = urls_of(job.job_id, place)
+                if not self.wait:
+                    return job.job_id
                 # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                 if self.deferrable and Follower(job).step() is None and not self._killed:
                     if time.time() - began > LONG_LAUNCH:
@@ -401,6 +408,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             if self.durable:
                 kept = pin.kept_pin(context)
                 pinned = self._pinned(context, kept)._replace(place=place)
+                if kept is not None and kept.epoch != pinned.epoch and self._adopts(kept, place):
+                    pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
             identity = identity_of(spec) if pinned is None else _identity(place.deployment, context["ti"], pinned)
             if pinned is not None and kept is None:
                 # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
@@ -408,7 +417,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 pinned = pinned._replace(job_id=job_id_of(identity, 1))
                 pin.keep(context, pinned)
 
-            within = self._handed_over(context) if self.deferrable else 0.0
+            within = self._handed_over(context) if self.deferrable and self.wait else 0.0
 
             def claimed(job_id: str) -> None:
                 self._job_id = job_id
@@ -469,6 +478,21 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 "Airflow does not tell whether this one was, with nobody there to cancel its job. If so, clear it "
                 "once more", left.job_id,
             )  # fmt: skip
+
+    def _adopts(self, kept: pin.Pin, place: Place) -> bool:
+        """Tell whether a cleared task takes the value of the job that it had."""
+        from kinetic_orchestration.follow import Follower
+
+        if self.on_clear != ADOPT or not kept.job_id or kept.place is None or kept.place[:2] != place[:2]:
+            return False
+        try:
+            outcome = Follower(kept.place.open(kept.job_id)).step()
+        except JobNotFound:  # it was never made, or is past its retention
+            return False
+        if outcome is None or outcome.status is not JobStatus.SUCCEEDED:
+            return False
+        self.log.info("The task was cleared, and has the value of job %s, which had succeeded", kept.job_id)
+        return True
 
     def _call_back(self, kept: pin.Pin) -> None:
         """The job of before a clear: whoever was to end it may have been dead, or may not have begun to watch."""

@@ -112,10 +112,9 @@ def _call(go: dict[str, Any]) -> int:
             record = _once_there_is_room(lambda: payload.dump_exception(ended, outcome))
             return _report(outcome, record, _code(error))
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError):
-            from kinetic_orchestration.agent import lacking
+        from kinetic_orchestration.agent import lacking
 
-            lacking.explain(error, go.get("beside", {}))
+        lacking.explain(error, go.get("beside", {}))
         failure = error
         record = _once_there_is_room(lambda: payload.dump_exception(failure, outcome))
         if isinstance(error, RecordsError) and error.errno == errno.EIO:

@@ -28,11 +28,44 @@ DISTRIBUTIONS = {
 _KNOWN = {*DISTRIBUTIONS, "jax", "tensorflow", "torch", "keras", "flax", "optax", "peft", "transformers", "numpy"}
 
 
-def explain(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:
-    """A note on the exception, if what it misses is no part of something that is there.
+# What a pipeline is made with, and what a host has no configuration, no connections and no database of.
+ORCHESTRATORS = {"airflow": "Airflow", "dagster": "Dagster"}
+
+
+def explain(error: BaseException, beside: Mapping[str, str]) -> None:
+    """Put a note on the exception, if it comes of what is not there.
 
     `beside` are modules that lie beside the code where the job comes from, and stayed there.
     """
+    if text := _of_orchestrator(error):
+        error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined,unused-ignore]
+    elif isinstance(error, ModuleNotFoundError):
+        _explain_missing(error, beside)
+
+
+def _of_orchestrator(error: BaseException) -> str:
+    """Say what code needs that uses an orchestrator where there is none; "" of any other failure."""
+    frames, who = error.__traceback__, ""
+    top = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    while frames is not None and top not in ORCHESTRATORS:
+        name = str(frames.tb_frame.f_globals.get("__name__", ""))
+        top = name.partition(".")[0]
+        if top not in ORCHESTRATORS and not name.startswith(("importlib", "kinetic_orchestration")):
+            who = name
+        frames = frames.tb_next
+    if top not in ORCHESTRATORS:
+        return ""
+    orchestrator = ORCHESTRATORS[top]
+    return (
+        f"{who or 'the code of this job'} uses {orchestrator}, of which a host has no configuration, no connections "
+        "and no database: import it in the file of the pipeline alone, where a task is declared, and hand the function "
+        "what it needs of it as arguments, or by env= and secrets=. If it needs no more than its classes, add the "
+        "distribution to its requirements"
+    )
+
+
+def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:
+    """The same of a module, if it is no part of something that is there."""
     import importlib.util
 
     from kinetic_orchestration.agent.environment import MARKER

@@ -467,6 +467,37 @@ def cleared_with_fewer_retries(file: str) -> dict[str, Any]:
     }
 
 
+def cleared_after_its_success(file: str) -> dict[str, Any]:
+    """A task whose job succeeded and which Airflow had failed: cleared with each way, and a retry and a clear later."""
+    state = State()
+    given = (("rerun", 1, 1, 0), ("adopt", 2, 2, 1), ("adopt", 3, 2, 1), ("adopt", 4, 4, 2), ("rerun", 5, 5, 3))
+    values = [
+        task_of(counts, op_args=[file], on_clear=way).execute(
+            a_try(state, number=number, max_tries=max_tries, clears=clears)
+        )
+        for way, number, max_tries, clears in given
+    ]
+    return {"values": values}
+
+
+def submitted_alone(marker: str) -> dict[str, Any]:
+    """A task that does not wait: what it gives, and whether its job lives on when the task is over and killed."""
+    import kinetic_orchestration as kinetic
+
+    found = {}
+    for deferrable in (False, True):
+        state, name = State(), f"{marker}-{deferrable}"
+        context = a_try(state)
+        context["ti"].run_id = name
+        task = task_of(says_and_waits, op_args=[name], wait=False)
+        task.deferrable = deferrable
+        value = task.execute(context)
+        job = kinetic.attach(value)
+        found[str(deferrable)] = value == state.kept["kinetic"]["job_id"] and not job.status().final
+        job.cancel("the test is over")
+    return found
+
+
 def deleted_and_run_again(file: str) -> dict[str, Any]:
     """A try and a retry; then a DAG run of the same name, whose tasks have no state yet."""
     first, later = State(), State()
@@ -890,7 +921,7 @@ def rendered_zones(zones: Any, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
-    """What a task says of each of them, where the environment means Google Cloud."""
+    """Gather what a task says of each of them, where the environment means Google Cloud."""
     told = {}
     for name in accelerators:
         try:
@@ -1003,12 +1034,16 @@ def failed_by_its_trigger(marker: str, number: int, error: str) -> dict[str, Any
     return {"raised": raised, "goes_on": goes_on, "status": status_of(job.job_id)}
 
 
-def connection(extra: dict[str, Any] | None, impersonation_chain: Any = None, project_id: str | None = None) -> Any:
+def connection(
+    extra: dict[str, Any] | None,
+    impersonation_chain: Any = None,
+    project_id: str | None = None,
+    name: str = "kinetic_test",
+) -> Any:
     """What a task would be for Google Cloud, by a connection of this extra."""
     from airflow_kinetic.hooks.kinetic import KineticHook
     from kinetic_orchestration import credentials
 
-    name = "kinetic_test"
     os.environ.pop(f"AIRFLOW_CONN_{name.upper()}", None)
     if extra is not None:
         conn = {"conn_type": "google_cloud_platform", "extra": extra}
@@ -1188,6 +1223,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         hanging_connection,
         shares_a_store,
         nobody_takes_it,
+        cleared_after_its_success,
+        submitted_alone,
     )
 }
 

@@ -94,3 +94,15 @@ def test_jobs_of_one_place_share_a_store_as_long_as_one_of_them_is_open(airflow:
 def test_a_connection_that_is_not_there_is_told_with_the_command_that_adds_it(airflow: Airflow, home: Path) -> None:
     told = airflow("connection", home, extra=None)["refused"]
     assert "airflow connections add kinetic_test --conn-type google_cloud_platform" in told
+
+
+def test_an_emulator_needs_no_word_of_who_asks_it_in_the_connection_nor_the_connection(
+    airflow: Airflow, home: Path, key: str
+) -> None:
+    emulated = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(home)}
+    done = airflow("connection", home, environ=emulated, extra={"project": "p"})
+    assert (done["kind"], done["project"]) == ("AnonymousCredentials", "p")
+    assert airflow("connection", home, environ=emulated, extra={"keyfile_dict": key})["kind"] == "Credentials"
+    assert "refused" in airflow("connection", home, environ=emulated, extra=None), "it was named, and is not there"
+    name = "google_cloud_default"
+    assert airflow("connection", home, environ=emulated, extra=None, name=name, project_id="p")["project"] == "p"

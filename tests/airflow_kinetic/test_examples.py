@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from kinetic_orchestration.testing import Emulator
 from tests.airflow_kinetic.conftest import Airflow
-
-CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True}}
 
 
 @pytest.mark.slow
@@ -32,8 +29,7 @@ def test_a_pipeline_goes_from_here_to_an_emulated_cloud_by_its_variables_alone(a
     """Production differs from that by other variables; of what Dagster's does, `ko plan` shows what would be asked."""
     here = airflow("run_dag", home, dag_id="environments_airflow")
     with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
-        staging = {**cloud.environ(), "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT": json.dumps(CONNECTION)}
-        there = airflow("run_dag", home, environ=staging, dag_id="environments_airflow")
+        there = airflow("run_dag", home, environ=cloud.environ(), dag_id="environments_airflow")
         assert cloud.ledger.count("created", "node") == 1
         cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()

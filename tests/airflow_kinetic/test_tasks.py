@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import kinetic_orchestration as kinetic
+
 from .conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
@@ -75,6 +77,22 @@ def test_a_failure_is_the_users_own_exception_with_the_traceback_of_the_host(air
         record
     )
     assert "RemoteTraceback: on host 0 of job job-" in done["log"], "and the page shows causes, and no notes"
+
+
+def test_what_a_module_needs_that_uses_airflow_on_a_host_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host has no database of Airflow's: what SQLAlchemy says of that helps nobody."""
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "nothing://at-all")
+
+    def asks() -> None:
+        from airflow import settings
+
+        settings.initialize()
+
+    with pytest.raises(Exception, match=r"sqlalchemy\.dialects:nothing") as raised:
+        kinetic.run(accelerator="cpu", capture_env_vars=["AIRFLOW__*"])(asks)()
+    notes = "\n".join(raised.value.__notes__)
+    assert "uses Airflow, of which a host has no configuration, no connections and no database" in notes
+    assert "hand the function what it needs of it as arguments" in notes
 
 
 def test_a_value_that_is_no_small_json_stays_in_the_store_and_its_uri_is_in_xcom(airflow: Airflow, home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -89,6 +90,19 @@ def test_a_clear_ends_the_job_that_nobody_was_left_to_end(airflow: Airflow, home
     assert done["then"]["epoch"] == done["first"]["epoch"] + 1
     assert done["status"] == "CANCELLED"
     assert done["raised"] == "JobCancelled"
+
+
+def test_a_clear_can_take_the_value_of_a_job_that_had_succeeded(airflow: Airflow, home: Path, tmp_path: Path) -> None:
+    done = airflow("cleared_after_its_success", home, file=str(tmp_path / "calls"))
+    assert done["values"] == [1, 1, 1, 1, 2], "and the default runs it again"
+
+
+def test_a_task_that_does_not_wait_gives_the_id_of_its_job_which_goes_on(
+    airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    assert airflow("submitted_alone", home, marker=str(tmp_path / "begun")) == {"False": True, "True": True} | {
+        "log": ANY
+    }
 
 
 def test_what_a_person_cancelled_is_not_begun_again(airflow: Airflow, home: Path, tmp_path: Path) -> None:
