@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
@@ -40,6 +41,8 @@ SLOWEST = 40.0
 UNSEEN_PACE = 10.0  # between two scenes of jobs whose log nobody reads
 QUICKEST = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
 SEEN_PER_SECOND = 40  # jobs of scenes that one process takes; ten times as many while somebody reads
+ZONE_LOOKS_PER_SECOND = 1.0  # of one process at one zone, however many jobs begin and end there,
+ZONE_LOOKS_AT_ONCE = 20  # and so many quick ones, which a job that is followed alone may need in its first seconds
 EYE_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
 EYES_PER_SECOND = 4
 EYES_AT_ONCE = 20
@@ -397,6 +400,36 @@ class Watcher:
                 tick = min(SLOWEST_TICK, tick * SLOWING)
 
 
+class Pace:
+    """So many looks a second, and some at once for who has not looked for a while."""
+
+    def __init__(
+        self, per_second: float = ZONE_LOOKS_PER_SECOND, at_once: float = ZONE_LOOKS_AT_ONCE,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._rate, self._most, self._left = per_second, at_once, at_once
+        self._now = now
+        self._since = now()
+        self._lock = threading.Lock()
+
+    def take(self) -> float:
+        """Take the next look, and return the seconds until it may be made."""
+        with self._lock:
+            now = self._now()
+            self._left = min(self._most, self._left + (now - self._since) * self._rate)
+            self._since = now
+            self._left -= 1.0
+            return max(0.0, -self._left / self._rate)
+
+
+_paces: dict[tuple[str, ...], Pace] = {}  # of all watchers of this process, because the quota is the project's
+
+
+def pace_of(placement: Mapping[str, Any]) -> Pace:
+    """Return the pace of this process at the project and zone of a placement."""
+    return _paces.setdefault((str(placement.get("project")), str(placement.get("zone"))), Pace())
+
+
 class Followed(Protocol):
     """A follower, as its watcher sees it."""
 
@@ -489,10 +522,20 @@ class Distant(Watcher):
                     return
             if not waiting:
                 continue
+            if (wait := self._wait_for_zones(noted)) > 0.0:
+                pause.wait(wait)
+                with self._lock:  # who came meanwhile is looked at, too
+                    waiting, noted = list(self._waiting), dict(self._noted)
             try:
                 self._look(waiting, noted)
             except Exception:  # whatever it is: all followers rely on this thread, and none would hear of its end
                 self.scene = None  # each follower asks for itself, and hears what is the matter
+
+    def _wait_for_zones(self, noted: Mapping[str, Followed]) -> float:
+        """Return the seconds until this process may list each zone of several jobs; one job is asked for by name."""
+        placements = (intent.placement for follower in noted.values() if (intent := follower.memory.intent) is not None)
+        jobs = Counter(map(pace_of, placements))
+        return max((pace.take() for pace, number in jobs.items() if number > 1), default=0.0)
 
     def _look(self, waiting: Sequence[str], noted: Mapping[str, Followed]) -> None:
         """Of jobs, and of batches, which have a ring only."""
@@ -616,6 +659,7 @@ def _after_fork() -> None:
     """In the child, where whoever held the lock is gone."""
     global _watchers_lock  # noqa: PLW0603 - of this process
     _watchers_lock = threading.Lock()
+    _paces.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

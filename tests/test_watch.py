@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
+from kinetic_orchestration import watch
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.local import LocalBackend
+from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.watch import WATCHERS, Distant, Scene, _same, watcher_of
+from kinetic_orchestration.values import Intent, Observation
+from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Scene, _same, watcher_of
+from tests.on_cloud import Place, enter_deployment
 
 ONE, TWO = "job-000000000001", "job-000000000002"
 
@@ -138,3 +145,58 @@ def test_a_process_with_many_callers_keeps_the_watchers_that_somebody_relies_on(
         assert len({id(watcher) for watcher in watchers}) == len(others)
         assert watcher_of(store, backend) is kept
         assert watcher_of(others[0], backend) is not first
+
+
+class Listing(TpuVmBackend):
+    """Notes when it looks."""
+
+    looks: int = 0
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        self.looks += 1
+        return super().observe(placements)
+
+
+class OfOneJob:
+    """What a watcher knows of a follower."""
+
+    def __init__(self, place: Place, number: int) -> None:
+        self.job_id = f"job-{number:012d}"
+        self.memory = Memory()
+        self.memory.intent = Intent(1, "boot", place.backend.place(place.plan, self.job_id, 1), 0.0, place.store.now())
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Emulator]:
+    with Emulator(zones=("us-east5-a",), hosts=False) as cloud:
+        yield cloud
+
+
+SECONDS = 3.0
+
+
+@pytest.mark.parametrize("tasks", [1, 30, 500])
+def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
+    tasks: int, cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    enter_deployment(cloud, monkeypatch, request)
+    monkeypatch.setattr(watch, "_paces", {})
+    place = Place(cloud, ("us-east5-a",))
+    backend = Listing(place.settings)
+    watcher = Distant(place.store, backend)
+    with watcher.following() as rung:
+        living = [OfOneJob(place, number) for number in range(tasks)]
+        for job in living:
+            rung.follow(job.job_id)
+            watcher.note(job.job_id, job, reads=False)
+        began, number = time.monotonic(), tasks
+        while time.monotonic() - began < SECONDS:
+            job, number = OfOneJob(place, number), number + 1
+            rung.follow(job.job_id)
+            watcher.note(job.job_id, job, reads=False)
+            living.append(job)
+            rung.unfollow(living.pop(0).job_id)
+            time.sleep(0.02)
+        looks = backend.looks
+    print(f"{tasks} jobs, of which {number - tasks} ended: {looks} looks in {SECONDS:g} s")
+    assert 0 < looks <= watch.ZONE_LOOKS_AT_ONCE + (SECONDS + 1) * watch.ZONE_LOOKS_PER_SECOND + 2 * (tasks == 1) * 20
