@@ -90,11 +90,13 @@ class TaskLog:
     """An `emit` of the core. Good in any thread: a triggerer finds the task by the context of its caller.
 
     Without `lines` only what becomes of the job is told. `metrics`: what was told before, by a process before this one.
+    `since`: no record of a host is to come before that, because the page would sort it into what it folds away: the
+    beginning of the task's own leg. A line that was said long before has the field `said`.
     """
 
     __slots__ = (
         "_budget", "_changes", "_context", "_echoes", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines",
-        "_lock", "_log", "_passed", "_progressed", "_resumed", "_whole_log", "metrics",
+        "_lock", "_log", "_passed", "_progressed", "_resumed", "_since", "_whole_log", "metrics",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +107,9 @@ class TaskLog:
         whole_log: str = "",
         lines: bool = True,
         metrics: dict[str, float | str] | None = None,
+        since: float = 0.0,
     ) -> None:
+        self._since = round(since * 1e6)
         self.metrics = dict(metrics or {})
         self._hosts = hosts
         self._echoes = Echoes(hosts)
@@ -157,6 +161,7 @@ class TaskLog:
         if not self._lines or (isinstance(event, Progress) and not self._is_due(event)):
             return
         where: dict[str, Any] = {"host": event.host} if self._hosts > 1 else {}
+        where |= {"said": _shown(round(event.time * 1e6))} if self._since - event.time * 1e6 > MOST_MOVED else {}
         if again := sum(attempt <= event.attempt for attempt in self._resumed):
             where["attempt"] = again + 1  # as the job counts them for people: a zone without capacity is none
         shown = self._echoes(event)
@@ -215,18 +220,22 @@ class TaskLog:
             self._left_out = 0
 
     def _time(self, host: int, seconds: float) -> str:
-        said = round(seconds * 1e6)
+        said = max(round(seconds * 1e6), self._since)
         at_least = max(said, self._latest.get(host, 0) + 1)
         millisecond = -(-at_least // 1000)
         moment = 1000 * (millisecond + (host - millisecond) % min(self._hosts, TURNS))
         if moment - said > MOST_MOVED:
             moment = at_least
         self._latest[host] = moment
-        shown = _EPOCH + datetime.timedelta(microseconds=moment)
-        return shown.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return _shown(moment)
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _shown(microseconds: int) -> str:
+    moment = _EPOCH + datetime.timedelta(microseconds=microseconds)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _texts(event: Event) -> Iterator[str]:

@@ -44,7 +44,7 @@ from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xc
 from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.data import Data
-from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, StoreError, UsageError
+from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.identity import job_id as job_id_of
 from kinetic_orchestration.profile import Profile
@@ -71,6 +71,7 @@ BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
 HEARTBEAT = 300  # seconds after which Airflow misses a worker, unless it is told otherwise
+LAST_LINES = 40.0  # of a job that was cancelled, longer than its program has to end
 LONG_LAUNCH = 60.0  # after which the time to take the job begins anew
 RERUN, ADOPT = "rerun", "adopt"
 LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
@@ -241,7 +242,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     if time.time() - began > LONG_LAUNCH:
                         keeper.take(job.store, job.job_id, self._token, within=self._handed_over(context))
                     self._defer(Follower(job), place, began)
-                log = TaskLog(job.policy.hosts, lines=self.get_logs)
+                log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
                 outcome = follow(Follower(job), log)
             assert outcome is not None  # no timeout and no stop were given
             return self._finish(context, job, outcome, log.metrics)
@@ -261,7 +262,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 keeper.take(job.store, job.job_id, self._token)
                 self._job = job
                 if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
-                    raise self._out_of_time(job, event.get("limit"))
+                    error = self._out_of_time(job, event.get("limit"))
+                    self._tell_last_lines(job, event.get("cursor"))
+                    raise error
                 outcome = follow(Follower(job))
             assert outcome is not None  # no timeout and no stop were given
             return self._finish(context, job, outcome, event["metrics"])
@@ -567,7 +570,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _show_curves(self, job: Job) -> str:
         """Where the picture is of what it reported and of what its devices did; "" if there is none."""
         from kinetic_orchestration.cost import times, went_to
-        from kinetic_orchestration.errors import KineticError
         from kinetic_orchestration.job import JobHandle
 
         handle: JobHandle[Any] = JobHandle(job)
@@ -616,6 +618,23 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             f"the task was out of time{after}, its execution_timeout; job {job.job_id} {what}. "
             f"Its log: kinetic-orchestration logs {job.job_id}"
         )
+
+    def _tell_last_lines(self, job: Job, cursor: list[Any] | None) -> None:
+        """Write what was said since the trigger read the log last, and what the program says to its end."""
+        from airflow_kinetic.task_log import TaskLog
+        from kinetic_orchestration.follow import Follower, follow
+        from kinetic_orchestration.values import Cursor
+
+        if cursor is None:  # of an older trigger
+            return
+        limit = self.execution_timeout
+        patience = min(LAST_LINES, limit.total_seconds() / 2) if limit is not None else LAST_LINES
+        log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
+        try:
+            follow(Follower(job, Cursor.from_json(cursor)), log, timeout=patience if self.cancel_on_kill else 0.0)
+        except KineticError as error:  # the task is out of time all the same
+            self.log.warning("The last lines of job %s could not be read: %s", job.job_id, error)
+        log.end()
 
     @contextmanager
     def _looked_after(self, context: Context, place: Place) -> Iterator[None]:

@@ -7,6 +7,7 @@ Knows neither what the job computes nor what becomes of its value.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import sys
@@ -34,6 +35,7 @@ SETTLED = 10.0
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
 LAST_WORDS = 0.5  # so long they take, and longer when any trigger wrote many of late;
 MOST_LAST_WORDS = 8.0  # the socket holds no more than a few hundred
+LEFT = 1.5  # after the deferral the worker's leg has written its last record, below which the page folds what it finds
 FIRST_LOOK = 60.0  # a trigger that begins so soon after the deferral is the first one
 OPEN_SECONDS = 15.0  # what one try to reach the job may take
 FIRST_PATIENCE = 10.0  # of the first trigger, with a store that it cannot reach, and two tries at least
@@ -105,7 +107,7 @@ class KineticJobTrigger(BaseTrigger):
                 follower = _Follower(job, Cursor.from_json(self.cursor))
                 log = TaskLog(
                     job.policy.hosts, budget=line_budget(), whole_log=self._whole_log(), lines=self.get_logs,
-                    metrics=self.metrics,
+                    metrics=self.metrics, since=self.deferred + LEFT,
                 )  # fmt: skip
                 log.hold()
                 await afollow(follower, log, pause=self.poll_interval * random.uniform(1.0, 1.0 + JITTER))
@@ -117,14 +119,17 @@ class KineticJobTrigger(BaseTrigger):
             how, message = UNREACHABLE, str(error)
         if log is not None:
             log.end()
+        cursor = (
+            Cursor.from_json(self.cursor) if follower is None else follower.cursor
+        )  # what is told from now on is not
         if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
             settled = since + SETTLED * random.uniform(1.0, 1.0 + JITTER)
             await asyncio.sleep(max(settled, _last_words()))
-        cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
         event = {
             "job_id": self.job_id,
             "place": self.place,
+            "cursor": json.loads(json.dumps(cursor.to_json())),
             "spec_digest": cursor.spec,
             "ended": cursor.ended,
             "how": how,

@@ -678,6 +678,44 @@ def out_of_time_before_it_opened(marker: str) -> dict[str, Any]:
     return {**told, "status": status_of(state.kept["kinetic"]["job_id"])}
 
 
+def counts_to_its_end() -> None:
+    """A program that says a line all the time, and one when it is asked to end."""
+
+    def end(*_: Any) -> None:
+        print("last words", flush=True)
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    for number in range(600):
+        print(f"line {number}", flush=True)
+        time.sleep(0.1)
+
+
+def last_lines_of_a_timeout() -> dict[str, Any]:
+    """A deferred task that is out of time while its program speaks."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    state, raised = State(), "nothing"
+    task = task_of(counts_to_its_end)
+    task.deferrable = True
+    try:
+        task.execute(a_try(state))
+    except TaskDeferred as deferred:
+        fields = {**deferred.trigger.serialize()[1], "deadline": time.time() + 4.0}
+        trigger = type(deferred.trigger)(**json.loads(json.dumps(fields)))
+
+    async def scene() -> Any:
+        return await asyncio.wait_for(anext(trigger.run()), 60)
+
+    event = json.loads(json.dumps(asyncio.run(scene()).payload))
+    time.sleep(1.0)  # until a worker has it
+    try:
+        task_of(counts_to_its_end).execute_complete(a_try(state), event)
+    except BaseException as error:  # Airflow's timeout is none of its exceptions
+        raised = type(error).__name__
+    return {"raised": raised, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
 def told_of_clears(marker: str) -> dict[str, Any]:
     """A retry that finds its job alive, after some task of the DAG run was cleared, and the DAG file edited."""
     state = State()
@@ -1223,6 +1261,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         hanging_connection,
         shares_a_store,
         nobody_takes_it,
+        last_lines_of_a_timeout,
         cleared_after_its_success,
         submitted_alone,
     )

@@ -76,6 +76,18 @@ def test_a_progress_bar_is_what_remained_to_be_seen_and_broken_text_is_still_tex
     assert [record["event"] for record in records] == ["done", "\\xff", ""]
 
 
+def test_a_line_that_was_said_before_the_tasks_own_records_comes_after_them_and_says_when() -> None:
+    """Else the page sorts it into the group of what the task did before, which is folded."""
+    since = TIME + 60.0
+    events = [output(b"early\nmore\n"), Output(0, frames.OUT, since + 5.0, b"late\n", 1, 0, 0)]
+    records = written(*events, since=since)
+    assert records == written(*events, since=since), "and a second reading tells the same"
+    assert [record["event"] for record in records] == ["early", "more", "late"]
+    times = [record["timestamp"] for record in records]
+    assert times == sorted(set(times)) and times[0] >= "2026-09-21T14:14:20.250" and times[1] < "2026-09-21T14:14:20.3"
+    assert [record.get("said") for record in records] == ["2026-09-21T14:13:20.250000Z"] * 2 + [None]
+
+
 def test_the_phases_of_the_job_are_told() -> None:
     (record,) = written(Change("queued", "in zone a", 1))
     assert record["event"] == "kinetic: queued: in zone a"

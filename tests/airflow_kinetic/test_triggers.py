@@ -99,6 +99,15 @@ def test_a_timeout_that_was_taken_out_of_the_dag_meanwhile_still_ends_the_job(
     assert done["status"] == "CANCELLED"
 
 
+def test_a_task_that_is_out_of_time_shows_what_its_program_said_to_its_end(airflow: Airflow, home: Path) -> None:
+    done = airflow("last_lines_of_a_timeout", home)
+    assert (done["raised"], done["status"]) == ("AirflowTaskTimeout", "CANCELLED")
+    lines = [int(number) for number in re.findall(r"line (\d+)\b", done["log"])]
+    assert lines == list(range(len(lines))) and len(lines) > 10
+    last = done["log"].index("last words")
+    assert last > done["log"].index(f"line {lines[-1]}"), "and nothing is missing between them"
+
+
 def test_a_task_that_was_out_of_time_before_its_trigger_began_still_knows_its_job_by_its_digest(
     airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
