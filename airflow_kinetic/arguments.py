@@ -11,12 +11,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
-
+from airflow_kinetic import internals
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import name_of
+
+try:
+    from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
+except ImportError as error:
+    internals.lost("airflow.sdk.definitions.context", error)
+    KNOWN_CONTEXT_KEYS = set()
 
 # What a task's context has that means the same on another machine. The rest is Airflow's own objects.
 TRAVELLING = frozenset({"ds", "ds_nodash", "run_id", "task_instance_key_str", "ts", "ts_nodash", "ts_nodash_with_tz"})

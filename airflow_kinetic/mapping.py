@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import attrs
 from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
@@ -23,9 +24,9 @@ class CheckedPartial(OperatorPartial):
 
     @classmethod
     def of(cls, made: OperatorPartial) -> CheckedPartial:
-        made.__class__ = cls
-        assert isinstance(made, cls)
-        return made
+        fields = _fields(made)
+        made._expand_called = True  # it is another one that is expanded: Airflow would say that this one never was
+        return cls(**fields)
 
     def expand(self, **mapped: Any) -> MappedOperator:
         operator = super().expand(**mapped)
@@ -45,8 +46,12 @@ class CheckedPartial(OperatorPartial):
 def checked_task(made: Any) -> Any:
     """What `@task.kinetic` makes of a function. What is mapped are the function's arguments."""
     kind: Any = type(made)
-    made.__class__ = _checked(kind)
-    return made
+    return _checked(kind)(**_fields(made))
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    """Return what an object of Airflow's was made with."""
+    return {field.alias: getattr(made, field.name) for field in attrs.fields(type(made)) if field.init}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airflow_kinetic import internals
 from airflow_kinetic.place import Place
 
 if TYPE_CHECKING:
@@ -70,8 +71,13 @@ def new_life() -> str:
 
 def keep(context: Context, pin: Pin) -> None:
     """Before anything is submitted; for ever, because a task may be looked at again after any time."""
-    from airflow.sdk.execution_time.context import NEVER_EXPIRE
+    for_ever: dict[str, Any] = {}
+    try:
+        from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
+        for_ever = {"retention": NEVER_EXPIRE}
+    except ImportError as error:
+        internals.lost("airflow.sdk.execution_time.context", error)
     state = context.get("task_state_store")
     if state is not None:
-        state.set(KEY, pin.to_json(), retention=NEVER_EXPIRE)
+        state.set(KEY, pin.to_json(), **for_ever)

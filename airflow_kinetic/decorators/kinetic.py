@@ -9,8 +9,8 @@ from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, o
 
 from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
 
+from airflow_kinetic import internals
 from airflow_kinetic.arguments import is_final
-from airflow_kinetic.mapping import checked_task
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from kinetic_orchestration import accelerators
 from kinetic_orchestration.data import Data
@@ -162,4 +162,9 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     made: Any = task_decorator_factory(
         python_callable, decorated_operator_class=cast("Any", KineticDecoratedOperator), **options
     )
+    try:
+        from airflow_kinetic.mapping import checked_task
+    except ImportError as error:
+        internals.lost("airflow.sdk.definitions.mappedoperator", error)
+        return made
     return checked_task(made) if python_callable is not None else lambda function: checked_task(made(function))

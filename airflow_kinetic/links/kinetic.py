@@ -6,6 +6,8 @@ page: its links name the folders.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
@@ -52,21 +54,9 @@ class _Link(BaseOperatorLink):
 
 
 class ShowsLinks:
-    """A task whose links say what was found out of its job."""
+    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button."""
 
-    _urls: dict[str, str]
-    operator_extra_links: Any
-
-    @property
-    def kinetic_urls(self) -> dict[str, str]:
-        return getattr(self, "_urls", {})
-
-    @kinetic_urls.setter
-    def kinetic_urls(self, urls: dict[str, str]) -> None:
-        """Airflow keeps what each link says by a request of its own: none is worth one that leads nowhere."""
-        self._urls = urls
-        of_all = type(self).operator_extra_links
-        self.operator_extra_links = [link for link in of_all if getattr(link, "key", None) in (None, *urls)]
+    kinetic_urls: Mapping[str, str] = MappingProxyType({})
 
 
 class KineticJobLink(_Link):

@@ -25,7 +25,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
-from airflow_kinetic import keeper, pin
+from airflow_kinetic import internals, keeper, pin
 from airflow_kinetic.arguments import plain, untemplated, with_context
 from airflow_kinetic.declared import check, options_of
 from airflow_kinetic.links.kinetic import (
@@ -217,9 +217,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:
         """As of any operator. What is wrong with it is told by `expand`, while the DAG is parsed, too."""
-        from airflow_kinetic.mapping import CheckedPartial
-
-        return CheckedPartial.of(super().partial(**given))
+        made = super().partial(**given)
+        try:
+            from airflow_kinetic.mapping import CheckedPartial
+        except ImportError as error:
+            internals.lost("airflow.sdk.definitions.mappedoperator", error)
+            return made
+        return CheckedPartial.of(made)
 
     # ---- what Airflow calls ------------------------------------------------------------------------------------
 
@@ -589,9 +593,15 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str], more: Mapping[str, str]
     ) -> None:
         from airflow.sdk import Asset
-        from airflow.sdk.definitions.asset import AssetRef
 
-        outlets = [outlet for outlet in self.outlets if isinstance(outlet, (Asset, AssetRef))]
+        kinds: Any = (Asset,)
+        try:
+            from airflow.sdk.definitions.asset import AssetRef
+
+            kinds = (Asset, AssetRef)
+        except ImportError as error:
+            internals.lost("airflow.sdk.definitions.asset", error)
+        outlets = [outlet for outlet in self.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return
         plan = job.plan()

@@ -119,9 +119,8 @@ class KineticJobTrigger(BaseTrigger):
             how, message = UNREACHABLE, str(error)
         if log is not None:
             log.end()
-        cursor = (
-            Cursor.from_json(self.cursor) if follower is None else follower.cursor
-        )  # what is told from now on is not
+        # What is told from now on is told to nobody.
+        cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
         if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
             settled = since + SETTLED * random.uniform(1.0, 1.0 + JITTER)

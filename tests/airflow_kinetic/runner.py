@@ -1215,6 +1215,35 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
     return told
 
 
+def internals_there() -> dict[str, Any]:
+    """Look for each name that this package uses of Airflow's inside; the modules that it imports beyond these."""
+    import ast
+    import importlib
+    from operator import attrgetter
+
+    import airflow_kinetic
+    from airflow_kinetic.internals import INTERNALS
+
+    missing = []
+    for internal in INTERNALS:
+        module = importlib.import_module(internal.module)
+        for name in internal.names:
+            try:
+                attrgetter(name)(module)
+            except AttributeError:
+                fields = {
+                    field.name for field in getattr(attrgetter(name.partition(".")[0])(module), "__attrs_attrs__", ())
+                }
+                if name.rpartition(".")[2] not in fields:
+                    missing.append(f"{internal.module}.{name}")
+    used: set[str] = set()
+    for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "airflow":
+                used.add(str(node.module))
+    return {"missing": missing, "used": sorted(used), "listed": [internal.module for internal in INTERNALS]}
+
+
 STORIES: dict[str, Callable[..., dict[str, Any]]] = {
     story.__name__: story
     for story in (
@@ -1261,6 +1290,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         hanging_connection,
         shares_a_store,
         nobody_takes_it,
+        internals_there,
         last_lines_of_a_timeout,
         cleared_after_its_success,
         submitted_alone,

@@ -111,3 +111,17 @@ def test_importing_the_package_imports_no_airflow() -> None:
     """Airflow imports it for its provider info while it starts itself."""
     program = "import sys, airflow_kinetic.get_provider_info; sys.exit('airflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+# What Airflow's reference of the Task SDK and its pages on configuration and providers promise.
+PUBLIC = {
+    "airflow", "airflow.sdk", "airflow.sdk.configuration", "airflow.sdk.exceptions", "airflow.exceptions",
+    "airflow.providers.common.compat.openlineage.facet", "airflow.providers.openlineage.extractors",
+}  # fmt: skip
+
+
+def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:
+    """A new release that moves one fails here first."""
+    done = airflow("internals_there", home)
+    assert done["missing"] == []
+    assert set(done["used"]) <= {*PUBLIC, *done["listed"]}
