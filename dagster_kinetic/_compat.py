@@ -33,9 +33,48 @@ RESUME_TAGS = ("dagster/is_resume_retry", "dagster/is_asset_resume_retry")  # of
 OUTPUT = "result"  # the name that Dagster gives an only output
 
 
-def is_resumed(tags: Mapping[str, str]) -> bool:
-    """Whether a run goes on where its parent failed, as "Re-execute from failure" does."""
-    return any(tags.get(tag) == "true" for tag in RESUME_TAGS)
+def is_resumed(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Whether a run goes on where its parent failed: by "Re-execute from failure" in the page, or by
+    `ReexecutionOptions.from_failure`, which sets no tag: its steps are those that Dagster would choose for it.
+    """
+    if not run.parent_run_id:
+        return False
+    if any(run.tags.get(tag) == "true" for tag in RESUME_TAGS):
+        return True
+    if not run.step_keys_to_execute or getattr(run, "remote_job_origin", None) is not None:  # chosen in the page
+        return False
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id or "")
+    if plan.initial_known_state is None or plan.initial_known_state.parent_state is None:  # it begins anew
+        return False
+    parent = instance.get_run_by_id(run.parent_run_id)
+    return parent is not None and set(run.step_keys_to_execute) == set(_left_by(parent, instance))
+
+
+def _left_by(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Collection[str]:
+    """The steps with which a re-execution from the failure of a run begins."""
+    from dagster._core.execution.plan.state import KnownExecutionState
+
+    if run.status not in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED):
+        return ()
+    return KnownExecutionState.build_resume_retry_reexecution(instance, run)[0]
+
+
+def runs_at(instance: dg.DagsterInstance, step: str, root: str) -> Iterator[dg.DagsterRun]:
+    """The runs of a family, of which `root` is the first, that are at work at a step and that nobody has terminated."""
+    of_step = {
+        dg.DagsterEventType.STEP_START: True,
+        dg.DagsterEventType.STEP_RESTARTED: True,
+        dg.DagsterEventType.STEP_UP_FOR_RETRY: True,
+        dg.DagsterEventType.STEP_SUCCESS: False,
+        dg.DagsterEventType.STEP_FAILURE: False,
+    }
+    for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+        if root not in (run.run_id, run.root_run_id):
+            continue
+        entries = instance.all_logs(run.run_id, of_type=set(of_step))
+        events = [event for entry in entries if (event := entry.dagster_event) is not None and event.step_key == step]
+        if events and of_step[events[-1].event_type]:
+            yield run
 
 
 def op_context(context: Context) -> Any:

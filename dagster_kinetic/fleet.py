@@ -23,7 +23,7 @@ from dagster_kinetic.events import said, step_name, write
 from dagster_kinetic.fleet_summary import FleetSummary
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
-from dagster_kinetic.step import identity_of, leave, place_of
+from dagster_kinetic.step import Left, identity_of, leave, place_of, whose
 from dagster_kinetic.summary import headline
 from kinetic_orchestration import emulation, visible
 from kinetic_orchestration.errors import KineticError
@@ -71,6 +71,7 @@ class Launched(NamedTuple):
     place: int
     job: JobHandle[Any]
     other: str = ""  # what of it is another than its launch says now
+    of: str = ""  # the run whose job it is by its identity
 
 
 class Told(NamedTuple):
@@ -134,6 +135,7 @@ class FleetNarrator:
         self._context = context
         self._what = f"{call} {name}".lstrip()
         self._hosts: dict[int, int] = {}
+        self._whose: set[str] = set()  # the runs before this one that were told of
         self._live: dict[int, bool] = {}  # whether its hosts run
         self._ran: set[int] = set()
         self._summary = FleetSummary(context, name, call, size)
@@ -149,6 +151,7 @@ class FleetNarrator:
             self._live[news.place] = False
             self._hosts[news.place] = news.job.hosts
             self._summary.launched(news.place, news.job)
+            self._tell_whose(news)
             if news.other:
                 self._troubles(
                     f"input {news.place} goes on with job {news.job.job_id}, which was submitted before with "
@@ -163,6 +166,14 @@ class FleetNarrator:
                 which = f"job {news.job.job_id} " if news.job is not None else ""
                 self._log("warning", f"{which}of input {news.place} failed: {headline(news.error)}")
             self._counts(None)
+
+    def _tell_whose(self, news: Launched) -> None:
+        """Once: what holds of the first job of a run before this one holds of the others of that run."""
+        if self._context is not None and news.of not in self._whose:
+            told = whose(news.job._job, news.of, self._context)
+            if told:
+                self._whose.add(news.of)
+                self._log("info", f"this step goes on with jobs of a run before it, of input {news.place} with {told}")
 
     def _told(self, place: int, event: Event) -> None:
         if isinstance(event, Output):
@@ -272,7 +283,7 @@ class Fleet:
                 raise found
             yield found
 
-    def left(self) -> list[JobHandle[Any]]:
+    def left(self) -> list[Left]:
         """The jobs there are when the step is interrupted, with those that were on their way."""
         concurrent.futures.wait(self._submissions, SUBMIT_SECONDS)
         begun, jobs = self._begun.copy(), self._jobs.copy()  # a thread that has not answered may still add to them
@@ -284,7 +295,7 @@ class Fleet:
             else:
                 if job is not None:
                     jobs[index] = JobHandle(job)
-        return [jobs[index] for index in sorted(jobs)]
+        return [Left(jobs[index], begun[index].run) for index in sorted(jobs)]
 
     # ---- in the thread of the loop ---------------------------------------------------------------------------
 
@@ -328,7 +339,7 @@ class Fleet:
         job = launch(self._specs[index], identity)
         handle = self._jobs[index] = JobHandle(job)
         other, _ = another(self._specs[index], job)
-        self._put(Launched(index, handle, other))
+        self._put(Launched(index, handle, other, identity.run))
         return self._jobs[index]
 
     def _put(self, news: News | BaseException | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -52,7 +52,14 @@ class Place(NamedTuple):
 
 def place_of(context: _compat.Context, call: str = "") -> Place:
     run, step, partition = _compat.run_id(context), _compat.step_key(context), _compat.partition_of(context)
-    return Place(run, step, partition, call, tuple(_resumed(context)))
+    return Place(run, step, partition, call, tuple(_ancestry(context.run, context.instance)))
+
+
+class Left(NamedTuple):
+    """A job that a step has when it is interrupted, and the run whose job it is by its identity."""
+
+    handle: JobHandle[Any]
+    of: str = ""
 
 
 def identity_of(spec: JobSpec, place: Place) -> Identity:
@@ -90,9 +97,11 @@ class Launching:
             raise dg.Failure(f"{error}. {again}", allow_retries=False) from error  # as it would be in each try
         self.handle = JobHandle(job)
         _warn_of_another_slice(self.spec, job, self.context)
+        if told := whose(job, self.identity.run, self.context):
+            self.context.log.info(f"this step goes on with {told}")
         return job
 
-    def left(self) -> list[JobHandle[Any]]:
+    def left(self) -> list[Left]:
         """What there is of it when the step is interrupted: before its spec is stored, nothing."""
         if self.handle is None and self.identity is not None:
             try:
@@ -101,7 +110,8 @@ class Launching:
                 self.troubles.append(error)
             else:
                 self.handle = None if job is None else JobHandle(job)
-        return [] if self.handle is None else [self.handle]
+        of = "" if self.identity is None else self.identity.run
+        return [] if self.handle is None else [Left(self.handle, of)]
 
 
 @contextlib.contextmanager
@@ -177,6 +187,34 @@ def run_in_step(
         told.close()
 
 
+def whose(job: Job, of: str, context: _compat.Context) -> str:
+    """Tell which job it is that a run before this one has submitted, and which others follow it; "" for one's own."""
+    if _compat.is_direct(context) or of in ("", _compat.run_id(context)) or job.written:  # or written here just now
+        return ""
+    try:
+        by = job.plan().labels.get("run", "") or of
+    except KineticError:  # whoever follows it hears of that, with more patience
+        by = of
+    others = sorted(_followers(context, {of})[of])
+    others = [f"run {run}{', which submitted it,' if run == by else ''}" for run in others]
+    submitted = "" if any(by in other for other in others) else f", which run {by} submitted"
+    if not others:
+        return f"job {job.job_id}{submitted}"
+    too = f"{' and '.join(others)} {'follow' if len(others) > 1 else 'follows'} it too"
+    return f"job {job.job_id}{submitted}; {too}, and it ends when the last of them is terminated"
+
+
+def _followers(context: _compat.Context, owners: Collection[str]) -> dict[str, set[str]]:
+    """The other runs that are at this step now and go on with the jobs of each of these runs."""
+    found: dict[str, set[str]] = {run: set() for run in owners}
+    mine = context.run
+    for other in _compat.runs_at(context.instance, _compat.step_key(context), mine.root_run_id or mine.run_id):
+        if other.run_id != mine.run_id:
+            for run in {other.run_id, *_ancestry(other, context.instance)} & found.keys():
+                found[run].add(other.run_id)
+    return found
+
+
 def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) -> None:
     """A job that was found again stays what it was, whatever its launch says now."""
     differs, ended = another(spec, job)
@@ -192,12 +230,13 @@ def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) ->
 
 
 def leave(
-    handles: Sequence[JobHandle[Any]],
+    left: Sequence[Left],
     context: _compat.Context,
     forward_termination: bool = True,
     unseen: Sequence[KineticError] = (),
 ) -> None:
-    """The step must end now. Its jobs end too if somebody wants that, or if nobody can come back for them.
+    """The step must end now. Its jobs end too if somebody wants that, or if nobody can come back for them; but those
+    that another run goes on with do not.
 
     `unseen`: why it cannot be told of some of them whether they are there.
     """
@@ -208,27 +247,43 @@ def leave(
             f"whether {len(unseen)} jobs of this step were submitted cannot be told: {unseen[0]}. To see what runs: "
             "kinetic-orchestration jobs; to end one: kinetic-orchestration cancel ID"
         )
-    ids = [handle.job_id for handle in handles]
-    some = f"{len(ids)} jobs ({', '.join(ids[:3])}, …)" if len(ids) > 3 else " and ".join(f"job {name}" for name in ids)
+    ids = [each.handle.job_id for each in left]
     if not ids:
         log.info("interrupted before there was a job")
     elif not terminated and not _is_forgotten(context):
         log.info(
-            f"detached: {some} {'go' if len(ids) > 1 else 'goes'} on, and a retry of this step finds "
+            f"detached: {_named(ids)} {'go' if len(ids) > 1 else 'goes'} on, and a retry of this step finds "
             f"{'them' if len(ids) > 1 else 'it'} again. To watch: kinetic-orchestration logs -f {ids[0]}. "
-            f"To end: kinetic-orchestration cancel {' '.join(ids[:10])}{' …' if len(ids) > 10 else ''}"
+            f"{_to_end(ids)}"
         )
         return
-    else:
-        log.info(f"cancelling {some}")
-    troubles = _cancelled(handles, "its Dagster run was terminated" if terminated else "interrupted")
+    others = _followers(context, {each.of for each in left}) if terminated and left else {}
+    shared = [each.handle.job_id for each in left if others.get(each.of)]
+    let_go = ""
+    if shared:
+        runs = sorted(set().union(*others.values()))
+        follow = f"{' and '.join(f'run {run}' for run in runs)} still {'follow' if len(runs) > 1 else 'follows'}"
+        let_go = f"detached: {follow} {_named(shared)}, which {'go' if len(shared) > 1 else 'goes'} on"
+        log.info(f"{let_go}. {_to_end(shared)}")
+    handles = [each.handle for each in left if not others.get(each.of)]
+    ids = [handle.job_id for handle in handles]
+    if ids:
+        log.info(f"cancelling {_named(ids)}")
+    why = f"its Dagster run {_compat.run_id(context)} was terminated" if terminated else "interrupted"
+    troubles = _cancelled(handles, why)
     if troubles:
-        log.error(
-            f"{len(troubles)} of them could not be: {troubles[0]}. To end what is left: kinetic-orchestration cancel "
-            f"{' '.join(ids[:10])}{' …' if len(ids) > 10 else ''}"
-        )
+        log.error(f"{len(troubles)} of them could not be: {troubles[0]}. {_to_end(ids, 'To end what is left')}")
     if terminated:  # a retry policy would run the step again, so it must hear that this is the end
-        raise dg.Failure(f"{some or 'the step'} was cancelled with its run", allow_retries=False) from None
+        cancelled = f"{_named(ids) or 'the step'} was cancelled with its run" if ids or not shared else ""
+        raise dg.Failure("; ".join(filter(None, (cancelled, let_go))), allow_retries=False) from None
+
+
+def _named(ids: Sequence[str]) -> str:
+    return f"{len(ids)} jobs ({', '.join(ids[:3])}, …)" if len(ids) > 3 else " and ".join(f"job {name}" for name in ids)
+
+
+def _to_end(ids: Sequence[str], what: str = "To end") -> str:
+    return f"{what}: kinetic-orchestration cancel {' '.join(ids[:10])}{' …' if len(ids) > 10 else ''}"
 
 
 def _cancelled(handles: Sequence[JobHandle[Any]], reason: str) -> list[KineticError]:
@@ -274,10 +329,10 @@ def _is_terminated(context: _compat.Context) -> bool:
     return bool(seen.records)
 
 
-def _resumed(context: _compat.Context) -> Iterator[str]:
-    run = context.run
+def _ancestry(run: dg.DagsterRun | None, instance: dg.DagsterInstance) -> Iterator[str]:
+    """The runs that a run goes on with, the nearest first."""
     for _ in range(LONGEST_ANCESTRY):
-        if run is None or not _compat.is_resumed(run.tags) or not run.parent_run_id:
+        if run is None or not run.parent_run_id or not _compat.is_resumed(run, instance):
             return
         yield run.parent_run_id
-        run = context.instance.get_run_by_id(run.parent_run_id)
+        run = instance.get_run_by_id(run.parent_run_id)

@@ -96,6 +96,13 @@ def doubling():
 
 
 patient_job = dg.define_asset_job("patient_job", [patient])
+
+
+def patient_again() -> dg.JobDefinition:
+    """What `dg.reconstructable` takes."""
+    return defs.resolve_job_def("patient_job")
+
+
 defs = dg.Definitions([patient], jobs=[patient_job, doubling], resources={"kinetic": KineticResource()})
 
 

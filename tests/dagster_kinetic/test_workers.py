@@ -15,6 +15,7 @@ import pytest
 
 from kinetic_orchestration import JobStatus, attach
 from kinetic_orchestration.agent import processes
+from kinetic_orchestration.errors import JobCancelled
 
 HERE = Path(__file__).parent
 WITHIN = 150.0  # for whatever has to come: the machine may be busy
@@ -22,17 +23,35 @@ WITHIN = 150.0  # for whatever has to come: the machine may be busy
 pytestmark = pytest.mark.timeout(600)
 
 
-class Worker:
-    """`dagster job execute`, as a run worker runs it: its steps are processes of their own."""
+AGAIN = """
+import sys
+import dagster as dg
+import pipelines
 
-    def __init__(self, folder: Path) -> None:
+if __name__ == "__main__":
+    with dg.DagsterInstance.get() as instance:
+        again = dg.ReexecutionOptions.from_failure(sys.argv[1], instance)
+        dg.execute_job(dg.reconstructable(pipelines.patient_again), instance, reexecution_options=again)
+"""
+
+
+class Worker:
+    """`dagster job execute`, as a run worker runs it: its steps are processes of their own.
+
+    `name`: one that executes the run `after` again from its failure, by `ReexecutionOptions.from_failure`.
+    """
+
+    def __init__(self, folder: Path, name: str = "worker", after: str = "") -> None:
         self.folder = folder
         self.instance = dg.DagsterInstance.from_config(str(folder))
-        execute = [sys.executable, "-m", "dagster", "job", "execute"]
-        command = [*execute, "-f", str(HERE / "pipelines.py"), "-j", "patient_job"]
+        self.log_path = folder / f"{name}.log"
+        self.began = {run.run_id for run in self.instance.get_runs()}
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", "pipelines.py", "-j", "patient_job"]
+        if after:
+            command = [sys.executable, "-c", AGAIN, after]
         environment = {**os.environ, "DAGSTER_HOME": str(folder), "KINETIC_TEST_FOLDER": str(folder)}
-        self.log = (folder / "worker.log").open("wb")
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log)
+        self.log = self.log_path.open("wb")
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, cwd=HERE)
 
     def jobs(self) -> list[str]:
         path = self.folder / "jobs"
@@ -52,13 +71,28 @@ class Worker:
         raise AssertionError(self.said())
 
     def said(self) -> str:
-        return (self.folder / "worker.log").read_text()
+        return self.log_path.read_text()
 
     def let_go(self) -> None:
         (self.folder / "go").touch()
 
     def run(self) -> dg.DagsterRun:
-        return self.instance.get_runs()[0]
+        return [run for run in self.instance.get_runs() if run.run_id not in self.began][-1]  # the oldest
+
+    def wait_to_say(self, text: str) -> None:
+        wait_until(lambda: text in self.said() or self.process.poll() is not None)
+        assert text in self.said(), self.said()
+
+    def terminate(self) -> None:
+        self.instance.report_run_canceling(self.run())
+        self.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.instance.dispose()
+        self.log.close()
 
     def wait(self) -> dg.DagsterRunStatus:
         self.process.wait(WITHIN)
@@ -79,13 +113,9 @@ def worker(tmp_path: Path, home: Path) -> Iterator[Worker]:
     worker = Worker(tmp_path / "dagster")
     yield worker
     worker.let_go()
-    if worker.process.poll() is None:
-        worker.process.kill()
-        worker.process.wait()
     for job in worker.jobs():
         attach(job).cancel()
-    worker.instance.dispose()
-    worker.log.close()
+    worker.close()
 
 
 @pytest.mark.slow
@@ -101,8 +131,7 @@ def test_a_killed_step_worker_finds_its_job_again(worker: Worker):
 @pytest.mark.slow
 def test_terminate_cancels_the_job_and_the_run_ends_canceled(worker: Worker):
     job = worker.wait_for_job()
-    worker.instance.report_run_canceling(worker.run())
-    worker.process.send_signal(signal.SIGTERM)
+    worker.terminate()
     assert worker.wait() is dg.DagsterRunStatus.CANCELED
     assert attach(job).status() is JobStatus.CANCELLED
     assert len(worker.jobs()) == 1  # its retry policy did not run it again
@@ -129,3 +158,28 @@ def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker)
     assert f"detached: job {job} goes on" in worker.said()
     worker.let_go()
     assert attach(job).result(timeout=WITHIN) == job
+
+
+@pytest.mark.slow
+def test_of_two_re_executions_at_once_the_last_that_is_terminated_ends_the_job_that_they_share(worker: Worker):
+    job = worker.wait_for_job()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() is dg.DagsterRunStatus.FAILURE
+    first_run = worker.run().run_id
+    first = Worker(worker.folder, "first", first_run)
+    with contextlib.closing(first):
+        first.wait_to_say(f"this step goes on with job {job}, which run {first_run} submitted")
+        second = Worker(worker.folder, "second", first_run)
+        with contextlib.closing(second):
+            second.wait_to_say(f"this step goes on with job {job}, which run {first_run} submitted; run ")
+            one, other = first.run().run_id, second.run().run_id
+            assert f"submitted; run {one} follows it too" in second.said()
+            first.terminate()
+            assert first.wait() is dg.DagsterRunStatus.CANCELED
+            assert f"detached: run {other} still follows job {job}, which goes on" in first.said()
+            assert attach(job).status() is JobStatus.RUNNING
+            second.terminate()
+            assert second.wait() is dg.DagsterRunStatus.CANCELED
+            with pytest.raises(JobCancelled, match=f"its Dagster run {other} was terminated"):
+                attach(job).result(timeout=WITHIN)
+    assert worker.jobs() == [job]  # the body ran once
