@@ -221,8 +221,8 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
     None where there is no such thing. One stream alone: log managers in a cloud store both when either is closed.
     """
     try:
-        from dagster._core.events import DagsterEvent
-        from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
+        from dagster._core.events import ComputeLogsCaptureData, DagsterEvent
+        from dagster._core.storage.compute_log_manager import ComputeIOType
 
         step = context.get_step_execution_context()
         manager = step.instance.compute_log_manager
@@ -239,7 +239,13 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
         if opened is None:  # nothing is captured in this deployment
             yield None
             return
-        DagsterEvent.capture_logs(step, [name], log_key, CapturedLogContext(log_key))
+        # The row in the list of events that the log belongs to: Dagster's own words for it name a process.
+        DagsterEvent.from_job(
+            dg.DagsterEventType.LOGS_CAPTURED,
+            step,
+            message=f"Capturing the log of {name}.",
+            event_specific_data=ComputeLogsCaptureData(step_keys=[name], file_key=log_key[-1]),
+        )
         raw = getattr(opened, "buffer", opened)
 
         def write(text: bytes) -> None:

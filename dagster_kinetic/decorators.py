@@ -19,7 +19,8 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.config import TAG, KineticRunConfig, from_tag
-from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_own, two_runs
+from dagster_kinetic.detached import ASSET_WAITS, RESULTS, as_detached, refuse_store_of_its_own, two_runs
+from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
 from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from kinetic_orchestration.context import HERE, HostContext
@@ -34,6 +35,7 @@ RESOURCE = "kinetic"
 HOST = "host"
 SELECTED = "selected"  # of a multi-asset that can be made in part: the keys that are wanted now
 CONFIG = "config"
+KIND = "dagster/kind/"  # how the tag of a kind begins
 # Of these two Dagster's meaning holds: an asset's key, and the partition that is being made.
 DAGSTERS_OWN = frozenset({"key", "partition_key"})
 
@@ -105,9 +107,20 @@ def _asset_decorator(
         if detached:
             needed |= _compat.make_optional(made)
         known = _known(step, options, function)
-        return made.map_asset_specs(lambda spec: spec.replace_attributes(metadata={**known, **spec.metadata}))
+        kinds = set() if "compute_kind" in rest else kinds_of(plain_function(function), _checked(options, function))
+        mark = {ASSET_WAITS: "true"} if detached else {}
+        return made.map_asset_specs(
+            lambda spec: spec.replace_attributes(
+                metadata={**known, **spec.metadata}, kinds=spec.kinds or kinds, tags={**mark, **_own_tags(spec)}
+            )
+        )
 
     return decorate
+
+
+def _own_tags(spec: dg.AssetSpec) -> dict[str, str]:
+    """Its tags without its kinds, which are tags too."""
+    return {name: value for name, value in spec.tags.items() if name not in {KIND + kind for kind in spec.kinds}}
 
 
 def as_step(

@@ -27,6 +27,7 @@ from kinetic_orchestration.spec import Options
 from kinetic_orchestration.values import JobStatus
 
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
+ASSET_WAITS = "kinetic/detached"  # of an asset: it is made by two runs
 WAITING, FINISHED = "waiting", "finished"
 TICKET = "kinetic/detached."  # + step: of the run that submitted: its job, for people, or "finished"
 ENDED = (

@@ -18,7 +18,7 @@ import dagster as dg
 from dagster_kinetic import _compat
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
-from dagster_kinetic.summary import failure_of, metadata_of, number
+from dagster_kinetic.summary import LAST, failure_of, metadata_of, number
 from kinetic_orchestration import portrait
 from kinetic_orchestration.cost import times
 from kinetic_orchestration.errors import KineticError
@@ -150,7 +150,7 @@ class Observations:
 
     def devices(self, values: Mapping[str, float]) -> None:
         """What they do, by names of their own: with the next metrics, if there are any."""
-        self._sampled = {f"device/{name}": value for name, value in values.items()}
+        self._sampled = {f"{LAST}device/{name}": value for name, value in values.items()}
         if self._is_alone:
             self.tell({})
 

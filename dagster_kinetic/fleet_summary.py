@@ -13,7 +13,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.events import Observations, add_metadata
-from dagster_kinetic.summary import headline, number, prefix_of
+from dagster_kinetic.summary import headline, named, number
 from kinetic_orchestration import picture
 from kinetic_orchestration.cost import Estimate
 from kinetic_orchestration.job import JobHandle
@@ -91,8 +91,7 @@ class FleetSummary:
         if panels := self._panels():
             drawn = picture.svg(panels, axis=self._axis(), title=f"{self._name}: {self._size} jobs", crowd="jobs")
             values["curves"] = dg.MetadataValue.md(picture.markdown(drawn))
-        prefix = prefix_of(self._call)
-        return {prefix + name: value for name, value in values.items() if value not in (None, "")}
+        return named(values, self._call)
 
     def _panels(self) -> dict[str, dict[str, Sequence[picture.Point]]]:
         panels: dict[str, dict[str, Sequence[picture.Point]]] = {}

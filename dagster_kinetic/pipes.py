@@ -131,7 +131,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
             spec = self._resource._spec(function, (args, kwargs), accelerator, context, given)
         else:
             spec = self._command(command or (), accelerator, cwd or self._cwd, context, given)
-        call = "pipes" + self._resource._call(context, key)
+        call = self._resource._call(context, key)
         reader = self._message_reader or PipesKineticMessageReader()
         handles: list[JobHandle[Any]] = []
         with dg.open_pipes_session(
@@ -144,7 +144,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
             messages = Messages(session.message_handler, context)
             try:
                 run_in_step(
-                    spec, context, call, through=messages.taken_from, made=handles.append,
+                    spec, context, f"pipes{call}", shown=call, through=messages.taken_from, made=handles.append,
                     forward_termination=self._forward_termination,
                 )  # fmt: skip
             except Exception as error:
@@ -153,7 +153,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
                 raise failure from (error if failure is not error else error.__cause__)
             messages.deliver()
             messages.check()
-        return dg.PipesClientCompletedInvocation(session, metadata=metadata_of(handles[0]))
+        return dg.PipesClientCompletedInvocation(session, metadata=metadata_of(handles[0], call))
 
     def _command(
         self,

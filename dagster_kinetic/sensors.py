@@ -16,6 +16,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.detached import (
+    ASSET_WAITS,
     ENDED,
     FINISHED,
     FINISHES,
@@ -63,11 +64,14 @@ def build_kinetic_completion_sensor(
 ) -> dg.SensorDefinition:
     """Looks after the jobs of assets with `detached=True`, and starts a run for each that has ended.
 
-    `target` has to hold those assets, and what was to be made after them; by default it is every asset. The sensor
+    `target` has to hold those assets, and what was to be made after them; by default it is these alone. The sensor
     opens only the store that the resource names. Which jobs are there it reads from the event logs of the runs that
     submitted them; whoever launches a run chooses its tags, and these are believed in nothing.
     """
     memory = _Memory({}, {}, {})  # of this process; another one starts by reading anew
+    if target is None:
+        detached = dg.AssetSelection.tag(ASSET_WAITS, "true")
+        target = detached | detached.downstream()
 
     def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
         kinetic = _resource(context, resources, resource_key)
@@ -75,7 +79,7 @@ def build_kinetic_completion_sensor(
 
     return dg.SensorDefinition(
         name=name,
-        asset_selection=target if target is not None else dg.AssetSelection.all(),
+        asset_selection=target,
         evaluation_fn=look,
         required_resource_keys={resource_key},
         minimum_interval_seconds=minimum_interval_seconds,
@@ -114,7 +118,7 @@ class _Completion:
         self,
         context: dg.SensorEvaluationContext,
         memory: _Memory,
-        target: dg.AssetSelection | None,
+        target: dg.AssetSelection,
         place: Mapping[str, str | None],
     ) -> None:
         here = settings.load(None, **place)
@@ -222,13 +226,12 @@ class _Completion:
             self._tickets[run.run_id] = found
         return found
 
-    def _assets_of(self, target: dg.AssetSelection | None) -> Collection[dg.AssetKey] | None:
+    def _assets_of(self, target: dg.AssetSelection) -> Collection[dg.AssetKey] | None:
         """Those that this sensor may start a run of; None if that is not known here."""
         repository = self._context.repository_def
         if repository is None:
             return None
-        known = repository.asset_graph.get_all_asset_keys()
-        return known if target is None else target.resolve(repository.asset_graph)
+        return target.resolve(repository.asset_graph)
 
     def _unknown(self, ticket: Ticket) -> str:
         """An asset of the ticket that is none of this sensor's, if there is one."""

@@ -89,7 +89,7 @@ class Launching:
             self.spec = replace(self.spec, origin=place_of(self.context).origin())
         self.identity = identity()
         try:
-            job = launch(self.spec, self.identity, claimed=claimed)
+            job = launch(self.spec, self.identity, claimed=claimed, say=self.context.log.info)
         except KeyTaken as error:
             if _compat.is_direct(self.context):
                 raise
@@ -139,6 +139,7 @@ def run_in_step(
     context: _compat.Context,
     call: str = "",
     *,
+    shown: str | None = None,
     job: Job | None = None,
     through: Callable[[Emit], Emit] | None = None,
     made: Callable[[JobHandle[Any]], object] | None = None,
@@ -146,8 +147,9 @@ def run_in_step(
 ) -> Any:
     """Run the job as this step: its lines in the step's log, its value returned, its failure raised.
 
-    `job`: one that was submitted before, by another run. `through` stands between the job and what tells of it; `made`
-    hears of the job as soon as it is there. Without `forward_termination` the job goes on when its run is terminated.
+    `shown`: how the page names the call, if not by what tells it from others. `job`: one that was submitted before, by
+    another run. `through` stands between the job and what tells of it; `made` hears of the job as soon as it is there.
+    Without `forward_termination` the job goes on when its run is terminated.
     """
 
     def identity() -> Identity:
@@ -161,7 +163,7 @@ def run_in_step(
             handle = begun.handle = JobHandle(job or begun.launch(identity))
             if made is not None:
                 made(handle)
-            narrator = told.enter_context(Narrator(context, handle, call))
+            narrator = told.enter_context(Narrator(context, handle, call if shown is None else shown))
             narrator.begin()
             try:
                 outcome = handle.follow(narrator if through is None else through(narrator))

@@ -25,6 +25,22 @@ MOST_SPARKS = 2
 LAST_LINES = 25
 
 
+# Plots are sorted by their names, so that the user's metrics come first only if our own numbers are named for the end.
+LAST = "~"
+
+
+def named(values: Mapping[str, Any], call: str = "") -> dict[str, Any]:
+    """A job's metadata by their whole names, without those that are not known."""
+    prefix = prefix_of(call)
+    known = {name: value for name, value in values.items() if value not in (None, "")}
+    return {f"{LAST if _is_of_its_keeping(name, value) else ''}{prefix}{name}": value for name, value in known.items()}
+
+
+def _is_of_its_keeping(name: str, value: Any) -> bool:
+    """Whether it is a number that Dagster plots, and none that the user's code reported."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("metrics/")
+
+
 def prefix_of(call: str) -> str:
     """What leads the names of a job's metadata; a step may run many jobs."""
     return f"kinetic/{call}/" if call else "kinetic/"
@@ -55,8 +71,7 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
         **pages_of(handle),
         "logs": f"kinetic-orchestration logs {handle.job_id}",
     }
-    prefix = prefix_of(call)
-    return {prefix + name: value for name, value in values.items() if value not in (None, "")}
+    return named(values, call)
 
 
 def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:

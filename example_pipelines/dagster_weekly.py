@@ -100,7 +100,7 @@ def main() -> None:
     result = defs.resolve_job_def("weekly").execute_in_process(partition_key="2026-01-11", run_config=config)
     made = result.asset_materializations_for_node("ranker")[0].metadata
     print(
-        f"\nresult   {result.output_for_node('ranker'):.2f}, in {made['kinetic/attempts'].value} attempts; "
+        f"\nresult   {result.output_for_node('ranker'):.2f}, in {made['~kinetic/attempts'].value} attempts; "
         f"the last one went on after epoch {made['resumed_after'].value}"
         f"\nthe UI   dagster dev -f {sys.argv[0]}"
     )

@@ -53,8 +53,16 @@ QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would
 only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
 
 
-def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable[[str], object] | None = None) -> Job:
-    """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent."""
+def launch(
+    spec: JobSpec,
+    identity: Identity | None = None,
+    *,
+    claimed: Callable[[str], object] | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Job:
+    """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent,
+    `say` a line before what may take long: packaging, submitting.
+    """
     _refuse_if_only_looking(spec)
     plan, here, backend = planned(spec)
     store = open_store(plan.store, plan.deployment)
@@ -76,7 +84,11 @@ def launch(spec: JobSpec, identity: Identity | None = None, *, claimed: Callable
     if is_new:
         entered = Ahead(roll.enter, store, job, beside=store.remote)
         with staging_folder(store, here.home) as folder:
+            if say is not None:
+                say(f"packaging {spec.name}: its code, its arguments and what they need")
             bundle = package(spec, plan, here, folder, copies.environ())
+            if say is not None:
+                say(f"submitting job {job}: {bundle.told} to {store.url}")
             staged = stage(bundle, store, here.retention)
         logins = staged.environment.get("secrets", ())  # for a private package index
         if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:

@@ -172,16 +172,6 @@ def age(seconds: float) -> str:
     return "0 s"
 
 
-def size(count: float) -> str:
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
-
-
 def dollars(usd: float | None) -> str:
     if usd is None:
         return "unknown"

@@ -23,7 +23,7 @@ from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, size, working
+from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
@@ -35,6 +35,7 @@ from kinetic_orchestration.regions import Location
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.values import Plan
+from kinetic_orchestration.wording import size
 
 LARGEST = 3
 

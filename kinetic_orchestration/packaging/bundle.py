@@ -29,6 +29,7 @@ from kinetic_orchestration.packaging.resolution import find_python, here
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.values import Plan
+from kinetic_orchestration.wording import size
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging import remote
@@ -59,6 +60,20 @@ class Bundle:
     agent: agent.AgentZip | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
     beside: Mapping[str, str] = field(default_factory=dict)  # modules beside the code that stay here
+
+    @property
+    def told(self) -> str:
+        """How much there is of what, for people; some of it may be in the store already."""
+        parts = []
+        if self.project is not None:
+            count = self.project.count
+            parts.append(f"{count:,} {'file' if count == 1 else 'files'} of code ({size(self.project.size)})")
+        if self.call is not None:
+            parts.append(f"the call with its arguments ({size(self.call.size)})")
+        for what, items in (("data", self.data), ("packages", self.packages)):
+            if found := [item.snapshot.size for item in items if item.snapshot is not None]:
+                parts.append(f"{what} ({size(sum(found))})")
+        return ", ".join(parts) or "a command"
 
 
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
@@ -393,9 +408,9 @@ def data_digest(home: Path, bundle: Bundle | None, data: Data) -> str:
 
 
 def _tell_of_large(name: str, call: PackedCall) -> None:
-    for part, size in call.large:
+    for part, count in call.large:
         warn(
-            f"{name} takes {part} along, pickled: {size / 1e6:,.0f} MB with every call. Keep it in a file and hand "
+            f"{name} takes {part} along, pickled: {count / 1e6:,.0f} MB with every call. Keep it in a file and hand "
             "that over as kinetic.Data, which is sent once per content, or make it inside the function"
         )
 

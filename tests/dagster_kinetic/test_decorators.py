@@ -16,7 +16,14 @@ import pytest
 from pydantic import PrivateAttr, SecretStr
 
 import kinetic_orchestration as kinetic
-from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_multi_asset, kinetic_op
+from dagster_kinetic import (
+    HostContext,
+    KineticResource,
+    build_kinetic_completion_sensor,
+    kinetic_asset,
+    kinetic_multi_asset,
+    kinetic_op,
+)
 from dagster_kinetic.travelling import why_not_resource, why_not_type
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, UnknownAccelerator, UsageError
 
@@ -396,3 +403,60 @@ def test_a_host_parameter_may_have_any_name_with_its_annotation():
 
     asset = kinetic_asset(accelerator="cpu")(where)
     assert asset(dg.build_asset_context(), 2, kinetic=KineticResource()) == 3
+
+
+# ---- kinds and tags ----------------------------------------------------------------------------------------
+
+
+def plain_body(): ...
+
+
+def trains_with_torch():
+    return _with_torch()
+
+
+def _with_torch():
+    import torch.nn  # never run
+
+    return torch.nn
+
+
+def trains_with_keras():
+    import keras
+
+    return keras
+
+
+@pytest.mark.parametrize(
+    "body, given, kinds",
+    [
+        (trains_with_torch, {"accelerator": "v5e-8"}, {"tpu", "pytorch"}),
+        (trains_with_keras, {"accelerator": "cpu", "keras_backend": "jax"}, {"keras", "jax"}),
+        (plain_body, {"accelerator": "v5e-8", "requirements": ["flax>=0.8", "optax"]}, {"tpu", "jax"}),
+        (plain_body, {"accelerator": "cpu"}, set()),
+        (trains_with_torch, {"accelerator": "v5e-8", "kinds": {"mine"}}, {"mine"}),
+    ],
+)
+def test_kinds_are_the_accelerator_and_the_frameworks_that_are_known_unless_the_user_names_some(body, given, kinds):
+    [spec] = kinetic_asset(**given, tags={"of": "tests"})(body).specs
+    assert spec.kinds == kinds and spec.tags["of"] == "tests" and "kinetic/detached" not in spec.tags
+
+
+def test_a_detached_asset_has_a_tag_and_the_completion_sensor_targets_such_assets_and_what_comes_after_them_alone():
+    @kinetic_asset(accelerator="cpu", detached=True)
+    def far() -> int:
+        return 1
+
+    @dg.asset
+    def after(far: int) -> int:
+        return far
+
+    @dg.asset
+    def else_where() -> int:
+        return 1
+
+    sensor = build_kinetic_completion_sensor()
+    graph = dg.Definitions([far, after, else_where], sensors=[sensor], resources={"kinetic": KineticResource()})
+    keys = sensor.asset_selection.resolve(graph.get_repository_def().asset_graph)
+    assert {key.to_user_string() for key in keys} == {"far", "after"}
+    assert far.specs_by_key[dg.AssetKey("far")].tags == {"kinetic/detached": "true"}

@@ -54,9 +54,9 @@ def test_metrics_are_observations_of_their_partition_few_with_the_last_one_alway
     assert made.metadata["kinetic/metrics/loss"].value == 1 / 200
     assert len(made.metadata["kinetic/curve/loss"].value) < 1000
     assert made.metadata["kinetic/curves"].value.startswith("![metrics](data:image/svg+xml;base64,")
-    assert made.metadata["kinetic/queued_seconds"].value >= 0
-    assert made.metadata["kinetic/running_seconds"].value > 0
-    assert "kinetic/goodput" not in made.metadata, "nobody told of steps"
+    assert made.metadata["~kinetic/queued_seconds"].value >= 0
+    assert made.metadata["~kinetic/running_seconds"].value > 0
+    assert "~kinetic/goodput" not in made.metadata, "nobody told of steps"
     assert made.metadata["kinetic/logs"].value.startswith("kinetic-orchestration logs job-")
     give_up = time.monotonic() + 30
     while any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):

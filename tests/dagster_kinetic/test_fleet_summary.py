@@ -33,8 +33,8 @@ def test_a_step_of_many_jobs_has_one_table_one_picture_and_their_cost_together(i
     assert result.output_for_node("sweep") == [True, False, True]
     [made] = result.asset_materializations_for_node("sweep")
     values = {name: entry.value for name, entry in made.metadata.items()}
-    assert (values["kinetic/jobs"], values["kinetic/jobs_failed"], values["kinetic/accelerator"]) == (3, 1, "cpu")
-    assert values["kinetic/cost_usd_estimate"] == 0 and values["kinetic/held_seconds"] > 0
+    assert (values["~kinetic/jobs"], values["~kinetic/jobs_failed"], values["kinetic/accelerator"]) == (3, 1, "cpu")
+    assert values["~kinetic/cost_usd_estimate"] == 0 and values["~kinetic/held_seconds"] > 0
     rows = values["kinetic/table"].splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 0", "| 2"]  # the failed one first
     assert r"ValueError: a rate \| of &lt;2>" in rows[0] and "loss 0.6667" in rows[0]

@@ -63,6 +63,12 @@ def test_each_host_has_its_own_in_their_order_whoever_speaks_first(instance):
     ]
 
 
+def test_the_row_of_each_log_names_it(instance):
+    result = stored(instance, run_op(instance, lambda logs: logs.write(1, b"line\n")))
+    said = messages(instance, result)
+    assert [f"Capturing the log of train [host {host}]." in said for host in range(2)] == [True, True]
+
+
 def test_lines_can_be_read_while_the_step_runs(instance):
     seen = []
 

@@ -110,7 +110,7 @@ def test_an_asset_check_may_run_jobs_and_its_log_says_which(instance):
     assert check.passed and check.asset_key == model.key
     said = messages(instance, result)
     assert any(line.startswith("kinetic/job_id: job-") for line in said)
-    assert any("kinetic/1/jobs: 2" in line for line in said)
+    assert any("~kinetic/1/jobs: 2" in line for line in said)
 
 
 def test_an_asset_check_may_speak_pipes():
@@ -134,7 +134,7 @@ def test_a_step_that_does_not_name_itself_has_its_job_all_the_same():
 
     result = dg.materialize([forgetful], resources=KINETIC)
     assert result.output_for_node("forgetful") == [2, 4]
-    assert {"kinetic/job_id", "kinetic/1/jobs"} <= made_of(result, "forgetful").keys()
+    assert {"kinetic/job_id", "~kinetic/1/jobs"} <= made_of(result, "forgetful").keys()
 
 
 def test_a_context_of_no_step_is_refused():

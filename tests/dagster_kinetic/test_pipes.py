@@ -65,7 +65,7 @@ def made_by(
 
 
 def values(metadata: Any) -> dict[str, Any]:
-    return {name: entry.value for name, entry in metadata.items() if not name.startswith("kinetic/")}
+    return {name: entry.value for name, entry in metadata.items() if not name.startswith(("kinetic/", "~kinetic/"))}
 
 
 def of_pipes(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
@@ -101,6 +101,7 @@ def test_context_materialization_check_and_log_with_every_injector_and_reader(sc
     [made] = result.asset_materializations_for_node("model")
     assert isinstance(made.metadata["bar"], dg.MarkdownMetadataValue) and made.metadata["bar"].value == "baz"
     assert made.metadata["kinetic/job_id"].value.startswith("job-")
+    assert not [name for name in made.metadata if name.startswith("kinetic/pipes")]  # each once
     assert made.tags["dagster/data_version"] == "alpha"
     [checked] = result.get_asset_check_evaluations()
     assert (checked.passed, checked.severity) == (True, dg.AssetCheckSeverity.WARN)

@@ -44,22 +44,34 @@ def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_a
     assert result.output_for_node("slice_of_four") == 4
     values = made_of(result, "slice_of_four")
     assert values["kinetic/job_id"].startswith("job-")
-    assert (values["kinetic/accelerator"], values["kinetic/attempts"]) == ("v5e-16", 1)
-    assert values["kinetic/held_seconds"] > 0 and values["kinetic/chip_hours"] > 0
-    assert values["kinetic/cost_usd_estimate"] == 0  # an emulated slice costs nothing
+    assert (values["kinetic/accelerator"], values["~kinetic/attempts"]) == ("v5e-16", 1)
+    assert values["~kinetic/held_seconds"] > 0 and values["~kinetic/chip_hours"] > 0
+    assert values["~kinetic/cost_usd_estimate"] == 0  # an emulated slice costs nothing
     assert "v5litepod-16" in values["kinetic/cost"]
 
     text = captured(instance, result)
     for host in range(4):
         assert f"[host {host}] here is {host} of 4\n" in text
     said = messages(instance, result)
-    assert any("runs slice_of_four on v5e-16" in line for line in said)
+    [packaging] = [index for index, line in enumerate(said) if line.startswith("packaging slice_of_four: ")]
+    submitting = next(index for index, line in enumerate(said) if line.startswith("submitting job job-"))
+    runs = next(index for index, line in enumerate(said) if "runs slice_of_four on v5e-16" in line)
+    assert packaging < submitting < runs
+    assert re.search(
+        r"files? of code \([\d.]+ \w+\), the call with its arguments \([\d.]+ \w+\) to /", said[submitting]
+    )
     assert "running: 4 hosts" in said and any(line.startswith("succeeded") for line in said)
     assert any(line.startswith("cost: $0.00 on this machine") for line in said)
 
     seen = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
     assert [each.asset_key for each in seen] == [dg.AssetKey("slice_of_four")] * len(seen)
-    last = {name: value.value for name, value in seen[-1].metadata.items() if not name.startswith("device/")}
+    [made] = result.get_asset_materialization_events()
+    numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
+    told = {**seen[-1].metadata, **made.materialization.metadata}
+    plots = sorted(name for name, value in told.items() if isinstance(value, numbers))  # as Dagster's page sorts them
+    ours = [name for name in plots if name.startswith("~")]
+    assert plots == ["kinetic/metrics/loss", "loss", "step", *ours] and "~kinetic/cost_usd_estimate" in ours
+    last = {name: value.value for name, value in seen[-1].metadata.items() if not name.startswith("~device/")}
     assert last == {"loss": pytest.approx(1 / 3), "step": 2}
 
 
