@@ -13,7 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeGuard, TypeVar, Unpack
 
 import dagster as dg
 
@@ -28,7 +28,12 @@ from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, Options, name_of, slice_of
 
+if TYPE_CHECKING:
+    from dagster_kinetic._keywords import OfAsset, OfMultiAsset, OfOp
+
 Function = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CONTEXT = "context"
 RESOURCE = "kinetic"
@@ -41,8 +46,8 @@ DAGSTERS_OWN = frozenset({"key", "partition_key"})
 
 
 def kinetic_asset(
-    function: Function | None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Any
-) -> Callable[[Function], dg.AssetsDefinition]:
+    function: None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Unpack[OfAsset]
+) -> Callable[[Callable[P, R]], dg.AssetsDefinition]:
     """An asset that is made on accelerators.
 
     Takes every keyword of `dagster.asset`, and every option of `kinetic_orchestration.run`. A parameter annotated
@@ -53,14 +58,13 @@ def kinetic_asset(
     `detached`: the run only submits the job and is over; `build_kinetic_completion_sensor` starts the run that makes
     the asset when the job has ended, so that no worker waits.
     """
-    if detached:
-        keywords = two_runs(keywords)
-    return _asset_decorator(kinetic_asset, dg.asset, function, accelerator, keywords, detached)
+    given = two_runs(keywords) if detached else keywords
+    return _asset_decorator(kinetic_asset, dg.asset, function, accelerator, given, detached)
 
 
 def kinetic_multi_asset(
-    function: Function | None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Any
-) -> Callable[[Function], dg.AssetsDefinition]:
+    function: None = None, *, accelerator: str | None = None, detached: bool = False, **keywords: Unpack[OfMultiAsset]
+) -> Callable[[Callable[P, R]], dg.AssetsDefinition]:
     """Several assets that are made by one job.
 
     Takes every keyword of `dagster.multi_asset`; all else is as in `kinetic_asset`. The body returns a tuple: of
@@ -71,13 +75,13 @@ def kinetic_multi_asset(
 
 
 def kinetic_op(
-    function: Function | None = None, *, accelerator: str | None = None, **keywords: Any
-) -> Callable[[Function], dg.OpDefinition]:
+    function: None = None, *, accelerator: str | None = None, **keywords: Unpack[OfOp]
+) -> Callable[[Callable[P, R]], dg.OpDefinition]:
     """An op that runs on accelerators. Takes every keyword of `dagster.op`; all else is as in `kinetic_asset`."""
     _refuse_bare(function, kinetic_op)
     options, rest = _split(accelerator, keywords, dg.op)
 
-    def decorate(function: Function) -> dg.OpDefinition:
+    def decorate(function: Callable[P, R]) -> dg.OpDefinition:
         step = as_step(function, options, rest)
         made = dg.op(**rest)(step)
         assert isinstance(made, dg.OpDefinition)

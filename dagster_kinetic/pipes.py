@@ -176,7 +176,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         return self._resource._job(JobSpec(os.path.basename(argv[0]), options, argv=argv, cwd=folder))
 
 
-class PipesJobFailed(dg.Failure, PipesExecutionError):  # type: ignore[valid-type, misc]
+class PipesJobFailed(dg.Failure, PipesExecutionError):
     """The job of a Pipes session ended without its program coming to a good end."""
 
 

@@ -9,9 +9,9 @@ import copy
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import dagster as dg
 from pydantic import Field, PrivateAttr, model_validator
@@ -36,10 +36,13 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.spec import OPTION_NAMES, JobSpec, Options, TpuVm, check_function, check_options, name_of
 
 if TYPE_CHECKING:
+    from dagster_kinetic._keywords import OfCall
     from dagster_kinetic.fleet import MapResult
     from kinetic_orchestration.job import JobHandle
 
 # What runs jobs is imported where one is run: code servers only read definitions, and many.
+
+R = TypeVar("R")
 
 DEPLOYMENT = "dagster"  # of a shared store, where neither Dagster nor anybody else names the installation
 _GROUPS = ("limits", "retry", "cloud")
@@ -100,6 +103,32 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             check_options(made._own())
         return made
 
+    @overload
+    def run(
+        self,
+        function: Callable[..., Coroutine[Any, Any, R]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        accelerator: str | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **options: Unpack[OfCall],
+    ) -> R: ...
+
+    @overload
+    def run(
+        self,
+        function: Callable[..., R],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        accelerator: str | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **options: Unpack[OfCall],
+    ) -> R: ...
+
     def run(
         self,
         function: Callable[..., Any],
@@ -126,6 +155,32 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if context is None:
             return run_to_end(launch(spec if key is None else _keyed(spec, key)))
         return run_in_step(spec, context, self._call(context, key))
+
+    @overload
+    def submit(
+        self,
+        function: Callable[..., Coroutine[Any, Any, R]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        accelerator: str | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **options: Unpack[OfCall],
+    ) -> JobHandle[R]: ...
+
+    @overload
+    def submit(
+        self,
+        function: Callable[..., R],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        accelerator: str | None = None,
+        context: _compat.Context = None,
+        key: str | None = None,
+        **options: Unpack[OfCall],
+    ) -> JobHandle[R]: ...
 
     def submit(
         self,
@@ -163,7 +218,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         keys: Sequence[str] | None = None,
         input_mode: str = "auto",
         max_concurrent: int | None = None,
-        **options: Any,
+        **options: Unpack[OfCall],
     ) -> list[MapResult]:
         """One job for each input, so many at once, all from this step; the results in the order of the inputs.
 

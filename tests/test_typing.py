@@ -62,29 +62,84 @@ REVEALED = [
 ]
 
 
+# The keywords of both, in one call; and what a job's value is.
+DAGSTER = """
+import dagster as dg
+from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_multi_asset, kinetic_op
+from kinetic_orchestration import Limits
+
+@kinetic_asset(accelerator="v5e-8", group_name="models", retry_policy=dg.RetryPolicy(), limits=Limits(run="2h"))
+def ranker(host: HostContext, features: list[float]) -> float:
+    return sum(features)
+
+@kinetic_multi_asset(accelerator="v5e-8", outs={"a": dg.AssetOut()}, can_subset=True, detached=True, spot=True)
+def several(selected: tuple[str, ...]) -> None: ...
+
+@kinetic_op(accelerator="cpu", out=dg.Out(int), requirements=["jax"])
+def doubled(number: int) -> int:
+    return 2 * number
+
+def plain(number: int) -> str:
+    return str(number)
+
+async def slowly(number: int) -> bytes:
+    return bytes(number)
+
+reveal_type(ranker)
+reveal_type(several)
+reveal_type(doubled)
+reveal_type(KineticResource().run(plain, [1], accelerator="cpu", spot=True))
+reveal_type(KineticResource().run(slowly, [1], accelerator="cpu"))
+reveal_type(KineticResource().submit(plain, [1], accelerator="cpu").result())
+
+kinetic_asset(accelerator="cpu", group_nam="models")  # wrong: no such keyword
+kinetic_asset(accelerator="cpu", limits=3)  # wrong: an option of another type
+kinetic_op(accelerator="cpu", pool=3)  # wrong: a keyword of another type
+kinetic_asset(plain)  # wrong: no accelerator
+KineticResource().run(plain, [1], accelerater="cpu")  # wrong: no such option
+"""
+
+DAGSTER_REVEALED = ["AssetsDefinition", "AssetsDefinition", "OpDefinition", "str", "bytes", "str"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_signatures_and_values_survive_the_decorator(tmp_path: Path) -> None:
+    revealed, errors, wrong = checked(PROGRAM, tmp_path)
+    assert revealed == REVEALED
+    assert wrong == ["an argument of another type", "no such argument", "not a name", "no such option"], errors
+    assert '"str"; expected "float"' in errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_decorators_of_dagster_know_its_keywords_and_ours(tmp_path: Path) -> None:
+    revealed, errors, wrong = checked(DAGSTER, tmp_path)
+    assert revealed == DAGSTER_REVEALED
+    assert wrong == [
+        "no such keyword", "an option of another type", "a keyword of another type", "no accelerator", "no such option"
+    ], errors  # fmt: skip
+
+
+def checked(text: str, tmp_path: Path) -> tuple[list[str], list[str], list[str]]:
+    """The types that mypy reveals, its errors, and what is said to be wrong in the lines that have one."""
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
+    program.write_text(text, encoding="utf-8")
     options = ["--strict", "--no-error-summary", "--hide-error-context", "--cache-dir", str(tmp_path / "cache")]
     options += ["--config-file", "", "--follow-imports", "silent"]
-    checked = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-m", "mypy", *options, str(program)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=800,
     )
-    assert not checked.stderr, checked.stderr
+    assert not ran.stderr, ran.stderr
     revealed = [
-        re.sub(r"\b[a-z_]+\.(?:[a-z_]+\.)*(?=\w)", "", text)
-        for text in re.findall(r'Revealed type is "(.*)"', checked.stdout)
+        re.sub(r"\b[a-z_]+\.(?:[a-z_]+\.)*(?=\w)", "", told)
+        for told in re.findall(r'Revealed type is "(.*)"', ran.stdout)
     ]
-    assert revealed == REVEALED
-    errors = dict(re.findall(r"program\.py:(\d+): error: (.*)", checked.stdout))
-    lines = PROGRAM.splitlines()
-    assert [lines[int(number) - 1].partition("wrong: ")[2] for number in errors] == [
-        "an argument of another type", "no such argument", "not a name", "no such option"
-    ], checked.stdout  # fmt: skip
-    assert '"str"; expected "float"' in next(iter(errors.values()))
+    errors = re.findall(r"program\.py:(\d+): error: (.*)", ran.stdout)
+    lines = text.splitlines()
+    wrong = dict.fromkeys(lines[int(number) - 1].partition("wrong: ")[2] for number, _ in errors)
+    return revealed, [error for _, error in errors], list(wrong)

@@ -1,0 +1,127 @@
+"""Writes `dagster_kinetic/_keywords.py`: the keywords of the decorators, for editors and type checkers.
+
+    python -m tests.dagster_kinetic.keywords
+
+Dagster's are read off the source of the installed one, ours off that of `kinetic_orchestration.run`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from dagster_kinetic import _compat
+from kinetic_orchestration import decorator
+
+PATH = Path(__file__).parents[2] / "dagster_kinetic" / "_keywords.py"
+REFUSED = {"compute_fn", "required_resource_keys"}
+NOT_OF_A_STEP = {"accelerator", "key", "partition_key"}  # named by themselves, or Dagster's own
+# Names of Dagster that are not public, by what they stand for.
+ALIASES = {
+    "CoercibleToAssetKey": "dg.AssetKey | str | Sequence[str]",
+    "CoercibleToAssetKeyPrefix": "str | Sequence[str]",
+    "CoercibleToAssetDep": "dg.AssetKey | str | Sequence[str] | dg.AssetSpec | dg.AssetsDefinition | dg.AssetDep",
+    "UserConfigSchema": "Any",
+    "RawMetadataMapping": "Mapping[str, Any]",
+    "ArbitraryMetadataMapping": "Mapping[str, Any]",
+    "AbstractSet": "Set[Any]",
+}
+PLAIN = {"str", "bool", "int", "float", "object", "set", "dict", "list", "type", "None", "Any"}
+PLAIN |= {"Mapping", "Sequence", "Iterable", "Callable"}
+
+HEAD = '''"""The keywords of the decorators, for editors and type checkers alone: nothing imports this while it runs.
+
+Written by `python -m tests.dagster_kinetic.keywords`; a test compares it with the Dagster that is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypedDict
+
+import dagster as dg
+
+from kinetic_orchestration.data import Data
+from kinetic_orchestration.profile import Profile
+from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.values import Limits, Retry
+'''
+
+
+class Public(ast.NodeTransformer):
+    """Rewrites an annotation of Dagster's with what is public."""
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        if name == "Optional":
+            return ast.BinOp(self.visit(node.slice), ast.BitOr(), ast.Constant(None))
+        if name == "Union" and isinstance(node.slice, ast.Tuple):
+            first, *rest = (self.visit(each) for each in node.slice.elts)
+            for each in rest:
+                first = ast.BinOp(first, ast.BitOr(), each)
+            return first
+        if name == "AbstractSet":
+            return ast.Subscript(ast.Name("AbstractSet"), self.visit(node.slice))
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id in PLAIN:
+            return node
+        if node.id in ALIASES:
+            return ast.parse(ALIASES[node.id], mode="eval").body
+        return ast.parse(f"dg.{node.id}" if hasattr(dg, node.id) else "Any", mode="eval").body
+
+
+def parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """The names and annotations as they are written in the source, of what may be given by name."""
+    source = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text(encoding="utf-8")
+    [*_, made] = [
+        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == function.__name__
+    ]
+    for argument in (*made.args.args, *made.args.kwonlyargs):
+        assert argument.annotation is not None
+        yield argument.arg, ast.unparse(argument.annotation)
+
+
+def public(annotation: str) -> str:
+    return ast.unparse(Public().visit(ast.parse(annotation, mode="eval").body))
+
+
+def group(name: str, base: str, says: str, fields: dict[str, str]) -> str:
+    lines = [f"    {field}: {annotation}" for field, annotation in fields.items()]
+    return "\n".join([f"\n\nclass {name}({base}, total=False):", f'    """{says}"""\n', *lines]) + "\n"
+
+
+def of_dagster(function: Callable[..., Any]) -> dict[str, str]:
+    shown = {name: public(annotation) for name, annotation in parameters(function) if name not in REFUSED}
+    return {**shown, **dict.fromkeys(sorted(_compat.hidden_keywords(function) - shown.keys()), "Any")}
+
+
+def generated() -> str:
+    ours = {name: annotation for name, annotation in parameters(decorator.run) if name not in NOT_OF_A_STEP}
+    text = HEAD
+    text += group("OfJob", "TypedDict", "The options of a job.", ours)
+    text += group(
+        "OfCall", "OfJob", "The options of a job that is no asset of its own.", {"partition_key": "str | None"}
+    )
+    for name, function in (("OfAsset", dg.asset), ("OfMultiAsset", dg.multi_asset), ("OfOp", dg.op)):
+        says = f"The keywords of `dagster.{function.__name__}`, and the options of its job."
+        text += group(name, "OfJob", says, of_dagster(function))
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(PATH), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=PATH.parent).stdout
+
+
+if __name__ == "__main__":
+    PATH.write_text(generated(), encoding="utf-8")

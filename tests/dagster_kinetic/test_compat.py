@@ -1,0 +1,237 @@
+"""What is private in Dagster: a list of it that fails when a release moves one, and what happens without each."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.output import OutputDefinition
+
+import dagster_kinetic
+from dagster_kinetic import KineticResource, _compat, kinetic_asset, kinetic_multi_asset
+from dagster_kinetic.detached import LOGGED, tickets_of
+from kinetic_orchestration import attach, notices
+from kinetic_orchestration.errors import UsageError
+
+from . import keywords, pipelines
+from .stored import logs_of, messages
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+RESOURCES = {"kinetic": KineticResource()}
+SOURCES = sorted(Path(dagster_kinetic.__file__).parent.glob("*.py"))
+OF_INSTANCES = {_compat.IS_REQUIRED: OutputDefinition, _compat.ORIGIN: lambda: dg.DagsterRun("job")}
+
+
+@pytest.fixture(autouse=True)
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_said", set())
+
+
+@pytest.mark.parametrize("where", _compat.PRIVATE)
+def test_the_installed_dagster_has_each_private_name(where: str) -> None:
+    if where in OF_INSTANCES:
+        assert hasattr(OF_INSTANCES[where](), where.rpartition(".")[2])
+    else:
+        with warnings.catch_warnings(action="error"):
+            assert _compat._private(where) is not None
+
+
+def test_nothing_private_is_imported_that_is_not_in_the_list() -> None:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if name.startswith("dagster.")], path
+    named = {value for name, value in vars(_compat).items() if name.isupper() and str(value).startswith("dagster")}
+    assert {value for value in named if ":" in value} == set(_compat.PRIVATE)
+
+
+def test_the_keywords_that_editors_know_are_those_of_the_installed_dagster() -> None:
+    """`python -m tests.dagster_kinetic.keywords` writes them anew."""
+    assert keywords.PATH.read_text(encoding="utf-8") == keywords.generated()
+
+
+# ---- without one of them -----------------------------------------------------------------------------------
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *wheres: str) -> None:
+    """As a release would be that has moved them. Dagster's own code has them by other names already."""
+    real = _compat._private
+    monkeypatch.setattr(_compat, "_private", lambda where: _compat._gone(where) if where in wheres else real(where))
+
+
+def says(where: str) -> Any:
+    return pytest.warns(UserWarning, match=r"has no \S+ any more.*Everything else goes on")
+
+
+def test_without_the_events_of_the_engine_a_ticket_is_an_observation(instance, monkeypatch) -> None:
+    @kinetic_asset(accelerator="cpu", detached=True)
+    def far() -> int:
+        return 1
+
+    without(monkeypatch, _compat.ENGINE_EVENT)
+    with says(_compat.ENGINE_EVENT):
+        result = dg.materialize([far], instance=instance, resources=RESOURCES)
+    [ticket] = tickets_of(instance, result.run_id).values()
+    assert attach(ticket.job).result() == 1
+    assert LOGGED in result.get_asset_observation_events()[0].asset_observation_data.asset_observation.metadata
+
+
+@pytest.mark.parametrize("where", [_compat.FROM_JOB, _compat.LOG_DATA, _compat.LOG_STREAM, _compat.IO_TYPE])
+def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypatch, where) -> None:
+    without(monkeypatch, where)
+    with says(where):
+        result = dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)
+    assert result.success and not [name for name in logs_of(instance, result) if "[host" in name]
+
+
+@pytest.mark.parametrize("where", [_compat.LEFT_BY, _compat.PLAN_OF_RUN])
+def test_without_the_state_of_a_parent_a_run_by_from_failure_begins_anew(instance, monkeypatch, where) -> None:
+    job = dg.Definitions(
+        [pipelines.broken], resources=RESOURCES, executor=dg.in_process_executor
+    ).resolve_implicit_global_asset_job_def()
+    first = job.execute_in_process(instance=instance, raise_on_error=False)
+    run = instance.get_run_by_id(first.run_id)
+    again = instance.create_run_for_job(job, parent_run_id=run.run_id, root_run_id=run.run_id)
+    plan = instance.get_execution_plan_snapshot(again.execution_plan_snapshot_id)
+    known = plan.initial_known_state._replace(parent_state=_some_parent(run))
+    monkeypatch.setattr(instance, "get_execution_plan_snapshot", lambda _: plan._replace(initial_known_state=known))
+    assert _compat.is_resumed(again, instance)
+    without(monkeypatch, where)
+    with says(where):
+        assert not _compat.is_resumed(again, instance)
+
+
+def _some_parent(run: dg.DagsterRun) -> Any:
+    from dagster._core.execution.plan.state import PastExecutionState
+
+    return PastExecutionState(run_id=run.run_id, produced_outputs=set(), parent_state=None)
+
+
+def test_without_hidden_keywords_an_asset_is_made_all_the_same(monkeypatch) -> None:
+    for where in (_compat.DEPRECATED, _compat.HAS_DEPRECATED):
+        with monkeypatch.context() as patch:
+            without(patch, where)
+            with says(where):
+                assert kinetic_asset(accelerator="cpu", compute_kind="jax")(pipelines.how_many).op.tags
+
+
+def test_without_the_flag_of_an_output_a_detached_asset_is_made_all_the_same() -> None:
+    class Output:
+        name, is_required = "result", True
+
+    class Assets:
+        class op:
+            output_defs = (Output(),)
+
+        keys_by_output_name = {"result": dg.AssetKey("far")}  # noqa: RUF012
+
+    with says(_compat.IS_REQUIRED):
+        assert _compat.make_optional(Assets()) == {"result"}
+
+
+def test_without_the_page_of_code_an_asset_is_made_all_the_same(monkeypatch) -> None:
+    without(monkeypatch, _compat.REFERENCE)
+    with says(_compat.REFERENCE):
+        [spec] = kinetic_multi_asset(accelerator="cpu", specs=[dg.AssetSpec("far")])(pipelines.how_many).specs
+    assert spec.metadata["kinetic/accelerator"] == "cpu" and "dagster/code_references" not in spec.metadata
+
+
+def test_what_a_run_a_job_and_a_step_may_lack_is_told_and_borne(monkeypatch) -> None:
+    class Bare:
+        run_id, job_name, asset_selection, op_handle = "run", "job", None, "step"
+
+        def get_job(self, _: str) -> Bare:
+            return self
+
+    bare: Any = Bare()
+    context: Any = type("Context", (), {"run": bare, "run_id": "run", "op_handle": "step"})()
+    with says(_compat.ORIGIN):
+        assert _compat.location_of_run(bare) == ""
+    with says(_compat.ASSET_LAYER):
+        assert _compat.assets_of(bare, bare) == set()
+    with says(_compat.IMPLICIT_JOB):
+        _compat.check_config(bare, [], {})
+    with says(_compat.INFO):
+        assert _compat.execution_info(context) == {"dagster/run-id": "run", "dagster/job": "job"}
+    with says(_compat.STEP_CONTEXT):
+        assert _compat.step_key(context) == "step"
+
+
+def test_without_what_resolves_a_component_its_function_needs_its_whole_name(monkeypatch) -> None:
+    without(monkeypatch, _compat.RESOLVING)
+    with says(_compat.RESOLVING), pytest.raises(UsageError, match="needs its whole name"):
+        _compat.module_of_component(None)
+
+
+def test_without_the_mark_of_no_value_its_name_tells(monkeypatch) -> None:
+    without(monkeypatch, _compat.NO_VALUE)
+    with says(_compat.NO_VALUE):
+        assert not _compat.has_value(dg.MaterializeResult())
+    assert _compat.has_value(dg.MaterializeResult(value=1))
+
+
+WITHOUT_ANY = """
+import warnings
+import dagster as dg
+import dagster._utils.interrupts, dagster._core.execution.context.compute
+import dagster._core.definitions.resource_annotation, dagster._core.errors
+
+HOMES = {
+    dagster._utils.interrupts: "capture_interrupts",
+    dagster._core.execution.context.compute: "current_execution_context",
+    dagster._core.definitions.resource_annotation: "TreatAsResourceParam",
+    dagster._core.errors: "DagsterPipesExecutionError",
+}
+moved = {home: vars(home).pop(name) for home, name in HOMES.items()}
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from dagster_kinetic import KineticResource, PipesKineticClient, kinetic_asset
+for home, value in moved.items():  # where Dagster's own code needs them
+    setattr(home, HOMES[home], value)
+print(sum("Everything else goes on" in str(each.message) for each in said), "warnings")
+
+
+@kinetic_asset(accelerator="cpu")
+def far() -> int:
+    return 1
+
+
+@dg.asset
+def told(context: dg.AssetExecutionContext, pipes: dg.ResourceParam[PipesKineticClient]):
+    code = "from dagster_pipes import open_dagster_pipes\\nwith open_dagster_pipes(): pass"
+    return pipes.run(context=context, command=["python", "-c", code], accelerator="cpu").get_materialize_result()
+
+
+if __name__ == "__main__":
+    resources = {"kinetic": KineticResource(), "pipes": PipesKineticClient()}
+    print(dg.materialize([far, told], resources=resources).output_for_node("far"), "is the value")
+"""
+
+
+def test_without_what_is_read_at_the_import_runs_go_on(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(WITHOUT_ANY), encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[0] == "4 warnings" and ran.stdout.splitlines()[-1] == "1 is the value", ran.stdout
+
+
+def test_a_log_manager_without_its_own_ways_still_keeps_each_hosts_log(instance, monkeypatch) -> None:
+    def told() -> dg.ExecuteInProcessResult:
+        return dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)
+
+    with monkeypatch.context() as patch:
+        patch.delattr(type(instance.compute_log_manager), "complete_artifact_path")
+        patch.setattr(instance.compute_log_manager, "is_capture_complete", lambda _: True, raising=False)
+        with says(_compat.UPLOADS):
+            result = told()
+    assert "here is 2 of 4\n" in logs_of(instance, result)["slice_of_four [host 2]"]
+    assert any("Capturing the log of" in line for line in messages(instance, result))
