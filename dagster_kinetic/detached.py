@@ -190,7 +190,7 @@ class _Detached:
     ) -> Any:
         if _compat.is_direct(context):
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
-        from dagster_kinetic.step import run_in_step
+        from dagster_kinetic.step import Place, hold_to, run_in_step
         from kinetic_orchestration.job import JobHandle
         from kinetic_orchestration.launch import settings_for
 
@@ -208,6 +208,8 @@ class _Detached:
                     raise
             else:
                 if not again or JobHandle(job).peek().status is not JobStatus.FAILED:
+                    identity = Place(ticket.run, ticket.step, ticket.partition, ticket.call).identity(here.deployment)
+                    hold_to(spec, identity, job, context)
                     return run_in_step(spec, context, job=job)
         self._submit(spec, context, ticket)
         raise _Submitted

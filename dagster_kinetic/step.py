@@ -21,7 +21,7 @@ from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, S
 from kinetic_orchestration.follow import Emit
 from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.job import JobHandle, another
-from kinetic_orchestration.launch import find, launch, planned, settings_for
+from kinetic_orchestration.launch import find, launch, planned, refuse_another, settings_for
 from kinetic_orchestration.launch import identity_of as identity_by_itself
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.results import collect
@@ -88,13 +88,8 @@ class Launching:
         if not _compat.is_direct(self.context):
             self.spec = replace(self.spec, origin=place_of(self.context).origin())
         self.identity = identity()
-        try:
+        with _for_good(self.context):
             job = launch(self.spec, self.identity, claimed=claimed, say=self.context.log.info)
-        except KeyTaken as error:
-            if _compat.is_direct(self.context):
-                raise
-            again = "To have what is asked for now, materialize it anew"
-            raise dg.Failure(f"{error}. {again}", allow_retries=False) from error  # as it would be in each try
         self.handle = JobHandle(job)
         _warn_of_another_slice(self.spec, job, self.context)
         if told := whose(job, self.identity.run, self.context):
@@ -187,6 +182,26 @@ def run_in_step(
         raise dg.Failure(str(error), metadata={"kinetic/job_id": error.job_id}, allow_retries=False) from None
     finally:
         told.close()
+
+
+@contextlib.contextmanager
+def _for_good(context: _compat.Context) -> Iterator[None]:
+    """A job of other arguments, where that is refused: it would be in each try."""
+    try:
+        yield
+    except KeyTaken as error:
+        if _compat.is_direct(context):
+            raise
+        again = "To have what is asked for now, materialize it anew"
+        raise dg.Failure(f"{error}. {again}", allow_retries=False) from error
+
+
+def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
+    """What a run before this one has submitted for it may be of other arguments: that is told, or refused."""
+    if spec.options.on_conflict == "error":
+        with _for_good(context):
+            refuse_another(spec, identity, job)
+    _warn_of_another_slice(spec, job, context)
 
 
 def whose(job: Job, of: str, context: _compat.Context) -> str:

@@ -78,7 +78,7 @@ def launch(
     job, is_new = claim(store, backend, identity, believed)
     strict = spec.options.on_conflict == "error"
     if strict and not is_new:
-        _refuse_another(spec, identity, act.open_job(job, store, backend, believed))
+        refuse_another(spec, identity, act.open_job(job, store, backend, believed))
     if claimed is not None:
         claimed(job)
     if is_new:
@@ -99,7 +99,7 @@ def launch(
         written = admit(store, job, identity, plan, staged, believed, asked, spec.origin)
     launched = act.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker
-        _refuse_another(spec, identity, launched)
+        refuse_another(spec, identity, launched)
     try:
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
@@ -199,7 +199,7 @@ def other_than_asked(spec: JobSpec, job: Job) -> Other:
     return Other(place, (f"{of} {', '.join(names)}",) if names else ())
 
 
-def _refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
+def refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
     """Refuse a job that is of another call. The one job of an orchestrator's step is ended: nobody else would come for
     it. One of several that a step has may have been begun in this very try, by who holds it.
     """

@@ -37,6 +37,7 @@ from tests import bucket
 
 from . import tickets
 from .dagster_plus import TOKEN, Organization, dagster_plus
+from .stored import messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -249,6 +250,42 @@ def test_a_retry_policy_submits_again_too(instance):
     first, second = daemon.finished
     assert first.success and first.asset_materializations_for_node("broken_once") == []
     assert second.output_for_node("broken_once") == 1
+
+
+@pytest.mark.parametrize("on_conflict", ["return", "error"])
+def test_an_input_that_has_changed_since_the_job_was_submitted_is_told_or_refused(instance, on_conflict):
+    now = [1]
+
+    @dg.asset
+    def numbers() -> int:
+        return now[0]
+
+    @kinetic_asset(
+        accelerator="cpu", detached=True, on_conflict=on_conflict, retry_policy=dg.RetryPolicy(max_retries=2)
+    )
+    def doubled(numbers: int) -> int:
+        return 2 * numbers
+
+    daemon = Daemon(instance, numbers, doubled)
+    job = ticket_of(instance, daemon.submit()).job
+    now[0] = 5
+    dg.materialize([numbers], instance=instance)  # before the second run loads it
+    daemon.tick_until_finished()
+    [result] = daemon.finished
+    before = f"job {job}, which was submitted before with another value of numbers, and"
+    if on_conflict == "return":
+        assert result.output_for_node("doubled") == 2
+        assert any(f"has the value of {before} has ended" in line for line in messages(instance, result))
+        return
+    assert not result.success
+    [failure] = [event.step_failure_data.error.to_string() for event in result.get_step_failure_events()]
+    assert f"this step has {before} on_conflict is 'error': its value is not taken" in failure
+    assert "materialize it anew" in failure and attach(job).result() == 2
+    again = daemon.reexecuted(result)  # means the same job
+    assert not again.success
+    daemon.submit()  # anew
+    daemon.tick_until_finished(2)
+    assert daemon.finished[1].output_for_node("doubled") == 10
 
 
 def broken_once(host: HostContext):
