@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import dagster as dg
-import pytest
 
 from dagster_kinetic import host_logs
 from dagster_kinetic.host_logs import HostLogs
@@ -103,17 +101,6 @@ def test_a_log_that_cannot_be_kept_is_told_and_the_step_goes_on(instance):
     assert result.success
     told = [message for message in messages(instance, result) if "step's own output" in message]
     assert len(told) == 1 and "train [host 1] has no log of its own" in told[0]
-
-
-@pytest.mark.parametrize("missing", ["dagster._core.events", "dagster._core.storage.compute_log_manager"])
-def test_without_what_is_private_in_dagster_there_are_no_host_logs_and_nothing_fails(instance, monkeypatch, missing):
-    def body(logs):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, missing, None)
-            logs.write(0, b"line\n")
-
-    result = stored(instance, run_op(instance, body))
-    assert result.success and logs_of(instance, result) == {}
 
 
 def test_a_deployment_that_captures_nothing_has_none(new_instance):
