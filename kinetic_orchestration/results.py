@@ -70,7 +70,7 @@ def error_of(job: Job, outcome: Outcome) -> Exception:
         return JobTimedOut(f"job {job.job_id} passed a limit: {reason}{_evidence(job)}", **about)
     failure = verdict.failure
     where = f" on host {verdict.host}" if verdict.host is not None else ""
-    if cause == wire.USER and failure is not None and failure.type:
+    if failure is not None and failure.type and cause in (wire.USER, wire.CONFIGURATION):
         error = _user_error(job, outcome, failure)
         with suppress(Exception):  # notes are a courtesy; some classes forbid attributes
             error.add_note(visible.log(_evidence(job).strip()))
@@ -79,7 +79,12 @@ def error_of(job: Job, outcome: Outcome) -> Exception:
         return JobFailed(f"job {job.job_id} failed{where}: {reason}{_tail(failure)}{_evidence(job)}", **about)
     kind = JobError if cause == wire.CONFIGURATION else JobLost
     attempts = f" in attempt {outcome.attempts}" if outcome.attempts > 1 else ""
-    return kind(f"job {job.job_id} ended{where}{attempts} ({cause}): {reason}{_tail(failure)}{_evidence(job)}", **about)
+    ended = kind(
+        f"job {job.job_id} ended{where}{attempts} ({cause}): {reason}{_tail(failure)}{_evidence(job)}", **about
+    )
+    if failure is not None and failure.type:
+        ended.__cause__ = _user_error(job, outcome, failure)
+    return ended
 
 
 def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:

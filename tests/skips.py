@@ -75,7 +75,7 @@ KNOWN = (
     Known("this machine permits no pid namespaces?", lambda: not _permits("unshare", "-r", "--pid", "-f", "--mount-proc", "true")),
     Known("no such file system can be mounted here.*", _always),
     Known(
-        "no small file system can be mounted here",
+        "no small file system can be mounted here.*",
         lambda: not _permits("unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"),
     ),
     Known("nobody may trace another process here", _always),

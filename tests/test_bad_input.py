@@ -31,6 +31,7 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
+from tests.bucket import unsummed
 
 
 def nothing() -> None:
@@ -264,7 +265,7 @@ def test_a_job_on_a_backend_that_is_not_known_here_hides_no_other(home: Path) ->
     opened = open_store(home / "store", "local")
     spec = opened.read(f"jobs/{job.job_id}/in/spec.json")
     assert spec is not None
-    fields = json.loads(spec.data)
+    fields = unsummed(spec.data)
     fields["plan"]["backend"] = "later"
     opened.create("jobs/job-later/in/spec.json", json.dumps(fields).encode())
     with pytest.warns(UserWarning, match=r"job-later is left out: .*no backend 'later'"):

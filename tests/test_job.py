@@ -19,7 +19,14 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import links
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import codes, main
-from kinetic_orchestration.errors import ConflictingSettings, Corrupt, JobCancelled, JobFailed, JobNotFound, UsageError
+from kinetic_orchestration.errors import (
+    ConflictingSettings,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    NewerWire,
+    UsageError,
+)
 from kinetic_orchestration.job import JobHandle, located
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.stores.local import LocalStore
@@ -47,7 +54,7 @@ def spoils_its_own_record() -> int:
     host = kinetic.current()
     record = Path(host.output_dir).parents[1] / names.host(host.job_id, host.attempt, 0, "started.json")
     record.unlink()
-    record.write_text("no record")
+    record.write_text('{"wire": 99}')  # as of a later version
     return 7
 
 
@@ -89,7 +96,7 @@ def spoil_intent(job: JobHandle[Any]) -> Callable[[], None]:
         new.write_bytes(data)
         new.replace(path)
 
-    write(b"no record")
+    write(b'{"wire": 99}')  # as of a later version
     return lambda: write(kept)
 
 
@@ -216,7 +223,7 @@ def test_a_job_that_cannot_be_followed_is_cancelled_all_the_same(
     mend = spoil_intent(live)
     with pytest.warns(UserWarning, match=f"{live.job_id} is left out"):
         assert live.job_id not in {job.job_id for job in kinetic.list_jobs()}
-    with pytest.raises(Corrupt, match=r"intent\.json cannot be read"):
+    with pytest.raises(NewerWire, match=r"intent\.json.*wire version 99"):
         live.cancel("enough")
     wait_until(lambda: live._job.store.read(names.verdict(live.job_id, 1)))
     mend()
@@ -230,7 +237,7 @@ def test_the_command_asks_all_jobs_to_end_though_one_cannot_be_followed(
     other = until.run_async(str(tmp_path / "flag"))
     mend = spoil_intent(live)
     assert main(["cancel", live.job_id, other.job_id]) == codes.ENVIRONMENT
-    assert "intent.json cannot be read" in capfd.readouterr().err
+    assert "wire version 99" in capfd.readouterr().err
     mend()
     for job in (live, other):
         with pytest.raises(JobCancelled):

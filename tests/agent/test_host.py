@@ -460,8 +460,14 @@ def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
 @pytest.mark.parametrize("where", CALLS)
 def test_a_store_that_fails_below_what_the_user_calls_is_not_the_users_failure(shared_home: Path, where: str) -> None:
     job = launched(raised_by_us, errors.Unreachable, where, retry=NONE)
-    with pytest.raises(JobLost, match="told"):
+    with pytest.raises(JobLost, match="told") as lost:
         result(job)
+    assert isinstance(lost.value.__cause__, errors.Unreachable)
+
+
+def test_a_mistake_in_a_call_of_ours_comes_back_as_itself(shared_home: Path) -> None:
+    with pytest.raises(errors.UsageError, match="told"):
+        result(launched(raised_by_us, errors.UsageError, "progress", retry=NONE))
 
 
 def test_an_exception_of_ours_that_the_function_raises_by_itself_is_its_own(shared_home: Path) -> None:
@@ -552,7 +558,7 @@ def test_hosts_end_at_a_verdict_that_they_cannot_read(
     tree = trees(job)[0]
     job.store.create(names.verdict(job.job_id, 1), data)
     wait_until(lambda: gone(*tree) and nothing_left(shared_home))
-    with pytest.raises(StoreError, match="verdict"):
+    with pytest.raises((StoreError, JobLost), match="verdict"):
         result(job)
 
 

@@ -84,7 +84,7 @@ def test_a_store_that_cannot_tell_whether_there_is_a_job_keeps_no_step_alive(ins
     def breaks(context: Any) -> None:
         newest = max((shared_home / "store").glob("*/identities/*.json"), key=lambda path: path.stat().st_mtime_ns)
         broken.append(newest)
-        newest.write_text("no record")
+        newest.write_text('{"wire": 99}')
         run.terminate(context)
 
     def body(context: Any, kinetic: KineticResource) -> None:
@@ -108,7 +108,7 @@ def test_of_many_jobs_too(instance, shared_home, capfd) -> None:
             broken.append(
                 max((shared_home / "store").glob("*/identities/*.json"), key=lambda path: path.stat().st_mtime_ns)
             )
-            broken[0].write_text("no record")
+            broken[0].write_text('{"wire": 99}')
             _thread.interrupt_main()
             raise OSError("for the test")
 

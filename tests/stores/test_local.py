@@ -17,6 +17,7 @@ from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import KineticError, NewerWire, StoreError, UsageError
 from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.stores.local import open_local
+from tests.bucket import unsummed
 from tests.contracts.store_contract import ClientStoreContract
 
 
@@ -85,7 +86,7 @@ def test_a_store_of_another_deployment_is_refused(tmp_path: Path) -> None:
 
 def test_a_store_of_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
     stamp = Path(open_local(tmp_path, "prod").url, "deployment.json")
-    stamp.write_text(json.dumps(json.loads(stamp.read_text()) | {"wire": wire.WIRE + 1}))
+    stamp.write_text(json.dumps(unsummed(stamp.read_text()) | {"wire": wire.WIRE + 1}))
     with pytest.raises(NewerWire, match="upgrade kinetic-orchestration"):
         open_local(tmp_path, "prod")
 

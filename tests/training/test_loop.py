@@ -26,6 +26,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
 from kinetic_orchestration.training import beside, loop
+from tests.bucket import unsummed
 from tests.training.conftest import Host
 
 Become = Callable[..., Host]
@@ -301,7 +302,7 @@ def test_another_topology_is_refused_and_can_be_asked_for(host: Become) -> None:
     there = host()
     train(5)
     (path,) = (there.checkpoints / "t").glob("step-*/commit.json")
-    record = json.loads(path.read_bytes())
+    record = unsummed(path.read_bytes())
     path.write_text(json.dumps({**record, "hosts": 1, "devices": 16}))
     host(attempt=2)
     with kinetic.Training(name="t") as training, pytest.raises(CheckpointDiffers) as caught:
@@ -315,7 +316,7 @@ def test_a_checkpoint_of_a_newer_version_is_not_passed_over(host: Become) -> Non
     there = host()
     train(5)
     (path,) = (there.checkpoints / "t").glob("step-*/commit.json")
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "wire": 99}))
+    path.write_text(json.dumps({**unsummed(path.read_bytes()), "wire": 99}))
     host(attempt=2)
     with pytest.raises(wire.Newer, match="upgrade kinetic-orchestration"):
         train(5)

@@ -18,6 +18,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
+from tests.bucket import unsummed
 from tests.training.conftest import Host
 
 Become = Callable[..., Host]
@@ -73,7 +74,7 @@ def test_into_a_state_it_has_its_structure(place: Path) -> None:
 
 def test_what_is_torn_is_passed_over_and_what_is_not_there_is_said(place: Path, tmp_path: Path) -> None:
     commit = sorted(place.glob("step-*"))[-1] / "commit.json"
-    good = json.loads(commit.read_text())
+    good = unsummed(commit.read_text())
     for harm, told in (({"parts": []}, "is not the record"), ({"folder": "../t"}, r"commit.json is that of ../t")):
         commit.write_text(json.dumps({**good, **harm}))
         assert kinetic.read_checkpoint(str(place)).step == 2
