@@ -175,7 +175,16 @@ def test_a_record_with_any_field_changed_is_refused_by_name_or_the_field_is_with
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"1", b'{"wire":1e999}', b"[" * 100_000, b'{"wire":"' + b"9" * 10**6 + b'"}']
+    "data",
+    [
+        b"",
+        b"[]",
+        b"1",
+        b'{"wire":1e999}',
+        b"[" * 100_000,
+        b'{"wire":"' + b"9" * 10**6 + b'"}',
+        b'{"wire":' + b"9" * 5000 + b"}",
+    ],
 )
 def test_what_is_no_record_is_refused_by_name(kind: str, data: bytes) -> None:
     check, name, _ = KINDS[kind]

@@ -75,11 +75,11 @@ def decode(data: bytes, name: str = "record") -> dict[str, Any]:
     try:
         fields = json.loads(data)
         summed_up = fields.pop("sum", None)
-        if summed_up is not None and data[-_SUM_BYTES:] != _SUM % crc32(data[:-_SUM_BYTES]):
-            raise Unreadable(f"{name} is damaged: its checksum is another ({len(data)} bytes)")
         version = fields["wire"]
-    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Unreadable(f"{name} is not a whole record ({len(data)} bytes)") from None
+    if summed_up is not None and data[-_SUM_BYTES:] != _SUM % crc32(data[:-_SUM_BYTES]):
+        raise Unreadable(f"{name} is damaged: its checksum is another ({len(data)} bytes)")
     if not isinstance(version, int) or version > WIRE:
         raise Newer(
             f"{name} was written with wire version {schema.short(version)}, and this is version {WIRE}: "
