@@ -21,6 +21,7 @@ from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.values import Output
+from tests.bucket import unsummed
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
@@ -51,7 +52,7 @@ def tampering(cloud: Emulator, job: JobHandle[Any]) -> Iterator[None]:
                 store.put(leader, forged[leader])
             for signal in list(store.signals(f"{names.beats_of(job.job_id)}1/")):
                 if signal.data != forged.get(signal.name):
-                    forged[signal.name] = json.dumps(json.loads(signal.data) | {"address": EVIL}).encode()
+                    forged[signal.name] = json.dumps(unsummed(signal.data) | {"address": EVIL}).encode()
                     store.signal(signal.name, forged[signal.name])
 
     thread = threading.Thread(target=tamper)

@@ -72,7 +72,7 @@ def test_a_training_on_a_cloud_is_seen_from_its_queue_over_a_preemption_to_its_b
     found = dagster_dev.asset("ranker")
     assert {"loss", "step"} <= {entry["label"] for entry in found["assetObservations"][0]["metadataEntries"]}
     [made] = found["assetMaterializations"]
-    values = {entry["label"].removeprefix("kinetic/"): entry for entry in made["metadataEntries"]}
+    values = {entry["label"].removeprefix("~").removeprefix("kinetic/"): entry for entry in made["metadataEntries"]}
     assert (values["zone"]["text"], values["attempts"]["intValue"]) == (FREE, 2)
     assert values["cost_usd_estimate"]["floatValue"] == 0 and values["chip_hours"]["floatValue"] > 0
     on_a_real_one = r"on Cloud TPU v5litepod-16 in us-central1 about \$\d+\.\d\d"
