@@ -309,7 +309,7 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
         reason = action.reason
         if seen.intent is not None and seen.intent.damage:
             reason += f". {_keep_damaged(job, names.intent(job.job_id, attempt))}"
-        return close(job, attempt, action.cause, reason)
+        return close(job, attempt, action.cause, reason, unplaced=action.unplaced)
     return ""
 
 
@@ -487,13 +487,16 @@ def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None
         memory.told = True
 
 
-def close(job: Job, attempt: int, cause: str, reason: str) -> str:
-    """Write the verdict that closes the attempt. Returns why this process may not do so, else ""."""
+def close(job: Job, attempt: int, cause: str, reason: str, *, unplaced: bool = False) -> str:
+    """Write the verdict that closes the attempt. Returns why this process may not do so, else "".
+
+    `unplaced`: no place was ever promised to the attempt.
+    """
     if why := lacks_key(job):
         return f"attempt {attempt} is over ({reason}), and waits for a process that may say so: {why}"
     if job.store.read(names.spec(job.job_id)) is None:  # forgotten, and its verdicts with it
         raise JobNotFound(missing(job.job_id, job.store))
-    verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, reason=reason)
+    verdict = wire.Verdict(wire.CLOSED, ME, job.store.now(), cause=cause, reason=reason, unplaced=unplaced)
     if is_sealed(job):
         verdict = job.trust.seal(job.store, job.job_id, attempt, verdict)
     job.store.create(names.verdict(job.job_id, attempt), verdict.encode())

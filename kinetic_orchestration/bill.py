@@ -23,13 +23,14 @@ from typing import Any
 
 from kinetic_orchestration import attempts, goodput
 from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.cost import Estimate, estimate, together
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.price_list import BUILT_IN, PriceList
-from kinetic_orchestration.records import READY, fields_of, intent_of
+from kinetic_orchestration.records import READY, fields_of, intent_of, verdict_at
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Intent, Plan
 
@@ -116,13 +117,16 @@ def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay
         intent = intent_of(record, job_id, number)
     except Corrupt as error:  # where it was is not known: it has no rate, and its time counts
         intent = Intent(number, "", {}, 0.0, record.updated, damage=str(error))
-    shown = 0 if intent.before is None else number - intent.before.spent.moved
-    return replace(_stay_of(store, job_id, number, intent, times), shown=shown)
-
-
-def _stay_of(store: Store, job_id: str, number: int, intent: Intent, times: attempts.Times) -> Stay:
-    zone = str(intent.placement.get("zone", ""))
     verdict = store.read(names.verdict(job_id, number))
+    unplaced = verdict is not None and verdict_at(verdict.data, names.verdict(job_id, number)).unplaced
+    shown = 0 if intent.before is None or unplaced else number - intent.before.spent.moved
+    return replace(_stay_of(store, job_id, number, intent, times, verdict), shown=shown)
+
+
+def _stay_of(
+    store: Store, job_id: str, number: int, intent: Intent, times: attempts.Times, verdict: Record | None
+) -> Stay:
+    zone = str(intent.placement.get("zone", ""))
     end = verdict.updated if verdict is not None else store.now()
     started = _told(store, names.host(job_id, number, 0, "started.json"), wire.STARTED)
     seen = _told(store, names.ready(job_id, number), READY) if times.ready else None

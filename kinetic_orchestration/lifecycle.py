@@ -91,6 +91,7 @@ class Close(NamedTuple):
 
     cause: str
     reason: str
+    unplaced: bool = False  # no place was ever promised to the attempt
 
 
 class Release(NamedTuple):
@@ -127,9 +128,9 @@ def _informed(cursor: Cursor, seen: Glimpse) -> Cursor:
 
 def _unplaced(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
     if seen.cancel is not None:
-        return Step(cursor, (Close(wire.CANCELLED, seen.cancel.reason),))
+        return Step(cursor, (Close(wire.CANCELLED, seen.cancel.reason, unplaced=True),))
     if reason := _over_total(seen, policy):
-        return Step(cursor, (Close(wire.DEADLINE, reason),))
+        return Step(cursor, (Close(wire.DEADLINE, reason, unplaced=True),))
     return Step(cursor, (Intend(),))
 
 
@@ -201,10 +202,14 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
 
 def shown(cursor: Cursor, seen: Glimpse | None = None) -> int:
     """An attempt's number as people count them: without those that never had hosts. One that follows a failure and was
-    never promised a place (`seen`) is none.
+    never promised a place (`seen`) is none; once it has ended, its verdict says so, whatever is written after it.
     """
-    placeless = seen is not None and seen.intent is None and cursor.phase == "resuming"
-    return cursor.attempt - cursor.spent.moved - placeless
+    placeless = False
+    if seen is not None and seen.verdict is not None:
+        placeless = seen.verdict.unplaced
+    elif seen is not None:
+        placeless = seen.intent is None and cursor.phase == "resuming"
+    return max(1, cursor.attempt - cursor.spent.moved - placeless)
 
 
 def classify(verdict: wire.Verdict) -> str:

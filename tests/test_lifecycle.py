@@ -70,7 +70,7 @@ def test_an_attempt_is_promised_before_it_is_made() -> None:
 
 
 def test_a_job_that_is_cancelled_before_it_has_hosts_gets_none() -> None:
-    assert actions(Glimpse(NOW, cancel=CANCEL)) == (Close(wire.CANCELLED, "enough"),)
+    assert actions(Glimpse(NOW, cancel=CANCEL)) == (Close(wire.CANCELLED, "enough", unplaced=True),)
     assert actions(glimpse(ABSENT, cancel=CANCEL)) == (Close(wire.CANCELLED, "enough"),)
 
 
@@ -356,13 +356,22 @@ def test_a_job_that_has_ended_is_in_no_phase_that_it_had_before() -> None:
 
 def test_an_attempt_that_was_never_promised_a_place_is_not_counted() -> None:
     """So status says as many as the intents that the cost is reckoned from; one that follows a refusal is the same."""
-    closed = wire.Verdict(wire.CLOSED, "client", 0.0, cause=wire.DEADLINE, reason="spent")
+    closed = wire.Verdict(wire.CLOSED, "client", 0.0, cause=wire.DEADLINE, reason="spent", unplaced=True)
     retried = advance(Cursor(), ended(wire.INFRASTRUCTURE), Policy(infra=3)).cursor
     outcome = advance(retried, Glimpse(NOW, verdict=closed), Policy(infra=3)).outcome
     assert outcome is not None
     assert (outcome.attempt, outcome.attempts) == (2, 1)
     refused = advance(Cursor(), ended(wire.STOCKOUT), Policy()).cursor
     assert lifecycle.shown(refused, Glimpse(NOW)) == 1
+
+
+def test_an_attempt_that_ended_without_a_place_is_none_whatever_is_written_after_its_verdict() -> None:
+    following = Cursor(2, "resuming")
+    early = wire.Verdict(wire.CLOSED, "somebody", NOW, cause=wire.CANCELLED, unplaced=True)
+    late = glimpse(ABSENT, verdict=early)  # with an intent, by a submitter that had stood still
+    assert lifecycle.shown(following, Glimpse(NOW, verdict=early)) == lifecycle.shown(following, late) == 1
+    assert lifecycle.shown(following, glimpse(ABSENT, verdict=early._replace(unplaced=False))) == 2
+    assert wire.Verdict.decode(early.encode()).unplaced
 
 
 def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_limit_of_cost() -> None:

@@ -112,6 +112,7 @@ VERDICT = schema.Fields(
         "proof": schema.line(1 << 16),
         "format": schema.line(schema.WORD),
         "seal": schema.digest,
+        "unplaced": schema.flag,
     },
 )
 # Of each training of a program: the steps done when it began and now; seconds of steps, first steps, restoration, and
@@ -252,10 +253,13 @@ class Verdict(NamedTuple):
     proof: str = ""  # the word of the host's machine for the digest (of the value, or of the failure's exception)
     format: str = ""  # of the value: PLAIN, or "" for a pickle
     seal: str = ""  # the word for all of this of whoever has the attempt's key, where the job is signed
+    unplaced: bool = False  # closed before a place was promised to the attempt: it is none that people count
     raw: bytes = b""  # as it was read
 
     def encode(self) -> bytes:
         fields = {key: value for key, value in self._asdict().items() if value not in ("", None, b"") and key != "raw"}
+        if not self.unplaced:
+            del fields["unplaced"]
         if self.failure is not None:
             fields["failure"] = self.failure.to_json()
         return encode(fields)

@@ -379,7 +379,9 @@ class CloudJudge(Judge):
             raise Violation(f"{task.name} deletes {name} before its deadline")
         in_order = verdict is not None and not harm and not world.suspended and queued.state != tpu_states.DELETING
         if machine is not None and in_order and verdict is not None:
-            self._check_last_act(machine, world.now - verdict.updated, self._at_work(queued))
+            # A slice that was made after its verdict, while nobody looked, is deleted by its hosts once they are up.
+            age = world.now - max(verdict.updated, machine.up)
+            self._check_last_act(machine, age, self._at_work(queued))
         if machine is not None or late:
             return
         if verdict is None and names.spec(job) in world.records:
