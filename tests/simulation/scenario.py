@@ -98,10 +98,9 @@ class Judge:
         if names.spec(previous) not in self.world.records:
             return
         last = max(attempt for job, attempt in self.verdicts if job == previous)
-        cancel = self.world.records.get(names.cancel(previous))
-        if cancel is not None and wire.decode(cancel.data).get("anew"):  # by the reaper: its step may ask for it again
-            return
-        if self.verdicts[previous, last].cause in ("", wire.CANCELLED):
+        cause, cancel = self.verdicts[previous, last].cause, self.world.records.get(names.cancel(previous))
+        anew = cancel is not None and wire.decode(cancel.data).get("anew")  # by the reaper: its step may ask again
+        if not cause or (cause == wire.CANCELLED and not anew):
             raise Violation(f"{previous} has not failed, and generation {generation} follows it")
 
     def _on_intent(self, job: str, attempt: int) -> None:
