@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -23,15 +24,24 @@ from typing import Any
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.agent.digest import plain_of_file
 from kinetic_orchestration.context import HostContext
-from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.errors import CheckpointError, KineticError
 from kinetic_orchestration.training import commits
 
 QUIET = 2.0  # seconds in which nothing was written, after which what there is counts as whole
+OPEN = 60.0  # the same of a file that is still open for writing
+LOGS = re.compile(r"events\.out\.tfevents|\.(log|csv|jsonl)$")  # appended to all the time: nothing waits for their rest
+LOGS_PACE = 30.0
 PACE = 0.5
+PAUSES = (5.0, 60.0)  # after a send that failed, the first and the longest
+LAST = 60.0  # how long the last one is tried again
+READINGS = 3
 MOST = 100_000  # files
 RECORD = 64 << 20
+TEMPORARY = "kinetic-checkpoints-"
 
-Seen = Mapping[str, tuple[int, int]]  # size and time of each file, by its path
+Facts = tuple[int, int]  # size and time
+Seen = Mapping[str, Facts]  # of each file, by its path
+Sent = dict[str, tuple[str, int]]  # digest and size
 
 _mirrors: dict[str, Mirror] = {}  # by their addresses
 _lock = threading.Lock()
@@ -64,20 +74,26 @@ class Mirror:
         from kinetic_orchestration.agent.cloud import CloudRecords
 
         self.address = address
-        self.folder = tempfile.mkdtemp(prefix="kinetic-checkpoints-")
+        self._host = host
         self._records = CloudRecords(address)
         self._own = f"host-{host.host_index:05d}"
         self._writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
+        self._after: list[str] = []  # whose files of this host were restored
         self._digests: dict[tuple[str, int, int], str] = {}
-        self._of_others: dict[str, tuple[int, int]] = {}  # files that they left, and send themselves
-        self._sent: Seen = {}
-        self._is_there = True  # in the bucket, all that was seen last
+        self._of_others: dict[str, Facts] = {}  # files that they left, and send themselves
+        self._sent: Seen = {}  # what the newest record in the bucket names
+        self._failed = False
+        self._scratch = _Scratch()
+        self.folder = self._scratch.folder
         try:
             self._restore()
+            self._sent = self._seen()
+            if self._sent:  # whoever wrote them sees, before it removes any, that they are needed here
+                self._put({path: (self._digests[path, *facts], facts[0]) for path, facts in self._sent.items()})
         except BaseException:
             self._records.close()
+            self._scratch.remove()
             raise
-        self._sent = self._seen()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kinetic-mirror", daemon=True)
         self._thread.start()
@@ -89,10 +105,15 @@ class Mirror:
             return
         self._over.set()
         self._thread.join()
+        until, tries = time.monotonic() + LAST, 0
         try:
-            self._send(self._seen())
-            if self._is_there:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            while not (is_sent := self._send(self._seen(), moving=tries > 0)) and time.monotonic() < until:
+                time.sleep(PACE)
+                tries += 1
+            if is_sent:
+                self._scratch.remove()
+            else:
+                _say(f"what was not sent stays in {self.folder} of this machine")
         finally:
             self._records.close()
 
@@ -102,74 +123,124 @@ class Mirror:
     # ---- there -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        before, since = self._sent, time.monotonic()
+        before, since = _but_logs(self._sent), time.monotonic()
+        sent_at, after, pause = since, 0.0, PAUSES[0]
         while not self._over.wait(PACE):
-            seen = self._seen()
-            if seen != before:
-                before, since = seen, time.monotonic()
-            elif seen != self._sent and time.monotonic() - since >= QUIET:
-                self._send(seen)
+            seen, now = self._seen(), time.monotonic()
+            if _but_logs(seen) != before:
+                before, since = _but_logs(seen), now
+            is_due = before != _but_logs(self._sent) or (seen != self._sent and now - sent_at >= LOGS_PACE)
+            if not is_due or now - since < QUIET or now < after or _is_written_to(self.folder):
+                continue
+            if self._send(seen):
+                sent_at, after, pause = time.monotonic(), 0.0, PAUSES[0]
+            elif self._failed:
+                after, pause = time.monotonic() + pause, min(2 * pause, PAUSES[1])
 
-    def _send(self, seen: Seen) -> None:
+    def _send(self, seen: Seen, *, moving: bool = False) -> bool:
+        """False if it has to be done again: the bucket did not take it, or it was not at rest. What is `moving` is
+        sent as it is."""
         if seen == self._sent:
-            return
+            return True
         try:
-            files = {path: (self._send_one(path, *facts), facts[0]) for path, facts in seen.items()}
-            if self._seen() != seen and not self._over.is_set():
-                return  # it was not at rest: again later
-            record = {"files": files, "writer": self._writer}
-            self._records.put(f"{self._own}/{self._writer}.json", wire.encode(record))
-            self._sent, self._is_there = seen, True
+            there = {entry.name for entry in self._records.list(f"{self._own}/")}
+            files = {path: self._send_one(path, facts, there, moving) for path, facts in seen.items()}
+            if not moving and _but_logs(self._seen()) != _but_logs(seen):
+                return False
+            self._put(files)
+            self._sent = seen
             self._forget({digest for digest, _ in files.values()})
-        except FileNotFoundError:  # removed or written to meanwhile
-            return
-        except OSError as error:
-            self._is_there = False
-            self._sent = seen  # once is enough, until something changes
-            _say(f"what {self.folder} holds could not be sent to {self.address}: {error}")
+        except _Moved:
+            return False
+        except Exception as error:  # whatever it is, it is tried again
+            if not self._failed:
+                _say(f"what {self.folder} holds could not be sent to {self.address}, and is tried again: {error}")
+            self._failed = True
+            return self._sent is seen
+        if self._failed:
+            self._failed = False
+            _say(f"what {self.folder} holds was sent to {self.address}")
+        return True
 
-    def _send_one(self, path: str, size: int, changed: int) -> str:
-        known = (path, size, changed)
+    def _send_one(self, path: str, facts: Facts, there: set[str], moving: bool) -> tuple[str, int]:
+        """Its digest and size."""
+        digest = self._digests.get((path, *facts))
+        if digest is not None and f"{self._own}/{_named(digest)}" in there:
+            return digest, facts[0]
         whole = os.path.join(self.folder, path)
-        if known not in self._digests:
+        try:
+            if moving or LOGS.search(path):
+                with self._scratch.copy(whole) as copy:
+                    digest, size = plain_of_file(copy), os.path.getsize(copy)
+                    self._records.upload(f"{self._own}/{_named(digest)}", copy)
+                return digest, size
             digest = plain_of_file(whole)
-            name = f"{self._own}/{_named(digest)}"
-            self._records.upload(name, whole)
-            if _facts(whole) != (size, changed):
-                self._records.delete(name)  # its bytes may be others
-                raise FileNotFoundError(path)
-            self._digests[known] = digest
-        return self._digests[known]
+            self._records.upload(f"{self._own}/{_named(digest)}", whole)
+            if _facts(whole) != facts:
+                self._records.delete(f"{self._own}/{_named(digest)}")  # its bytes may be others
+                raise _Moved(path)
+        except FileNotFoundError:
+            raise _Moved(path) from None
+        self._digests[path, *facts] = digest
+        return digest, facts[0]
+
+    def _put(self, files: Sent) -> None:
+        record = {"files": files, "writer": self._writer, "after": self._after}
+        self._records.put(f"{self._own}/{self._writer}.json", wire.encode(record))
 
     def _forget(self, needed: set[str]) -> None:
-        """What no record of this host names any more, unless a later attempt is at work there."""
+        """What no record of this host names any more, unless a later attempt is at work, or may be."""
         there = [entry.name.removeprefix(f"{self._own}/") for entry in self._records.list(f"{self._own}/")]
         writers = [name.removesuffix(".json") for name in there if name.endswith(".json")]
-        if any(commits.succeeds(other, self._writer) for other in writers):
-            return
         kept = {f"{self._writer}.json", *map(_named, needed)}
-        for name in there:
-            if name not in kept:
+        gone = [name for name in there if name not in kept]
+        if not gone or any(commits.succeeds(other, self._writer) for other in writers):
+            return
+        with contextlib.suppress(KineticError):  # then it is left to whoever comes after
+            self._host.fence()
+            for name in gone:
                 self._records.delete(f"{self._own}/{name}")
 
     # ---- here ------------------------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
         """The files of all hosts: of each the newest record; where two have one path, that of the lower host stays."""
-        newest: dict[str, tuple[float, str]] = {}
+        for left in reversed(range(READINGS)):
+            try:
+                for of, writer, files in sorted(self._newest(), key=lambda one: (one[0] != self._own, one[0])):
+                    if of == self._own:
+                        self._after.append(writer)
+                    for path, digest, size in files:
+                        self._fetch(of, path, digest, size)
+                return
+            except FileNotFoundError as error:
+                if not left:
+                    raise CheckpointError(
+                        f"{error} A record in {self.address} names it: remove {self.address} to begin anew, or restore "
+                        "the object from a version of the bucket"
+                    ) from error
+            # A newer record has replaced the one that was read, and what that alone named is gone.
+            self._after.clear()
+            self._of_others.clear()
+            self._digests.clear()
+            self._scratch.clear()
+
+    def _newest(self) -> list[tuple[str, str, list[tuple[str, str, int]]]]:
+        """Of each host: whose record counts, and what it names. One that a later writer went on from is never newer."""
+        of_hosts: dict[str, list[tuple[float, str, _Record]]] = {}
         for entry in self._records.list("host-"):
             of, _, name = entry.name.partition("/")
-            writer = name.removesuffix(".json")
-            if name.endswith(".json"):
-                at, other = newest.get(of, (-1.0, ""))
-                if commits.succeeds(writer, other) or (entry.updated >= at and not commits.succeeds(other, writer)):
-                    newest[of] = (entry.updated, writer)
-        for of, (_, writer) in sorted(newest.items(), key=lambda pair: pair[0] != self._own):
-            record = self._records.read(f"{of}/{writer}.json", limit=RECORD)
-            if record is None:
-                continue
-            for path, digest, size in _checked(record.data, f"{self.address}/{of}/{writer}.json"):
-                self._fetch(of, path, digest, size)
+            if name.endswith(".json") and (read := self._records.read(entry.name, limit=RECORD)) is not None:
+                checked = _Record(read.data, f"{self.address}/{entry.name}")
+                of_hosts.setdefault(of, []).append((entry.updated, name.removesuffix(".json"), checked))
+        found = []
+        for of, told in of_hosts.items():
+            done = {writer for _, _, record in told for writer in record.after}
+            done |= {one for _, one, _ in told if any(commits.succeeds(other, one) for _, other, _ in told)}
+            counting = [one for one in told if one[1] not in done] or told
+            _, writer, record = max(counting, key=lambda one: one[:2])
+            found.append((of, writer, record.files))
+        return found
 
     def _fetch(self, of: str, path: str, digest: str, size: int) -> None:
         target = os.path.join(self.folder, path)
@@ -187,6 +258,67 @@ class Mirror:
             self._of_others[path] = _facts(target)
         else:
             self._digests[path, *_facts(target)] = digest
+
+
+class _Moved(Exception):
+    """A file was written to, or removed, while it was read."""
+
+
+class _Scratch:
+    """A folder of this machine that nobody removes while this program runs, and any later one afterwards."""
+
+    def __init__(self) -> None:
+        _sweep()
+        self._root = os.path.realpath(tempfile.mkdtemp(prefix=TEMPORARY))
+        self.folder = os.path.join(self._root, "files")
+        os.mkdir(self.folder)
+        self._lock = Path(self._root, "lock").open("w")  # noqa: SIM115
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder)
+        os.mkdir(self.folder)
+
+    @contextlib.contextmanager
+    def copy(self, path: str) -> Any:
+        """A file as it is now, which nobody writes to."""
+        target = os.path.join(self._root, "copy")
+        try:
+            shutil.copyfile(path, target)
+            yield target
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(target)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._lock.close()
+
+
+def _sweep() -> None:
+    """Remove what programs of this user that were killed have left."""
+    for root in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            held = os.open(root / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if not root.is_symlink() and os.fstat(held).st_uid == os.geteuid():
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(root, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+class _Record:
+    """What a host's record names: foreign until it is looked at."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        try:
+            told = wire.decode(data, name)
+            self.files = _checked(told["files"])
+            self.after = [str(writer) for writer in told.get("after", ())]
+        except (wire.Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{name} is not a record of mirrored files: remove it to go on without") from error
 
 
 def _named(digest: str) -> str:
@@ -208,23 +340,41 @@ def _facts(path: str) -> tuple[int, int]:
     return facts.st_size, facts.st_mtime_ns
 
 
-def _checked(data: bytes, name: str) -> list[tuple[str, str, int]]:
-    """What a record names: foreign until it is looked at."""
-    found: list[tuple[str, str, int]] = []
+def _but_logs(seen: Seen) -> Seen:
+    return {path: facts for path, facts in seen.items() if not LOGS.search(path)}
+
+
+def _is_written_to(folder: str) -> bool:
+    """Tell whether this process has a file there open for writing that is no log, and has not rested for long. Where
+    there is no /proc nothing is known of that."""
     try:
-        files: Any = wire.decode(data, name)["files"]
-        for path, (digest, size) in files.items():
-            parts = Path(path).parts
-            inside = bool(parts) and not os.path.isabs(path) and not {"..", ".", ""}.intersection(path.split("/"))
-            if not inside or "\0" in path or not isinstance(digest, str) or type(size) is not int or size < 0:
-                raise ValueError(path)
-            if not re.fullmatch("[0-9a-f]{64}", digest):
-                raise ValueError(digest)
-            found.append((path, digest, size))
-        if len(found) > MOST:
-            raise ValueError(len(found))
-    except (wire.Unreadable, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{name} is not a record of mirrored files: remove it to go on without") from error
+        opened = os.listdir("/proc/self/fd")
+    except OSError:
+        return False
+    for name in opened:
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith(folder + os.sep) or LOGS.search(target):
+                continue
+            facts = Path(f"/proc/self/fdinfo/{name}").read_text(encoding="ascii")
+            flags = int(next(line.split()[1] for line in facts.splitlines() if line.startswith("flags:")), 8)
+            if flags & os.O_ACCMODE != os.O_RDONLY and time.time() - os.stat(target).st_mtime < OPEN:
+                return True
+    return False
+
+
+def _checked(files: Any) -> list[tuple[str, str, int]]:
+    found: list[tuple[str, str, int]] = []
+    for path, (digest, size) in files.items():
+        parts = Path(path).parts
+        inside = bool(parts) and not os.path.isabs(path) and not {"..", ".", ""}.intersection(path.split("/"))
+        if not inside or "\0" in path or not isinstance(digest, str) or type(size) is not int or size < 0:
+            raise ValueError(path)
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(digest)
+        found.append((path, digest, size))
+    if len(found) > MOST:
+        raise ValueError(len(found))
     return found
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.agent.cloud import CloudRecords
+from kinetic_orchestration.agent.digest import plain_of_file
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import Emulator
@@ -71,8 +77,10 @@ def files(bucket: str, host: Become, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
     def killed() -> None:
         for mirror_ in mirror._mirrors.values():
-            mirror_._sent = mirror_._seen()
-            mirror_.close()
+            mirror_._over.set()
+            mirror_._thread.join()
+            mirror_._records.close()
+            mirror_._scratch.remove()
         mirror._mirrors.clear()
 
     def become(attempt: int, index: int = 0) -> Path:
@@ -128,6 +136,204 @@ def test_files_of_a_trainer_come_back_as_they_last_were_at_rest(
     wanted = {"checkpoint-3/model": "3", "checkpoint-3/random-1": "of host 1", "log": "log"}
     assert there(files(3)) == wanted
     assert there(files(3, index=1)) == {**wanted, "log": "of host 1"}, "its own come first"
+
+
+def test_what_a_bucket_refused_for_a_while_is_sent_once_it_takes_it_again(
+    files: Callable[..., Path],
+    storage: StorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(mirror, "PAUSES", (0.1, 0.1), raising=False)
+    folder = files(1)
+    storage.forbid("insert *")
+    (folder / "model").write_text("1")
+    wait_until(lambda: "could not be sent" in capfd.readouterr().err, "that it is told", within=30)
+    storage.heal()
+    wait_until(is_sent, "the files, although none has changed", within=30)
+    assert "was sent to gs://" in capfd.readouterr().err
+
+    storage.forbid("insert *")
+    (folder / "model").write_text("22")
+    wait_until(lambda: "could not be sent" in capfd.readouterr().err, "that it is told", within=30)
+    threading.Timer(1.0, storage.heal).start()
+    mirror.close()
+    assert not folder.exists()
+    assert there(files(2)) == {"model": "22"}
+
+
+def test_what_a_bucket_does_not_take_at_the_end_stays_on_this_machine_and_is_named(
+    files: Callable[..., Path],
+    storage: StorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(mirror, "LAST", 0.2, raising=False)
+    folder = files(1)
+    storage.forbid("insert *")
+    (folder / "model").write_text("1")
+    mirror.close()
+    assert there(folder) == {"model": "1"}
+    assert f"what was not sent stays in {folder} of this machine" in capfd.readouterr().err
+    storage.heal()
+
+
+def test_files_that_go_and_change_while_the_last_ones_are_sent_lose_no_others(
+    files: Callable[..., Path], storage: StorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "QUIET", 1e9)
+    folder = files(1)
+    (folder / "a-model").write_text("model")
+    (folder / "z-goes").write_text("goes")
+    (folder / "z-grows").write_text("0")
+    storage.delay("insert *", 0.3, times=3)
+    began = len(storage.calls)
+    over = threading.Event()
+
+    def disturb() -> None:
+        wait_until(lambda: any(call.verb == "insert" for call in storage.calls[began:]), "the first file's upload")
+        (folder / "z-goes").unlink()
+        while not over.wait(0.005):
+            with contextlib.suppress(FileNotFoundError), (folder / "z-grows").open("r+") as file:
+                file.seek(0, 2)
+                file.write("0")
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    mirror.close()
+    over.set()
+    other.join()
+    assert not folder.exists(), "nothing was left that was not sent"
+    found = there(files(2))
+    assert (found["a-model"], set(found)) == ("model", {"a-model", "z-grows"})
+    assert set(found["z-grows"]) == {"0"}
+
+
+def test_a_file_that_the_program_has_open_is_not_whole_however_long_it_writes_nothing(
+    files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "QUIET", 0.1)
+    folder = files(1)
+    (folder / "step-1").write_text("1")
+    wait_until(is_sent, "the first", within=30)
+    with (folder / "step-2").open("w") as file:
+        file.write("2")
+        file.flush()
+        (one,) = mirror._mirrors.values()
+        wait_until(lambda: os.path.getmtime(folder / "step-2") < time.time() - 1.5, "a pause in its writing")
+        assert "step-2" not in one._sent
+    wait_until(is_sent, "both", within=30)
+    monkeypatch.setattr(mirror, "OPEN", 0.5)
+    with (folder / "step-3").open("w") as file:
+        file.write("3")
+        file.flush()
+        wait_until(is_sent, "one that a program leaves open for ever", within=30)
+
+
+def test_a_log_that_is_appended_to_all_the_time_delays_no_checkpoint(
+    files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, over = files(1), threading.Event()
+    (folder / "events.out.tfevents.1.host").write_text("0")
+
+    def logs() -> None:
+        with (folder / "events.out.tfevents.1.host").open("a") as file:
+            while not over.wait(0.05):
+                file.write("0")
+                file.flush()
+
+    writer = threading.Thread(target=logs)
+    writer.start()
+    try:
+        (folder / "model").write_text("model")
+        (one,) = mirror._mirrors.values()
+        wait_until(lambda: "model" in one._sent, "the checkpoint beside a log", within=30)
+    finally:
+        over.set()
+        writer.join()
+    whole = (folder / "events.out.tfevents.1.host").read_text()
+    found = there(files(2))
+    assert found["model"] == "model"
+    assert whole.startswith(found["events.out.tfevents.1.host"])
+
+
+def test_an_attempt_that_lives_on_removes_nothing_that_its_successor_needs(
+    files: Callable[..., Path], bucket: str
+) -> None:
+    folder = files(1)
+    (folder / "model").write_text("first")
+    wait_until(is_sent, "the first", within=30)
+    before = mirror._mirrors.popitem()[1]
+    second = files(2)
+    assert there(second) == {"model": "first"}
+    (folder / "model").write_text("of the attempt before, too late")
+    before.close()
+    third = files(3)
+    assert there(third) == {"model": "first"}, "what the second attempt had, which has sent nothing new"
+
+    records = CloudRecords(f"{bucket}/files")
+    (needed,) = {entry.name for entry in records.list("host-00000/file-")} & {
+        f"host-00000/{mirror._named(plain_of_file(str(third / 'model')))}"
+    }
+    records.delete(needed)  # as by one that was frozen in the midst of it
+    records.close()
+    (third / "other").write_text("other")
+    wait_until(is_sent, "the second", within=30)
+    assert there(files(4)) == {"model": "first", "other": "other"}, "what had gone was sent again"
+
+
+def test_a_record_that_is_replaced_while_its_files_are_fetched_is_read_again(
+    files: Callable[..., Path], storage: StorageServer, bucket: str
+) -> None:
+    folder = files(1)
+    (folder / "model").write_text("first")
+    (folder / "old").write_text("old")
+    wait_until(is_sent, "the first", within=30)
+    before = mirror._mirrors.popitem()[1]
+    (folder / "old").unlink()
+    (folder / "model").write_text("second")
+    old = f"*/host-00000/{mirror._named(hashlib.sha256(b'old').hexdigest())}"
+    storage.delay(f"get {old}", 1.5, times=1)
+    began = len(storage.calls)
+
+    def send() -> None:
+        wait_until(
+            lambda: any(call.verb == "get" and call.where.endswith(".json") for call in storage.calls[began:]),
+            "the record to be read",
+        )
+        before.close()
+
+    other = threading.Thread(target=send)
+    other.start()
+    try:
+        assert there(files(2)) == {"model": "second"}
+    finally:
+        other.join()
+
+    records = CloudRecords(f"{bucket}/files")
+    for entry in list(records.list("host-00000/file-")):
+        records.delete(entry.name)
+    records.close()
+    with pytest.raises(CheckpointError, match=r"no such object. A record in gs://.*/files names it: remove gs://"):
+        files(3)
+
+
+def test_what_a_program_that_was_killed_left_on_this_disk_is_removed_by_the_next(
+    files: Callable[..., Path], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import kinetic_orchestration as k, time; print(k.current().checkpoint_path(), flush=True); time.sleep(60)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as other:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        first = files(2)
+        assert left.is_dir(), "it is at work there"
+        other.kill()
+        other.wait()
+    files(3)
+    assert not left.exists()
+    assert not first.exists()
 
 
 def test_files_that_were_changed_in_the_bucket_are_not_taken_for_whole(files: Callable[..., Path], bucket: str) -> None:
