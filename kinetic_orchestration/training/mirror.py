@@ -138,8 +138,8 @@ class Mirror:
                 after, pause = time.monotonic() + pause, min(2 * pause, PAUSES[1])
 
     def _send(self, seen: Seen, *, moving: bool = False) -> bool:
-        """False if it has to be done again: the bucket did not take it, or it was not at rest. What is `moving` is
-        sent as it is."""
+        """Return False if it has to be done again: the bucket did not take it, or a file was not at rest. With `moving`
+        a file that is written to is sent as it is."""
         if seen == self._sent:
             return True
         try:
@@ -148,18 +148,19 @@ class Mirror:
             if not moving and _but_logs(self._seen()) != _but_logs(seen):
                 return False
             self._put(files)
-            self._sent = seen
-            self._forget({digest for digest, _ in files.values()})
         except _Moved:
             return False
         except Exception as error:  # whatever it is, it is tried again
             if not self._failed:
                 _say(f"what {self.folder} holds could not be sent to {self.address}, and is tried again: {error}")
             self._failed = True
-            return self._sent is seen
+            return False
+        self._sent = seen
         if self._failed:
             self._failed = False
             _say(f"what {self.folder} holds was sent to {self.address}")
+        with contextlib.suppress(OSError, KineticError):  # what is left there is removed after the next one
+            self._forget({digest for digest, _ in files.values()})
         return True
 
     def _send_one(self, path: str, facts: Facts, there: set[str], moving: bool) -> tuple[str, int]:
@@ -175,9 +176,10 @@ class Mirror:
                     self._records.upload(f"{self._own}/{_named(digest)}", copy)
                 return digest, size
             digest = plain_of_file(whole)
-            self._records.upload(f"{self._own}/{_named(digest)}", whole)
+            is_new = self._records.upload(f"{self._own}/{_named(digest)}", whole)
             if _facts(whole) != facts:
-                self._records.delete(f"{self._own}/{_named(digest)}")  # its bytes may be others
+                if is_new:  # its bytes may be others; what was there before is whole, and a record may name it
+                    self._records.delete(f"{self._own}/{_named(digest)}")
                 raise _Moved(path)
         except FileNotFoundError:
             raise _Moved(path) from None
@@ -189,17 +191,17 @@ class Mirror:
         self._records.put(f"{self._own}/{self._writer}.json", wire.encode(record))
 
     def _forget(self, needed: set[str]) -> None:
-        """What no record of this host names any more, unless a later attempt is at work, or may be."""
+        """Remove what no record of this host names any more, unless a later attempt is at work, or may be. Raises
+        Superseded or Unreachable, and OSError."""
         there = [entry.name.removeprefix(f"{self._own}/") for entry in self._records.list(f"{self._own}/")]
         writers = [name.removesuffix(".json") for name in there if name.endswith(".json")]
         kept = {f"{self._writer}.json", *map(_named, needed)}
         gone = [name for name in there if name not in kept]
         if not gone or any(commits.succeeds(other, self._writer) for other in writers):
             return
-        with contextlib.suppress(KineticError):  # then it is left to whoever comes after
-            self._host.fence()
-            for name in gone:
-                self._records.delete(f"{self._own}/{name}")
+        self._host.fence()
+        for name in gone:
+            self._records.delete(f"{self._own}/{name}")
 
     # ---- here ------------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,8 @@ class Mirror:
             self._scratch.clear()
 
     def _newest(self) -> list[tuple[str, str, list[tuple[str, str, int]]]]:
-        """Of each host: whose record counts, and what it names. One that a later writer went on from is never newer."""
+        """Return each host, the writer of its newest record and the files that it names. A record that a later writer
+        went on from is never the newest."""
         of_hosts: dict[str, list[tuple[float, str, _Record]]] = {}
         for entry in self._records.list("host-"):
             of, _, name = entry.name.partition("/")
@@ -272,9 +275,10 @@ class _Scratch:
         self._root = os.path.realpath(tempfile.mkdtemp(prefix=TEMPORARY))
         self.folder = os.path.join(self._root, "files")
         os.mkdir(self.folder)
-        self._lock = Path(self._root, "lock").open("w")  # noqa: SIM115
+        self._lock = Path(self._root, "lock.new").open("w")  # noqa: SIM115
         with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(self._lock.name, os.path.join(self._root, "lock"))  # nobody finds it before it is held
 
     def clear(self) -> None:
         shutil.rmtree(self.folder)
@@ -310,7 +314,7 @@ def _sweep() -> None:
 
 
 class _Record:
-    """What a host's record names: foreign until it is looked at."""
+    """One host's record, whose files are checked: it is foreign until then."""
 
     def __init__(self, data: bytes, name: str) -> None:
         try:

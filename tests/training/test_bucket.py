@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -316,6 +317,47 @@ def test_a_record_that_is_replaced_while_its_files_are_fetched_is_read_again(
     records.close()
     with pytest.raises(CheckpointError, match=r"no such object. A record in gs://.*/files names it: remove gs://"):
         files(3)
+
+
+def test_what_is_being_set_up_is_not_swept_by_another_host_of_this_machine(
+    files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, others = fcntl.flock, iter([mirror._sweep])
+
+    def flocked(file: Any, how: int) -> None:
+        for sweep in others:  # at the very moment before the lock is taken
+            sweep()
+        flock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", flocked)
+    assert files(1).is_dir()
+
+
+def test_an_object_that_a_record_names_outlives_a_file_that_changes_while_it_is_sent_again(
+    files: Callable[..., Path],
+) -> None:
+    folder = files(1)
+    (folder / "model").write_text("1")
+    wait_until(is_sent, "the first", within=30)
+    (one,) = mirror._mirrors.values()
+    with pytest.raises(mirror._Moved):
+        one._send_one("model", (1, 0), set(), False)  # its time was another one when it was looked at
+    assert there(files(2)) == {"model": "1"}
+
+
+def test_what_cannot_be_removed_from_the_bucket_is_not_said_to_be_unsent(
+    files: Callable[..., Path], storage: StorageServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = files(1)
+    (folder / "model").write_text("1")
+    wait_until(is_sent, "the first", within=30)
+    storage.forbid("delete */file-*")
+    (folder / "model").write_text("22")
+    mirror.close()
+    storage.heal()
+    assert not folder.exists()
+    assert "could not be sent" not in capfd.readouterr().err
+    assert there(files(2)) == {"model": "22"}
 
 
 def test_what_a_program_that_was_killed_left_on_this_disk_is_removed_by_the_next(
