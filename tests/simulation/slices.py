@@ -589,7 +589,7 @@ class SimulatedBackend:
         if heard and not by_hosts and looked - max(heard) > lifecycle.SILENT_BEATS:
             at_work = False  # whoever came back now would only say that it ends
         rebooted = "reboot" in self._ground.truth(place.job, place.attempt).harm
-        visible = now > place.visible and not rebooted
+        visible = looked > place.visible and not rebooted  # what a listing did not show yet, its reader took for gone
         if at_work and visible and (verdict is None or now - verdict.updated < lifecycle.SETTLE_PATIENCE):
             raise Violation(f"{place.name} is released while its hosts are at work")
 
