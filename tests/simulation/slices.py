@@ -73,6 +73,7 @@ class Box:
     def __init__(self, place: Place, index: int) -> None:
         self.place = place
         self.index = index
+        self.made = place.ground.world.now
         self.task: Task | None = None
         self.agent: SimulatedHost | None = None
         self.guarded = not place.ground.cloud
@@ -571,12 +572,13 @@ class SimulatedBackend:
             return names.host(place.job, place.attempt, box.index, what) in records
 
         def worked(box: Box) -> bool:
-            """What only begins after its attempt was ended, nobody wants. A machine whose host had said nothing when
-            its releaser looked is not waited for: it may never say anything, and each minute of it is paid for. One
-            that began between that look and the release has at most begun to prepare.
+            """What only begins after its attempt was ended, nobody wants, though it stands where a killed one had worked:
+            a submitter that was slow has made it. A machine whose host had said nothing when its releaser looked is not
+            waited for: it may never say anything, and each minute of it is paid for. One that began between that look
+            and the release has at most begun to prepare.
             """
             started = records.get(names.host(place.job, place.attempt, box.index, "started.json"))
-            if started is None or (verdict is not None and started.updated >= verdict.updated):
+            if started is None or (verdict is not None and max(started.updated, box.made) >= verdict.updated):
                 return False
             spoken = self._ground.truth(place.job, place.attempt).beats.get(box.index, [])
             return not self._ground.cloud or (bool(spoken) and spoken[0] <= looked)
