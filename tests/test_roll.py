@@ -144,7 +144,6 @@ def test_requests_of_a_listing_grow_with_the_jobs_that_live(home: Path, monkeypa
         for index in range(40):
             store.put(names.spec(f"job-{index:012x}"), b"of a job that has ended")
         assert requests() == few
-        lives.cancel()
 
 
 def test_all_jobs_are_listed_page_by_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

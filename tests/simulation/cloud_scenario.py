@@ -442,7 +442,7 @@ class CloudJudge(Judge):
         super().told(job, outcome)
         free = sum(self.verdicts[job, number].cause in FREE for number in range(1, outcome.attempt))
         before = self.verdicts.get((job, outcome.attempt - 1))
-        placeless = (job, outcome.attempt) not in self.intents and before is not None and before.cause not in FREE
+        placeless = self.verdicts[job, outcome.attempt].unplaced and before is not None and before.cause not in FREE
         if names.spec(job) in self.world.records and outcome.attempts != outcome.attempt - free - placeless:
             raise Violation(f"{outcome.attempts} attempts are shown of {outcome.attempt}, and {free} of them were free")
         if outcome.cause in FREE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
@@ -152,12 +152,20 @@ class Judge:
             return
         if verdict.kind == wire.CLOSED:
             world.reached.add(f"closed by a client: {verdict.cause}")
+            self._check_place(job, attempt, verdict.unplaced)
             if (job, attempt) not in self.intents:
                 world.reached.add(f"closed without an intent: {verdict.cause}")
         else:
             world.reached.add(f"aborted: {verdict.cause}")
         if not self._justified(job, attempt, verdict):
             raise Violation(f"attempt {attempt} of {job} was ended for no reason: {verdict}")
+
+    def _check_place(self, job: str, attempt: int, unplaced: bool) -> None:
+        """By what a verdict says of its attempt's place are attempts counted, whatever intent is written after it."""
+        intent, task = self.intents.get((job, attempt)), self.world.current
+        assert task is not None
+        if unplaced and intent is not None and intent < task.look_began:
+            raise Violation(f"{task.name} says that attempt {attempt} of {job} has no place, whose intent it could see")
 
     def _on_commit(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
         truth = self.ground.truth(job, attempt)
@@ -591,4 +599,20 @@ def play(seed: int, worlds: list[World], *, kind: type[Schedule] = Schedule, lin
         ) from error
 
 
-__all__ = ["Failed", "command_of", "play", "run", "simulated_edges", "trace_of"]
+def check(seeds: Collection[int], states: list[str], kind: type[Schedule] = Schedule) -> None:
+    """Plays them all. Asserts that none breaks a promise, and that each of the states was met at least once."""
+    worlds: list[World] = []
+    failures, reached = [], Counter[str]()
+    with simulated_edges(worlds):
+        for seed in seeds:
+            try:
+                play(seed, worlds, kind=kind)
+            except Failed as failed:
+                failures.append(failed)
+            reached.update(worlds[-1].reached)
+    summary = "\n".join(str(failed).splitlines()[0] for failed in failures[:20])
+    assert not failures, f"{len(failures)} of {len(seeds)} seeds broke a promise:\n{summary}\n\n{failures[0]}"
+    assert [state for state in states if not reached[state]] == []
+
+
+__all__ = ["Failed", "check", "command_of", "play", "run", "simulated_edges", "trace_of"]

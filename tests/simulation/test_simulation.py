@@ -6,8 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from kinetic_orchestration.agent import names, rules
 from kinetic_orchestration.values import Intent
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
-from tests.simulation.scenario import Failed, play, trace_of
+from tests.simulation.scenario import Failed, check, play, trace_of
 from tests.simulation.slices import Box, Ground, Place, SimulatedHost
 from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, World
 
@@ -103,29 +102,14 @@ the reaper released a placement: its hosts died and nobody follows them
 """.strip().splitlines()
 
 
-def _check(seeds: Collection[int], states: list[str]) -> None:
-    worlds: list[World] = []
-    failures, reached = [], Counter[str]()
-    with simulated_edges(worlds):
-        for seed in seeds:
-            try:
-                play(seed, worlds)
-            except Failed as failed:
-                failures.append(failed)
-            reached.update(worlds[-1].reached)
-    summary = "\n".join(str(failed).splitlines()[0] for failed in failures[:20])
-    assert not failures, f"{len(failures)} of {len(seeds)} seeds broke a promise:\n{summary}\n\n{failures[0]}"
-    assert [state for state in states if not reached[state]] == []
-
-
 def test_never_two_results_never_a_lost_result_never_a_leaked_placement_and_every_interesting_state_was_reached() -> (
     None
 ):
-    _check(range(SEEDS), REACHED)
+    check(range(SEEDS), REACHED)
 
 
 def test_what_broke_a_promise_once_does_so_no_more() -> None:
-    _check([int(seed) for seed in BROKE.split()], [])
+    check([int(seed) for seed in BROKE.split()], [])
 
 
 def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_with_the_command_that_plays_it(
@@ -146,7 +130,7 @@ def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_wit
 @pytest.mark.offline
 @pytest.mark.timeout(1800)
 def test_the_same_of_many_more_schedules_in_which_seldom_states_were_reached_too() -> None:
-    _check(range(SEEDS, SEEDS + MANY), [*REACHED, *SELDOM])
+    check(range(SEEDS, SEEDS + MANY), [*REACHED, *SELDOM])
 
 
 def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
