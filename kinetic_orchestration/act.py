@@ -336,7 +336,7 @@ def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
     if seen.now - since < TRUST_PATIENCE:
         return f"attempt {attempt} waits for a process that may start it: {job.doubt}"
     reason = f"nobody who may start attempt {attempt} did so for {seen.now - since:.0f} s, and this process may not: "
-    return close(job, attempt, wire.CONFIGURATION, reason + job.doubt)
+    return close(job, attempt, wire.CONFIGURATION, reason + job.doubt, unplaced=seen.intent is None)
 
 
 def intend(job: Job, attempt: int) -> Intent | None:
@@ -348,13 +348,13 @@ def intend(job: Job, attempt: int) -> Intent | None:
         left -= _held(job, plan, attempt)
         if left <= 0:
             if job.store.read(names.intent(job.job_id, attempt)) is None:  # else somebody was faster, and it has begun
-                _close_as_spent(job, plan, attempt, left)
+                _close_as_spent(job, plan, attempt, left, unplaced=True)
             return None
     allowed = _longest(plan, left)
     try:
         placement = job.backend.place(plan, job.job_id, attempt, past)
     except NoPlace as error:
-        close(job, attempt, wire.CONFIGURATION, str(error))
+        close(job, attempt, wire.CONFIGURATION, str(error), unplaced=True)
         return None
     data = wire.encode(
         {
@@ -411,9 +411,10 @@ def _held(job: Job, plan: Plan, attempt: int) -> float:
     return sum(max(told.get(number, 0.0), seen.get(number, 0.0)) for number in {*told, *seen})
 
 
-def _close_as_spent(job: Job, plan: Plan, attempt: int, left: float) -> None:
+def _close_as_spent(job: Job, plan: Plan, attempt: int, left: float, *, unplaced: bool = False) -> None:
     used, usd = plan.affordable - left, plan.limits.cost or 0.0
-    close(job, attempt, wire.DEADLINE, f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}")
+    reason = f"its slices were held for {used:.0f} s, its cost limit of ${usd:,.2f}"
+    close(job, attempt, wire.DEADLINE, reason, unplaced=unplaced)
 
 
 def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:

@@ -166,6 +166,8 @@ class Judge:
         assert task is not None
         if unplaced and intent is not None and intent < task.look_began:
             raise Violation(f"{task.name} says that attempt {attempt} of {job} has no place, whose intent it could see")
+        if not unplaced and intent is None:
+            raise Violation(f"{task.name} says that attempt {attempt} of {job} had a place, which nobody intended")
 
     def _on_commit(self, job: str, attempt: int, verdict: wire.Verdict) -> None:
         truth = self.ground.truth(job, attempt)
