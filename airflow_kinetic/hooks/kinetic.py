@@ -1,4 +1,5 @@
-"""An Airflow connection to Google Cloud, as the core understands it: credentials and a project.
+"""An Airflow connection to Google Cloud, as the core understands it: credentials and a project; and the jobs of one
+place, for code of one's own in a task.
 
 Knows connections. What is asked for with them is the core's.
 """
@@ -9,17 +10,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_kinetic.place import DEFAULT_CONNECTION
+from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from kinetic_orchestration import credentials
 from kinetic_orchestration.errors import CredentialsError, UsageError
+
+if TYPE_CHECKING:
+    from kinetic_orchestration import JobHandle
 
 _KEPT = 16  # connections of a process
 _SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: nothing tells that it has changed
@@ -40,30 +44,70 @@ _lock = threading.Lock()  # of these two
 
 
 class KineticHook(GoogleBaseHook):
-    """The connection that a task names, of the type `google_cloud_platform`.
+    """The connection that a task names, of the type `google_cloud_platform`, and the jobs of the place that is named
+    beside it, for a `PythonOperator` or an operator of one's own. A place on this machine needs no connection.
 
     :param gcp_conn_id: its name
     :param impersonation_chain: the service account to act as, or a list that ends with it
+    :param store: where jobs lie; by default as set for Airflow
+    :param deployment: the prefix in it; by default as set for Airflow
+    :param backend: where they run; by default as set for Airflow
+    :param project_id: by default the connection's
     """
 
     def __init__(
         self,
         gcp_conn_id: str = DEFAULT_CONNECTION,
         impersonation_chain: str | Sequence[str] | None = None,
+        *,
+        store: str | None = None,
+        deployment: str | None = None,
+        backend: str | None = None,
+        project_id: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self._missing = False
         try:
             super().__init__(gcp_conn_id=gcp_conn_id, impersonation_chain=impersonation_chain, **kwargs)
         except AirflowNotFoundException:
-            if gcp_conn_id == DEFAULT_CONNECTION and credentials.is_emulated():
-                self.extras = {}  # an emulator asks nobody who it is
-                return
-            raise CredentialsError(
-                f"there is no connection {gcp_conn_id!r}, which says as whom Google Cloud is asked, and in which "
-                f"project. Add it: airflow connections add {gcp_conn_id} --conn-type google_cloud_platform "
-                '--conn-extra \'{"project": "YOUR-PROJECT"}\'; without a key in it, it means the application\'s '
-                "default credentials. Or name another one with gcp_conn_id="
-            ) from None
+            self.extras = {}  # an emulator, or a place on this machine, asks nobody who it is
+            self._missing = not (gcp_conn_id == DEFAULT_CONNECTION and credentials.is_emulated())
+        self._given = {"store": store, "deployment": deployment, "backend": backend, "project": project_id}
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> JobHandle[Any]:
+        """Submit a call of the function with what `kinetic_orchestration.run` takes, and return its handle at once.
+
+        Nobody follows the job then but who asks the handle. Without a `key=` every call is a job of its own, a retry of
+        the task too.
+        """
+        import kinetic_orchestration as kinetic
+
+        place = self._place()
+        with place.acting():
+            return kinetic.run(**{**place.settings(), **options})(function).run_async(*args, **(kwargs or {}))
+
+    def job(self, job_id: str) -> JobHandle[Any]:
+        """Return the handle of a job: its status, log lines and result, and its cancel."""
+        from kinetic_orchestration import JobHandle
+
+        return JobHandle(self._place().open(job_id))
+
+    def jobs(self) -> list[JobHandle[Any]]:
+        """Return the handles of all jobs of the deployment that have not ended, the newest first."""
+        from kinetic_orchestration.job import live_jobs
+
+        place = self._place()
+        with place.acting():
+            return [handle for handle, _ in live_jobs(self.log.warning, **place.settings())]
+
+    def _place(self) -> Place:
+        return Place.here(self.gcp_conn_id, self.impersonation_chain, **self._given)
 
     def acting(self) -> AbstractContextManager[None]:
         """Within the block, the core is who this connection says."""
@@ -73,6 +117,13 @@ class KineticHook(GoogleBaseHook):
         """The credentials and the project, or "". Of equal connections the same object: clients are kept by it. A
         connection that was edited, or whose key's file was, is another.
         """
+        if self._missing:
+            raise CredentialsError(
+                f"there is no connection {self.gcp_conn_id!r}, which says as whom Google Cloud is asked, and in which "
+                f"project. Add it: airflow connections add {self.gcp_conn_id} --conn-type google_cloud_platform "
+                '--conn-extra \'{"project": "YOUR-PROJECT"}\'; without a key in it, it means the application\'s '
+                "default credentials. Or name another one with gcp_conn_id="
+            )
         said = [self.extras, self.impersonation_chain, self.quota_project_id, self._files()]
         key = json.dumps(said, sort_keys=True, default=list)
         with _lock:

@@ -1156,6 +1156,39 @@ def hanging_connection(key: str, file: str) -> dict[str, Any]:
         return {"done": done, "project": answering.result()[1], "account": hanging.result()[0].service_account_email}
 
 
+def jobs_of_a_hook(accelerator: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What code of one's own in a task does with jobs, by a connection that is not there."""
+    from airflow_kinetic.hooks.kinetic import KineticHook
+
+    os.environ.pop("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", None)
+    job = KineticHook().submit(abs, [-3], accelerator=accelerator, **options)
+    there = [each.job_id for each in KineticHook().jobs()]
+    value = KineticHook().job(job.job_id).result(timeout=60, stream_logs=False)
+    found = {"value": value, "listed": job.job_id in there, "left": [each.job_id for each in KineticHook().jobs()]}
+    waits = KineticHook().submit(time.sleep, args=[60], accelerator=accelerator, key="waits", **options)
+    same = KineticHook().submit(time.sleep, args=[60], accelerator=accelerator, key="waits", **options)
+    KineticHook().job(waits.job_id).cancel("the test is over")
+    try:
+        same.result(timeout=60, stream_logs=False)
+    except Exception as error:
+        found["raised"] = type(error).__name__
+    return {**found, "same": same.job_id == waits.job_id}
+
+
+def refused_hook() -> dict[str, Any]:
+    """A place of Google's, by a connection that is not there."""
+    from airflow_kinetic.hooks.kinetic import KineticHook
+
+    os.environ.pop("AIRFLOW_CONN_KINETIC_MISSING", None)
+    try:
+        KineticHook("kinetic_missing", store="gs://nowhere/kinetic", deployment="d", project_id="p").job(
+            "job-000000000000"
+        )
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return {}
+
+
 def shares_a_store() -> dict[str, Any]:
     import gc
 
@@ -1288,6 +1321,8 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         connection,
         connections,
         hanging_connection,
+        jobs_of_a_hook,
+        refused_hook,
         shares_a_store,
         nobody_takes_it,
         internals_there,

@@ -32,3 +32,15 @@ def test_a_deferred_task_trains_in_the_project_of_its_connection(airflow: Airflo
         assert cloud.ledger.count("created", "node") == 1
         cloud.wait_until_empty(60)
         cloud.ledger.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hooks_jobs_run_in_the_cloud(airflow: Airflow, home: Path) -> None:
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        environ = cloud.environ(project=PROJECT)
+        done = airflow("jobs_of_a_hook", home, environ=environ, accelerator="v5e-1", options={"zone": "us-west4-a"})
+        assert (done["value"], done["listed"], done["left"], done["same"]) == (3, True, [], True)
+        assert done["raised"] == "JobCancelled"
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()

@@ -91,6 +91,15 @@ def test_jobs_of_one_place_share_a_store_as_long_as_one_of_them_is_open(airflow:
     assert (done["shared"], done["another"], done["left"]) == (True, False, 0)
 
 
+def test_code_of_ones_own_submits_finds_and_cancels_jobs_by_a_hook(airflow: Airflow, home: Path) -> None:
+    """On this machine: no connection is there, and none is needed."""
+    done = airflow("jobs_of_a_hook", home, accelerator="cpu", options={})
+    assert (done["value"], done["listed"], done["left"]) == (3, True, [])
+    assert (done["same"], done["raised"]) == (True, "JobCancelled")
+    refused = airflow("refused_hook", home)["refused"]
+    assert refused.startswith("CredentialsError: there is no connection 'kinetic_missing'")
+
+
 def test_a_connection_that_is_not_there_is_told_with_the_command_that_adds_it(airflow: Airflow, home: Path) -> None:
     told = airflow("connection", home, extra=None)["refused"]
     assert "airflow connections add kinetic_test --conn-type google_cloud_platform" in told
