@@ -32,17 +32,19 @@ class HostContext:
     partition_key: str = ""
     _events: str = ""
     _notice: str = ""
+    _fence: int = 1
     _store: str = ""
 
     def fence(self) -> int:
-        """Return the number of this attempt, for whoever writes outside of the job to refuse what bears a smaller one.
+        """Return this attempt's token, for whoever writes outside of the job to refuse what bears a smaller one. It
+        counts zones without capacity, too, as `attempt` does not.
 
         Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun.
         Raises Unreachable if they cannot be read now.
         """
         if self._store:
-            _check_newest(self._store, self.job_id, self.attempt)
-        return self.attempt
+            _check_newest(self._store, self.job_id, self._fence)
+        return self._fence
 
     def log_metrics(self, step: int | None = None, **values: float) -> None:
         """Numbers as they come: live in the orchestrator, kept beside the log."""
@@ -100,6 +102,7 @@ def current() -> HostContext:
     if not environ.get("KINETIC_EVENTS"):
         output_dir = environ.get("KINETIC_OUTPUT_DIR") or _temporary("output")
         return HostContext(output_dir=output_dir, checkpoint_dir=_temporary("checkpoints"))
+    fence, _, store = environ.get("KINETIC_FENCE", "1 ").partition(" ")
     return HostContext(
         job_id=environ["KINETIC_JOB_ID"],
         attempt=int(environ["KINETIC_ATTEMPT"]),
@@ -110,11 +113,13 @@ def current() -> HostContext:
         partition_key=environ["KINETIC_PARTITION_KEY"],
         _events=environ["KINETIC_EVENTS"],
         _notice=environ.get("KINETIC_NOTICE", ""),  # an older agent has none
-        _store=environ.get("KINETIC_FENCE", ""),
+        _fence=int(fence),
+        _store=store,
     )
 
 
 def _check_newest(store: str, job_id: str, attempt: int) -> None:
+    """`attempt` as records are named, and not as people count."""
     from kinetic_orchestration.agent import names
     from kinetic_orchestration.errors import Superseded, Unreachable
 

@@ -24,7 +24,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, values
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import (
     JobCancelled,
     JobError,
@@ -34,6 +34,7 @@ from kinetic_orchestration.errors import (
     KeyTaken,
     ResultNotPicklable,
     Superseded,
+    Unreachable,
     Unsupported,
     UsageError,
 )
@@ -788,6 +789,11 @@ def test_an_attempt_that_is_over_has_no_fence_any_more_and_the_next_one_a_greate
 
 
 def test_a_fence_that_cannot_be_looked_at_is_none(tmp_path: Path) -> None:
-    host = kinetic.HostContext("job-1", 3, _store=str(tmp_path))
+    host = kinetic.HostContext("job-1", 1, _fence=3, _store=str(tmp_path))
     with pytest.raises(Superseded, match="attempt 3 of job-1 is not known"):
+        host.fence()
+    intent = tmp_path / names.intent("job-1", 3)
+    intent.parent.mkdir(parents=True)
+    intent.symlink_to(intent)  # what cannot be opened is no answer
+    with pytest.raises(Unreachable, match="nobody could say whether attempt 3 of job-1 is the newest"):
         host.fence()

@@ -51,7 +51,7 @@ def orders(
         "KINETIC_PARTITION_KEY": task["partition_key"],
         "KINETIC_EVENTS": files["events"],
         "KINETIC_NOTICE": files["notice"],
-        "KINETIC_FENCE": at.store,
+        "KINETIC_FENCE": f"{at.attempt} {at.store}",
         **_traced(at, task.get("profile")),
     }  # fmt: skip
     if task["argv"]:

@@ -55,8 +55,8 @@ def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud
 def test_f05_capacity_that_comes_back_is_found(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse", times=2)
-    job = run(jobs.attempt)
-    assert job.result(timeout=60) == 1
+    job = run(jobs.fence)
+    assert job.result(timeout=60) == (1, len(where(job))), "one attempt, whose fence is that of its records"
     assert job.history()[-1].verdict is not None
 
 

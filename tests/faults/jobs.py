@@ -29,6 +29,11 @@ def attempt() -> int:
     return kinetic.current().attempt
 
 
+def fence() -> tuple[int, int]:
+    host = kinetic.current()
+    return host.attempt, host.fence()
+
+
 def until(path: str) -> int:
     """Runs until the file is there; its value is the attempt that came so far."""
     print("running", flush=True)
