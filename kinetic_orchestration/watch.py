@@ -280,6 +280,7 @@ def _look_from_afar(
     ):
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
         scene = Scene.take(store, backend, names.beats_of(job_id), placements)
+        memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
     seen = None if intent is None else scene.observations.get(job_id)  # else it is of the attempt before
     now, observation = scene.taken, seen or unseen(intent)
     if observation.state == PRESENT:
