@@ -17,6 +17,7 @@ from pydantic import Field
 from dagster_kinetic import _compat
 from dagster_kinetic.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.decorators import host_parameter, resolved_hints
+from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
 from kinetic_orchestration.context import HERE
@@ -201,9 +202,11 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
         if self.script is not None and not (folder / self.script).is_file():
             raise UsageError(f"script is {self.script!r}, and there is no such file in {folder}")
 
+        kinds = kinds_of(self.function, options_of(self.accelerator, self.options))
+
         @dg.multi_asset(
             name=self.name or "__".join(self.assets[0].key.path),
-            specs=self.assets,
+            specs=[spec if spec.kinds else spec.replace_attributes(kinds=kinds) for spec in self.assets],
             check_specs=self.checks or None,
             required_resource_keys={self.resource} if self.resource else None,
             retry_policy=dg.RetryPolicy(max_retries=self.max_retries) if self.max_retries else None,

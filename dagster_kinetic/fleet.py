@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -40,6 +40,7 @@ WAITING_EVENTS = 1000  # then the readers of the jobs' logs wait for the step
 SUBMIT_SECONDS = 30.0  # so long an interrupted step waits to hear which jobs it has
 LONGEST_SLEEP = 0.5
 COUNT_SECONDS = 1.0
+STAGES_AT_ONCE = 2  # of launches: a single one is told whole, of many one a second
 WAITING_AGAIN = ("resuming", "queued")  # phases of a job that has no hosts, whatever it had before
 MOST_FAILURES = 20  # that the log tells one by one; of what jobs survive, no more than so many at once
 
@@ -79,6 +80,13 @@ class Told(NamedTuple):
     event: Event
 
 
+class Said(NamedTuple):
+    """What its launch says before that may take long."""
+
+    place: int
+    text: str
+
+
 class Ended(NamedTuple):
     place: int
     job: JobHandle[Any] | None
@@ -86,7 +94,7 @@ class Ended(NamedTuple):
     error: Exception | None
 
 
-News = Launched | Told | Ended
+News = Said | Launched | Told | Ended
 
 
 def map_in_step(
@@ -140,13 +148,16 @@ class FleetNarrator:
         self._ran: set[int] = set()
         self._summary = FleetSummary(context, name, call, size)
         self._counts = Paced(self._count, lambda: COUNT_SECONDS)
-        self._troubles: Paced[str] = Paced(self._trouble, lambda: COUNT_SECONDS, MOST_FAILURES)
+        self._stages: Paced[str] = Paced(partial(self._more, "info"), lambda: COUNT_SECONDS, STAGES_AT_ONCE)
+        self._troubles: Paced[str] = Paced(partial(self._more, "warning"), lambda: COUNT_SECONDS, MOST_FAILURES)
         step = "" if context is None else step_name(context, call)
         self._logs = None if context is None else HostLogs(context, lambda place: f"{step} [{place}]")
 
     def __call__(self, news: News) -> None:
         if isinstance(news, Told):
             self._told(news.place, news.event)
+        elif isinstance(news, Said):
+            self._stages(f"input {news.place}: {news.text}")
         elif isinstance(news, Launched):
             self._live[news.place] = False
             self._hosts[news.place] = news.job.hosts
@@ -205,6 +216,7 @@ class FleetNarrator:
             self._logs.close()
 
     def _flush(self) -> None:
+        self._stages.flush()
         self._troubles.flush()
         self._counts.flush()
         self._summary.flush()
@@ -219,8 +231,8 @@ class FleetNarrator:
             f"{len(self._live) - running} wait",
         )
 
-    def _trouble(self, text: str, missed: int) -> None:
-        self._log("warning", text + (f" (and {missed} more like this)" if missed else ""))
+    def _more(self, level: str, text: str, missed: int) -> None:
+        self._log(level, text + (f" (and {missed} more like this)" if missed else ""))
 
     def _log(self, level: str, text: str) -> None:
         if self._context is None:
@@ -336,7 +348,7 @@ class Fleet:
     def _submit(self, index: int) -> JobHandle[Any]:
         identity = self._identity(index)
         self._begun[index] = identity
-        job = launch(self._specs[index], identity)
+        job = launch(self._specs[index], identity, say=lambda text: self._put(Said(index, text)))
         handle = self._jobs[index] = JobHandle(job)
         other, _ = another(self._specs[index], job)
         self._put(Launched(index, handle, other, identity.run))
@@ -361,7 +373,7 @@ class Workers:
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future:
         future: Future = concurrent.futures.Future()
-        self._waiting.put((future, functools.partial(work, *arguments)))
+        self._waiting.put((future, partial(work, *arguments)))
         return future
 
     def stop(self) -> None:

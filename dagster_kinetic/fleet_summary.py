@@ -13,7 +13,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.events import Observations, add_metadata
-from dagster_kinetic.summary import headline, named, number
+from dagster_kinetic.summary import LAST, headline, named, number
 from kinetic_orchestration import picture
 from kinetic_orchestration.cost import Estimate
 from kinetic_orchestration.job import JobHandle
@@ -61,7 +61,8 @@ class FleetSummary:
             self._errors[index] = error
         if self._observations is not None:
             counts = self.counts
-            self._observations.tell({"jobs": counts.jobs, "jobs ended": counts.ended, "jobs failed": counts.failed})
+            told = {"jobs": counts.jobs, "jobs ended": counts.ended, "jobs failed": counts.failed}
+            self._observations.tell({f"{LAST}{name}": count for name, count in told.items()})
 
     @property
     def counts(self) -> Counts:

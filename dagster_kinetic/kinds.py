@@ -28,8 +28,10 @@ FRAMEWORKS = {
 }
 
 
-def kinds_of(function: Callable[..., Any], options: Options) -> set[str]:
-    """The accelerator, and the frameworks that are known of the code. At most as many as Dagster takes."""
+def kinds_of(function: Callable[..., Any] | None, options: Options) -> set[str]:
+    """The accelerator, and the frameworks that are known of the code; of a program, by its requirements alone. At most
+    as many as Dagster takes.
+    """
     kind = slice_of(options).kind
     named = {options.keras_backend or "", *_required(options.requirements), *_imported(function, set())}
     frameworks = [framework for name, framework in FRAMEWORKS.items() if name in named]

@@ -32,5 +32,15 @@ def made_of(result: dg.ExecuteInProcessResult, key: str) -> dict[str, Any]:
     return {name: value.value for name, value in made.materialization.metadata.items()}
 
 
+def plotted(result: dg.ExecuteInProcessResult) -> list[str]:
+    """What an asset's page plots of the last observation and of what was made, as the page sorts it."""
+    seen = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
+    [made] = result.get_asset_materialization_events()
+    told = {**seen[-1].metadata, **made.materialization.metadata}
+    return sorted(
+        name for name, value in told.items() if isinstance(value, dg.IntMetadataValue | dg.FloatMetadataValue)
+    )
+
+
 def messages(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
     return [entry.user_message for entry in instance.all_logs(result.run_id)]

@@ -93,6 +93,25 @@ def test_a_function_with_arguments_options_partitions_and_checks():
     assert spec.group_name == "ranking" and spec.pools == {"tpu"}
 
 
+@pytest.mark.parametrize(
+    "attributes, kinds",
+    [
+        ({"function": ".train.fit", "accelerator": "v5e-1"}, {"tpu", "jax"}),
+        ({"command": ["true"], "accelerator": "v5e-1", "options": {"requirements": ["torch"]}}, {"tpu", "pytorch"}),
+        ({"command": ["true"], "accelerator": "cpu"}, set()),
+    ],
+)
+def test_kinds_are_those_that_are_known_of_its_job_unless_the_file_names_some(attributes, kinds):
+    with create_defs_folder_sandbox() as sandbox:
+        assets = [{"key": "model"}, {"key": "mine", "kinds": ["keras"]}]
+        contents = {"type": "dagster_kinetic.KineticJobComponent", "attributes": {"assets": assets, **attributes}}
+        folder = sandbox.scaffold_component(KineticJobComponent, defs_path="training", defs_yaml_contents=contents)
+        (folder / "train.py").write_text("def fit():\n    import jax\n")
+        with sandbox.build_all_defs() as defs:
+            graph = defs.resolve_asset_graph()
+    assert graph.get(dg.AssetKey("model")).kinds == kinds and graph.get(dg.AssetKey("mine")).kinds == {"keras"}
+
+
 def test_a_script_reports_several_assets_by_pipes():
     result, _ = materialized(
         {

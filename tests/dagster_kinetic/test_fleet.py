@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource
+from dagster_kinetic.fleet import FleetNarrator, Said
 from kinetic_orchestration import JobStatus, Retry, list_jobs
 from kinetic_orchestration.errors import UsageError
 
@@ -53,6 +54,24 @@ def test_results_keep_their_order_and_a_failure_is_one_of_them(instance):
     assert len({each.job.job_id for each in results}) == 4
     assert any(f"{results[2].job.job_id}" in line and "ZeroDivisionError" in line for line in said)
     assert any("4 of 4 have ended, 1 of them failed; 0 run, 0 wait" in line for line in said), said
+
+
+def test_the_log_tells_of_the_stages_of_a_launch_and_is_not_filled_with_them(instance):
+    asset, _ = step_of(inputs=[1])
+    said = messages(instance, dg.materialize([asset], resources=KINETIC, instance=instance))
+    packaging = said.index("input 0: packaging divided: its code, its arguments and what they need")
+    [submitting] = [index for index, line in enumerate(said) if line.startswith("input 0: submitting job job-")]
+    [ended] = [index for index, line in enumerate(said) if "1 of 1 have ended" in line]
+    assert packaging < submitting < ended and "the call with its arguments (" in said[submitting]
+
+    told = []
+    narrator = FleetNarrator(None, "divided", "", 1000)
+    narrator._log = lambda level, text: told.append((level, text))
+    for place in range(1000):
+        narrator(Said(place, "packaging divided"))
+    narrator._flush()
+    assert [level for level, _ in told] == ["info"] * len(told) and len(told) < 100
+    assert told[-1][1].startswith("input 999: packaging divided (and ")
 
 
 def test_what_cannot_be_sent_is_a_failure_of_its_input_alone(instance):

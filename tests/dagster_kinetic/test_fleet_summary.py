@@ -10,6 +10,8 @@ from dagster_kinetic.fleet_summary import FleetSummary
 from kinetic_orchestration import current
 from kinetic_orchestration.values import Metrics
 
+from .stored import plotted
+
 pytestmark = pytest.mark.usefixtures("shared_home")
 
 
@@ -45,8 +47,10 @@ def test_a_step_of_many_jobs_has_one_table_one_picture_and_their_cost_together(i
         for entry in instance.all_logs(result.run_id)
         if entry.is_dagster_event and entry.dagster_event.is_asset_observation
     ]
+    assert {"~jobs", "~kinetic/cost_usd_estimate"} < set(plotted(result))
+    assert all(name.startswith("~") for name in plotted(result)), "none of these is a metric of the user's"
     last = {name: entry.value for name, entry in seen[-1].items()}
-    assert last == {"jobs": 3, "jobs ended": 3, "jobs failed": 1}
+    assert last == {"~jobs": 3, "~jobs ended": 3, "~jobs failed": 1}
 
 
 def test_thousands_of_jobs_are_told_in_few_words():

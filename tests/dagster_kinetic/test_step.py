@@ -11,7 +11,7 @@ from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, attach
 
 from . import pipelines
-from .stored import captured, made_of, messages
+from .stored import captured, made_of, messages, plotted
 
 RESOURCES = {"kinetic": KineticResource()}
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -65,10 +65,7 @@ def test_what_ran_on_every_host_is_in_the_metadata_the_captured_output_the_log_a
 
     seen = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
     assert [each.asset_key for each in seen] == [dg.AssetKey("slice_of_four")] * len(seen)
-    [made] = result.get_asset_materialization_events()
-    numbers = (dg.IntMetadataValue, dg.FloatMetadataValue)
-    told = {**seen[-1].metadata, **made.materialization.metadata}
-    plots = sorted(name for name, value in told.items() if isinstance(value, numbers))  # as Dagster's page sorts them
+    plots = plotted(result)
     ours = [name for name in plots if name.startswith("~")]
     assert plots == ["kinetic/metrics/loss", "loss", "step", *ours] and "~kinetic/cost_usd_estimate" in ours
     last = {name: value.value for name, value in seen[-1].metadata.items() if not name.startswith("~device/")}
