@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from dagster_kinetic.events import said, step_name, write
 from dagster_kinetic.fleet_summary import FleetSummary
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
-from dagster_kinetic.step import Left, identity_of, leave, place_of, whose
+from dagster_kinetic.step import Left, identity_of, leave, origin_of, place_of, whose
 from dagster_kinetic.summary import headline
 from kinetic_orchestration import emulation, visible
 from kinetic_orchestration.errors import KineticError
@@ -108,6 +108,8 @@ def map_in_step(
     """Run all the jobs as this step, and return what became of each, in the order of their inputs."""
     if not specs:
         return []
+    origin = origin_of(context)
+    specs = [replace(spec, origin=origin) for spec in specs]
     plan, here, _ = planned(specs[0])  # what refuses one of them refuses all
     log = dg.get_dagster_logger() if context is None else context.log  # none of a map outside of any step
     log.info(f"{len(specs)} jobs run {plan.name}, each on {plan.hardware}{emulation.remark(plan, here)}")

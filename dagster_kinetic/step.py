@@ -28,6 +28,7 @@ from kinetic_orchestration.results import collect
 from kinetic_orchestration.spec import JobSpec
 
 LONGEST_ANCESTRY = 64
+MOST_NAMED = 5  # assets of one step: they are a column of `ko jobs`
 CANCEL_SECONDS = 60.0
 
 
@@ -40,11 +41,6 @@ class Place(NamedTuple):
     call: str = ""  # "" for the first of the step, then its number, or the key that the user gave it
     resumes: tuple[str, ...] = ()  # the runs that this one goes on with, the nearest first
 
-    def origin(self) -> dict[str, str]:
-        """Name the step, for `ko jobs` and `ko status`."""
-        partition = {"partition": self.partition} if self.partition else {}
-        return {"orchestrator": "dagster", "asset": self.step, **partition, "run": self.run}
-
     def identity(self, deployment: str, run: str = "") -> Identity:
         index = f"{self.partition}#{self.call}" if self.call else self.partition
         return Identity(deployment, "dagster", run or self.run, self.step, index, 0)
@@ -53,6 +49,17 @@ class Place(NamedTuple):
 def place_of(context: _compat.Context, call: str = "") -> Place:
     run, step, partition = _compat.run_id(context), _compat.step_key(context), _compat.partition_of(context)
     return Place(run, step, partition, call, tuple(_ancestry(context.run, context.instance)))
+
+
+def origin_of(context: _compat.Context) -> dict[str, str]:
+    """Name what launches a job, for `ko jobs` and `ko status`: the assets that its step makes, or else its step."""
+    if _compat.is_direct(context):
+        return {}
+    assets, partition = _compat.asset_names(context), _compat.partition_of(context)
+    more = f" and {len(assets) - MOST_NAMED} more" if len(assets) > MOST_NAMED else ""
+    what = {"asset": ", ".join(assets[:MOST_NAMED]) + more} if assets else {"op": _compat.step_key(context)}
+    within = {"partition": partition} if partition else {}
+    return {"orchestrator": "dagster", **what, **within, "run": _compat.run_id(context)}
 
 
 class Left(NamedTuple):
@@ -85,8 +92,7 @@ class Launching:
     def launch(self, identity: Callable[[], Identity], claimed: Callable[[str], object] | None = None) -> Job:
         """`identity` may have to look into the store, which takes as long as it takes."""
         planned(self.spec)  # what is refused there is refused before a store is opened
-        if not _compat.is_direct(self.context):
-            self.spec = replace(self.spec, origin=place_of(self.context).origin())
+        self.spec = replace(self.spec, origin=origin_of(self.context))
         self.identity = identity()
         with _for_good(self.context):
             job = launch(self.spec, self.identity, claimed=claimed, say=self.context.log.info)

@@ -1,5 +1,7 @@
 """A step's job is refused if it could only be emulated though Google Cloud is meant; else it is said where it runs."""
 
+import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +10,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset
+from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset, kinetic_multi_asset
 from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import NotEmulated, Unsupported
 from kinetic_orchestration.spec import not_on_cloud
 
@@ -141,3 +144,65 @@ def test_an_emulated_step_says_so_in_its_metadata_and_its_log(face: str, home: P
         made = made_of(result, face)
         assert made["kinetic/where"] == HERE and made["kinetic/emulated"] is True
         assert made["kinetic/cost_prices"].startswith("list price of 20")
+
+
+# ---- by whom a job was asked for ---------------------------------------------------------------------------
+
+
+DAYS = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+
+
+@kinetic_multi_asset(
+    accelerator="cpu", specs=[dg.AssetSpec(["models", name], partitions_def=DAYS) for name in "abcdefg"]
+)
+def models():
+    return [dg.MaterializeResult(asset_key=["models", name]) for name in "abcdefg"]
+
+
+@dg.asset(key_prefix="sweeps", partitions_def=DAYS)
+def swept(context: dg.AssetExecutionContext, kinetic: KineticResource) -> None:
+    kinetic.map(abs, [-1, 1], accelerator="cpu", context=context)
+
+
+@dg.op
+def swept_by_an_op(context: dg.OpExecutionContext, kinetic: KineticResource) -> None:
+    kinetic.map(abs, [-2], accelerator="cpu", context=context)
+
+
+@dg.job(resource_defs={"kinetic": KineticResource()})
+def sweeping() -> None:
+    swept_by_an_op()
+
+
+def test_jobs_are_listed_by_their_assets_partition_and_run_those_of_a_map_too(
+    home: Path, new_instance: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_of(asset: dg.AssetsDefinition) -> str:
+        resources = {"kinetic": KineticResource()}
+        return dg.materialize([asset], instance=instance, partition_key="tuesday", resources=resources).run_id
+
+    with new_instance() as instance:
+        runs = [run_of(models), run_of(swept), sweeping.execute_in_process(instance=instance).run_id]
+    of = {"orchestrator": "dagster"}
+    wanted = [
+        {**of, "asset": "models/a, models/b, models/c, models/d, models/e and 2 more", "partition": "tuesday"},
+        {**of, "asset": "sweeps/swept", "partition": "tuesday"},
+        {**of, "op": "swept_by_an_op"},
+    ]
+    wanted = [{**origin, "run": run} for origin, run in zip(wanted, runs, strict=True)]
+
+    capsys.readouterr()
+    assert main(["jobs", "--all", "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)
+    by_run = sorted((job["origin"] for job in jobs), key=lambda origin: runs.index(origin["run"]))
+    assert by_run == [wanted[0], wanted[1], wanted[1], wanted[2]]
+    one = next(job["job_id"] for job in jobs if job["origin"] == wanted[1])
+    assert main(["status", one, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["origin"] == wanted[1]
+    assert main(["status", one]) == 0
+    assert re.search(rf"^asset +sweeps/swept\npartition +tuesday\nrun +{runs[1]}$", capsys.readouterr().out, re.M)
+    assert main(["jobs", "--all"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert {"ASSET", "PARTITION", "RUN", "OP"} < set(head.split())
+    [row] = [row for row in rows if row.startswith(one)]
+    assert {"sweeps/swept", "tuesday", runs[1]} < set(row.split())
