@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_op
+from kinetic_orchestration import current
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -70,14 +71,23 @@ broken = kinetic_asset(accelerator="cpu", name="broken")(fails_once)
 
 @kinetic_asset(accelerator="cpu", retry_policy=dg.RetryPolicy(max_retries=3))
 def patient(host):
-    """Says that it is there, and waits for a word."""
-    folder = Path(os.environ["KINETIC_TEST_FOLDER"])
+    return waits_for_a_word()
+
+
+def waits_for_a_word(number: int = 0) -> str:
+    """Says that it is there, and waits."""
+    folder, job_id = Path(os.environ["KINETIC_TEST_FOLDER"]), current().job_id
     with (folder / "jobs").open("a") as file:
-        file.write(host.job_id + "\n")
+        file.write(job_id + "\n")
     deadline = time.monotonic() + 600
     while not (folder / "go").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return host.job_id
+    return job_id
+
+
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=3))
+def patient_map(kinetic: KineticResource) -> list[str]:
+    return [each.get() for each in kinetic.map(waits_for_a_word, range(2), accelerator="cpu")]
 
 
 @kinetic_op(accelerator="cpu")
@@ -95,7 +105,8 @@ def doubling():
     doubled.alias("again")(doubled(four()))
 
 
-patient_job = dg.define_asset_job("patient_job", [patient])
+assets = [patient, patient_map]
+jobs = [dg.define_asset_job(f"{asset.key.to_user_string()}_job", [asset]) for asset in assets]
 
 
 def patient_again() -> dg.JobDefinition:
@@ -103,7 +114,11 @@ def patient_again() -> dg.JobDefinition:
     return defs.resolve_job_def("patient_job")
 
 
-defs = dg.Definitions([patient], jobs=[patient_job, doubling], resources={"kinetic": KineticResource()})
+def patient_map_again() -> dg.JobDefinition:
+    return defs.resolve_job_def("patient_map_job")
+
+
+defs = dg.Definitions(assets, jobs=[*jobs, doubling], resources={"kinetic": KineticResource()})
 
 
 def waits(number: int, seconds: float) -> int:

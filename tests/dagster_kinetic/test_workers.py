@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,9 @@ import pipelines
 
 if __name__ == "__main__":
     with dg.DagsterInstance.get() as instance:
-        again = dg.ReexecutionOptions.from_failure(sys.argv[1], instance)
-        dg.execute_job(dg.reconstructable(pipelines.patient_again), instance, reexecution_options=again)
+        again = dg.ReexecutionOptions.from_failure(sys.argv[2], instance)
+        job = dg.reconstructable(getattr(pipelines, sys.argv[1] + "_again"))
+        dg.execute_job(job, instance, reexecution_options=again)
 """
 
 
@@ -41,14 +43,15 @@ class Worker:
     `name`: one that executes the run `after` again from its failure, by `ReexecutionOptions.from_failure`.
     """
 
-    def __init__(self, folder: Path, name: str = "worker", after: str = "") -> None:
+    def __init__(self, folder: Path, asset: str = "patient", name: str = "worker", after: str = "") -> None:
         self.folder = folder
+        self.asset = asset
         self.instance = dg.DagsterInstance.from_config(str(folder))
         self.log_path = folder / f"{name}.log"
         self.began = {run.run_id for run in self.instance.get_runs()}
-        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", "pipelines.py", "-j", "patient_job"]
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", "pipelines.py", "-j", f"{asset}_job"]
         if after:
-            command = [sys.executable, "-c", AGAIN, after]
+            command = [sys.executable, "-c", AGAIN, asset, after]
         environment = {**os.environ, "DAGSTER_HOME": str(folder), "KINETIC_TEST_FOLDER": str(folder)}
         self.log = self.log_path.open("wb")
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, cwd=HERE)
@@ -58,9 +61,12 @@ class Worker:
         return path.read_text().split() if path.exists() else []
 
     def wait_for_job(self) -> str:
-        wait_until(lambda: self.jobs() or self.process.poll() is not None)
-        assert self.jobs(), self.said()
-        return self.jobs()[0]
+        return self.wait_for_jobs(1)[0]
+
+    def wait_for_jobs(self, count: int) -> list[str]:
+        wait_until(lambda: len(self.jobs()) >= count or self.process.poll() is not None)
+        assert len(self.jobs()) == count, self.said()
+        return self.jobs()
 
     def step(self) -> int:
         """The process of the one step that runs. What that forks looks like it, until it is another program."""
@@ -79,9 +85,12 @@ class Worker:
     def run(self) -> dg.DagsterRun:
         return [run for run in self.instance.get_runs() if run.run_id not in self.began][-1]  # the oldest
 
-    def wait_to_say(self, text: str) -> None:
-        wait_until(lambda: text in self.said() or self.process.poll() is not None)
-        assert text in self.said(), self.said()
+    def wait_to_say(self, text: str) -> str:
+        """What it says by this expression."""
+        wait_until(lambda: re.search(text, self.said()) or self.process.poll() is not None)
+        found = re.search(text, self.said())
+        assert found is not None, self.said()
+        return found[0]
 
     def terminate(self) -> None:
         self.instance.report_run_canceling(self.run())
@@ -107,10 +116,10 @@ def wait_until(true: Callable[[], Any], within: float = WITHIN) -> None:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, home: Path) -> Iterator[Worker]:
+def worker(request: pytest.FixtureRequest, tmp_path: Path, home: Path) -> Iterator[Worker]:
     (tmp_path / "dagster").mkdir()
     (tmp_path / "dagster" / "dagster.yaml").write_text("telemetry: {enabled: false}")
-    worker = Worker(tmp_path / "dagster")
+    worker = Worker(tmp_path / "dagster", getattr(request, "param", "patient"))
     yield worker
     worker.let_go()
     for job in worker.jobs():
@@ -161,25 +170,40 @@ def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker)
 
 
 @pytest.mark.slow
-def test_of_two_re_executions_at_once_the_last_that_is_terminated_ends_the_job_that_they_share(worker: Worker):
-    job = worker.wait_for_job()
+@pytest.mark.parametrize("worker, count", [("patient", 1), ("patient_map", 2)], indirect=["worker"])
+def test_of_two_re_executions_at_once_the_last_that_is_terminated_ends_the_jobs_that_they_share(
+    worker: Worker, count: int
+):
+    jobs = worker.wait_for_jobs(count)
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() is dg.DagsterRunStatus.FAILURE
     first_run = worker.run().run_id
-    first = Worker(worker.folder, "first", first_run)
+    goes_on = "this step goes on with "
+    if count > 1:
+        goes_on += r"jobs of a run before it, of input \d with "
+    goes_on += rf"job ({'|'.join(jobs)}), which run {first_run} submitted"
+    named = " and ".join(rf"job ({'|'.join(jobs)})" for _ in jobs)
+    first = Worker(worker.folder, worker.asset, "first", first_run)
     with contextlib.closing(first):
-        first.wait_to_say(f"this step goes on with job {job}, which run {first_run} submitted")
-        second = Worker(worker.folder, "second", first_run)
+        first.wait_to_say(goes_on)
+        if count > 1:
+            first.wait_to_say(f"{count} run, 0 wait")
+        second = Worker(worker.folder, worker.asset, "second", first_run)
         with contextlib.closing(second):
-            second.wait_to_say(f"this step goes on with job {job}, which run {first_run} submitted; run ")
-            one, other = first.run().run_id, second.run().run_id
-            assert f"submitted; run {one} follows it too" in second.said()
+            one = first.run().run_id
+            second.wait_to_say(f"{goes_on}; run {one} follows it too, and it ends when the last of them is terminated")
+            if count > 1:
+                second.wait_to_say(f"{count} run, 0 wait")
+            assert len(re.findall(goes_on, second.said())) == 1, "once, for all of them"
+            other = second.run().run_id
             first.terminate()
             assert first.wait() is dg.DagsterRunStatus.CANCELED
-            assert f"detached: run {other} still follows job {job}, which goes on" in first.said()
-            assert attach(job).status() is JobStatus.RUNNING
+            left = first.wait_to_say(f"detached: run {other} still follows {named}, which go(es)? on")
+            assert set(re.findall(r"job-\w+", left)) == set(jobs)
+            assert [attach(job).status() for job in jobs] == [JobStatus.RUNNING] * count
             second.terminate()
             assert second.wait() is dg.DagsterRunStatus.CANCELED
-            with pytest.raises(JobCancelled, match=f"its Dagster run {other} was terminated"):
-                attach(job).result(timeout=WITHIN)
-    assert worker.jobs() == [job]  # the body ran once
+            for job in jobs:
+                with pytest.raises(JobCancelled, match=f"its Dagster run {other} was terminated"):
+                    attach(job).result(timeout=WITHIN)
+    assert worker.jobs() == jobs  # each body ran once
