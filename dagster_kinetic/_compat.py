@@ -20,16 +20,25 @@ from kinetic_orchestration.notices import warn_once
 Context = Any  # AssetExecutionContext, OpExecutionContext, or what build_asset_context() makes of them
 
 _EVENTS, _COMPUTE_LOGS = "dagster._core.events", "dagster._core.storage.compute_log_manager"
+_ORIGINS, _GRAPH = "dagster._core.remote_origin", "dagster._core.definitions.assets.graph"
 INTERRUPTS = "dagster._utils.interrupts:capture_interrupts"
 CURRENT = "dagster._core.execution.context.compute:current_execution_context"
 AS_RESOURCE = "dagster._core.definitions.resource_annotation:TreatAsResourceParam"
 PIPES_ERROR = "dagster._core.errors:DagsterPipesExecutionError"
 LEFT_BY = "dagster._core.execution.plan.state:KnownExecutionState.build_resume_retry_reexecution"
 PLAN_OF_RUN = "dagster:DagsterInstance.get_execution_plan_snapshot"
+KNOWN_STATE = "dagster._core.snap.execution_plan_snapshot:ExecutionPlanSnapshot.initial_known_state"
+PARENT_STATE = "dagster._core.execution.plan.state:KnownExecutionState.parent_state"
+OF_ASSETS = "dagster:AssetExecutionContext.op_execution_context"
+LAUNCHER = "dagster:DagsterInstance.run_launcher"
 ENGINE_EVENT = f"{_EVENTS}:EngineEventData"
+ENTRIES = f"{_EVENTS}:EngineEventData.metadata"
+OBSERVED = f"{_EVENTS}:AssetObservationData.asset_observation"
 REPORT = "dagster:DagsterInstance.report_engine_event"
 FROM_JOB = f"{_EVENTS}:DagsterEvent.from_job"
 LOG_DATA = f"{_EVENTS}:ComputeLogsCaptureData"
+LOG_MANAGER = "dagster:DagsterInstance.compute_log_manager"
+LOG_KEY = f"{_COMPUTE_LOGS}:ComputeLogManager.build_log_key_for_run"
 LOG_STREAM = f"{_COMPUTE_LOGS}:ComputeLogManager.open_log_stream"
 IO_TYPE = f"{_COMPUTE_LOGS}:ComputeIOType"
 UPLOADS = "dagster._core.storage.cloud_storage_compute_log_manager:CloudStorageComputeLogManager._poll_for_local_upload"
@@ -39,14 +48,33 @@ HAS_DEPRECATED = "dagster._annotations:has_deprecated_params"
 NO_VALUE = "dagster._core.definitions.utils:NoValueSentinel"
 IS_REQUIRED = "dagster._core.definitions.output:OutputDefinition._is_required"
 ORIGIN = "dagster:DagsterRun.remote_job_origin"
+REPOSITORY = f"{_ORIGINS}:RemoteJobOrigin.repository_origin"
+LOCATION = f"{_ORIGINS}:RemoteRepositoryOrigin.code_location_origin"
+LOCATION_NAME = f"{_ORIGINS}:CodeLocationOrigin.location_name"
+OF_SENSOR = "dagster:SensorEvaluationContext.code_location_origin"
 INFO = "dagster:DagsterRun.dagster_execution_info"
 IMPLICIT_JOB = "dagster:RepositoryDefinition.get_implicit_job_def_for_assets"
+PART_OF_JOB = "dagster:JobDefinition.get_subset"
 ASSET_LAYER = "dagster:JobDefinition.asset_layer"
+OF_LAYER = "dagster._core.definitions.assets.job.asset_layer:AssetLayer.selected_asset_keys"
+GRAPH = "dagster:RepositoryDefinition.asset_graph"
+RESOLVED = "dagster:AssetSelection.resolve"
+CHILDREN = f"{_GRAPH}.asset_graph:AssetNode.child_keys"
+CHECKS = f"{_GRAPH}.base_asset_graph:BaseAssetGraph.get_check_keys_for_assets"
 STEP_CONTEXT = "dagster:OpExecutionContext.get_step_execution_context"
+STEP = "dagster._core.execution.context.system:StepExecutionContext.step"
 RESOLVING = "dagster:ComponentLoadContext.from_resolution_context"
+MODULE_PATH = "dagster:ComponentLoadContext.defs_module_path"
+MODULE_NAME = "dagster:ComponentLoadContext.defs_module_name"
 REFERENCE = "dagster:LocalFileCodeReference"
 
 _NO_PARENT = "a run that ReexecutionOptions.from_failure made starts new jobs; one from the page finds its own still"
+_NO_TICKET = "the completion sensor does not find what detached assets have submitted, and says so of each run"
+_ALL_LOCATIONS = "a completion sensor looks at the runs of all code locations"
+_NOTHING_AFTER = "what a job was to make after a detached asset is left to automation conditions"
+_UNFIT = "a config that a changed asset does not take any more fails a tick of the completion sensor"
+_ANY_ASSET = "a completion sensor takes the jobs of all assets, whatever its target is"
+_WHOLE_NAME = "a component's function needs its whole name, without a leading dot"
 _NO_LOGS = "hosts have no logs of their own, and their lines are in the step's own output alone"
 PRIVATE: Mapping[str, str] = {
     INTERRUPTS: "a second signal may end a terminated step before it has cancelled its jobs; the reaper ends them",
@@ -55,10 +83,18 @@ PRIVATE: Mapping[str, str] = {
     PIPES_ERROR: "a Pipes program that failed raises dagster.Failure, and no DagsterPipesExecutionError",
     LEFT_BY: _NO_PARENT,
     PLAN_OF_RUN: _NO_PARENT,
+    KNOWN_STATE: _NO_PARENT,
+    PARENT_STATE: _NO_PARENT,
+    OF_ASSETS: "assets may be warned of by what they share with ops",
+    LAUNCHER: "what would end with a container is refused by the executor alone, and not by the run's launcher",
     ENGINE_EVENT: "the ticket of a detached asset is an observation of it, and no event of the engine",
     REPORT: "the ticket of a detached asset is an observation of it, and no event of the engine",
+    ENTRIES: _NO_TICKET,
+    OBSERVED: _NO_TICKET,
     FROM_JOB: _NO_LOGS,
     LOG_DATA: _NO_LOGS,
+    LOG_MANAGER: _NO_LOGS,
+    LOG_KEY: _NO_LOGS,
     LOG_STREAM: _NO_LOGS,
     IO_TYPE: _NO_LOGS,
     UPLOADS: "with a log manager in a cloud, the hosts' own logs are shown when they end",
@@ -67,12 +103,25 @@ PRIVATE: Mapping[str, str] = {
     HAS_DEPRECATED: "a keyword that Dagster does not show any more may be taken for a misspelt one",
     NO_VALUE: "whether a result of a component has a value is told by the name of its class",
     IS_REQUIRED: "the first run of a detached asset with checks is called failed; its sensor finishes it all the same",
-    ORIGIN: "a completion sensor looks at the runs of all code locations",
+    ORIGIN: _ALL_LOCATIONS,
+    REPOSITORY: _ALL_LOCATIONS,
+    LOCATION: _ALL_LOCATIONS,
+    LOCATION_NAME: _ALL_LOCATIONS,
+    OF_SENSOR: _ALL_LOCATIONS,
     INFO: "labels name run and job, and neither partition nor code location",
-    IMPLICIT_JOB: "a config that a changed asset does not take any more fails a tick of the completion sensor",
-    ASSET_LAYER: "what a job was to make after a detached asset is left to automation conditions",
+    IMPLICIT_JOB: _UNFIT,
+    PART_OF_JOB: _UNFIT,
+    ASSET_LAYER: _NOTHING_AFTER,
+    OF_LAYER: _NOTHING_AFTER,
+    GRAPH: f"{_ANY_ASSET}; {_NOTHING_AFTER}",
+    RESOLVED: _ANY_ASSET,
+    CHILDREN: _NOTHING_AFTER,
+    CHECKS: "the config of a run that finishes a detached asset lacks that of checks which are steps of their own",
     STEP_CONTEXT: "a step goes by the name of its op, and hosts have no logs of their own",
-    RESOLVING: "a component's function needs its whole name, without a leading dot",
+    STEP: "a step goes by the name of its op",
+    RESOLVING: _WHOLE_NAME,
+    MODULE_PATH: _WHOLE_NAME,
+    MODULE_NAME: _WHOLE_NAME,
     REFERENCE: "pages do not lead to the code of an asset",
 }
 
@@ -84,6 +133,20 @@ def _private(where: str) -> Any:
         return functools.reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
         return _gone(where)
+
+
+def _of(owner: Any, *wheres: str) -> Any:
+    """What something of Dagster's has by the last name of each in turn; None from the first on that is None, or that it
+    has not any more, which is said.
+    """
+    for where in wheres:
+        if owner is None:
+            return None
+        try:
+            owner = getattr(owner, where.rpartition(".")[2])
+        except AttributeError:
+            return _gone(where)
+    return owner
 
 
 def _gone(where: str) -> None:
@@ -114,12 +177,12 @@ def is_resumed(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
         return False
     if any(run.tags.get(tag) == "true" for tag in RESUME_TAGS):
         return True
-    if not run.step_keys_to_execute or _origin_of(run) is not None:  # chosen in the page
+    if not run.step_keys_to_execute or _of(run, ORIGIN) is not None:  # chosen in the page
         return False
     if _private(PLAN_OF_RUN) is None:
         return False
     plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id or "")
-    if plan.initial_known_state is None or plan.initial_known_state.parent_state is None:  # it begins anew
+    if _of(plan, KNOWN_STATE, PARENT_STATE) is None:  # it begins anew
         return False
     parent = instance.get_run_by_id(run.parent_run_id)
     return parent is not None and set(run.step_keys_to_execute) == set(_left_by(parent, instance))
@@ -154,7 +217,9 @@ def runs_at(instance: dg.DagsterInstance, step: str, root: str) -> Iterator[dg.D
 
 def op_context(context: Context) -> Any:
     """What assets and ops have in common; an asset's own context warns of some of it."""
-    return getattr(context, "op_execution_context", context)
+    if not isinstance(context, dg.AssetExecutionContext | dg.AssetCheckExecutionContext):
+        return context
+    return _of(context, OF_ASSETS) or context
 
 
 def deployment_name() -> str:
@@ -164,21 +229,18 @@ def deployment_name() -> str:
 
 def is_contained(context: Context) -> bool:
     """Whether what the run leaves on its machine ends with it: its launcher, or its executor, makes containers."""
-    kinds = {type(getattr(context.instance, "run_launcher", None)).__name__, _executor_of(context)}
+    kinds = {type(_of(context.instance, LAUNCHER)).__name__, _executor_of(context)}
     return any(word in kind for kind in kinds for word in ("K8s", "k8s", "Docker", "docker", "Ecs", "ecs", "CloudUser"))
 
 
 def _executor_of(context: Context) -> str:
-    step = _step_of(context)
-    return "" if step is None else str(step.job_def.executor_def.name)
+    return "" if is_direct(context) else str(op_context(context).job_def.executor_def.name)
 
 
 def _step_of(context: Context) -> Any:
     """The step's own context; None in a test that has no step."""
-    if is_direct(context):
-        return None
-    found = getattr(op_context(context), "get_step_execution_context", None)
-    return _gone(STEP_CONTEXT) if found is None else found()
+    found = None if is_direct(context) else _of(op_context(context), STEP_CONTEXT)
+    return None if found is None else found()
 
 
 def code_references(file: str, line: int) -> Mapping[str, Any]:
@@ -198,7 +260,7 @@ def hidden_keywords(decorator: Callable[..., Any]) -> set[str]:
 
 def op_config(context: Context) -> Any:
     """What a run says for a config_schema; None where there is none, as in a test without a context."""
-    return getattr(op_context(context), "op_config", None)
+    return None if context is None else op_context(context).op_config
 
 
 def run_id(context: Context) -> str:
@@ -211,16 +273,14 @@ def is_direct(context: Context) -> bool:
 
 
 def step_key(context: Context) -> str:
-    step = _step_of(context)
-    return str(op_context(context).op_handle) if step is None else str(step.step.key)
+    step = _of(_step_of(context), STEP)
+    return str(op_context(context).op_handle) if step is None else str(step.key)
 
 
 def execution_info(context: Context) -> Mapping[str, str]:
     """What Dagster itself writes on what its runs start elsewhere, as on the pods of Kubernetes."""
     run = context.run
-    found = getattr(run, "dagster_execution_info", None)
-    if found is None:
-        _gone(INFO)
+    found = _of(run, INFO)
     return found if found is not None else {"dagster/run-id": run.run_id, "dagster/job": run.job_name}
 
 
@@ -264,12 +324,10 @@ def selected_assets(context: Context) -> Collection[dg.AssetKey]:
 
 def log_event(context: Context, message: str, entries: Mapping[str, str]) -> None:
     """Write an event of this step, with entries of text, into the log of its run. Nobody can from outside the run."""
-    made, report = _private(ENGINE_EVENT), getattr(context.instance, "report_engine_event", None)
+    made, report = _private(ENGINE_EVENT), _of(context.instance, REPORT)
     if made is not None and report is not None:
         report(message, context.run, made(metadata=dict(entries)), step_key=step_key(context))
         return
-    if report is None:
-        _gone(REPORT)
     for key in sorted(selected_assets(context))[:1]:
         context.log_event(dg.AssetObservation(key, description=message, metadata=dict(entries)))
 
@@ -284,9 +342,13 @@ def logged_events(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[str,
         page = instance.get_records_for_run(run, cursor, of_type=_WITH_ENTRIES)
         for record in page.records:
             event = record.event_log_entry.dagster_event
-            data = event.event_specific_data if event is not None else None
-            metadata = getattr(getattr(data, "asset_observation", data), "metadata", None)
-            if event is not None and metadata:
+            if event is None or event.event_specific_data is None:
+                continue
+            if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION:
+                metadata = getattr(_of(event.event_specific_data, OBSERVED), "metadata", None)
+            else:
+                metadata = _of(event.event_specific_data, ENTRIES)
+            if metadata:
                 yield event.step_key or "", {name: entry.value for name, entry in metadata.items()}
         if not page.has_more:
             return
@@ -300,12 +362,12 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
     None where there is no such thing. One stream alone: log managers in a cloud store both when either is closed.
     """
     step = _step_of(context)
-    manager = None if step is None else step.instance.compute_log_manager
-    row, data, kinds, opens = (_private(where) for where in (FROM_JOB, LOG_DATA, IO_TYPE, LOG_STREAM))
-    if manager is None or None in (row, data, kinds, opens):
+    manager = None if step is None else _of(context.instance, LOG_MANAGER)
+    row, data, kinds, *ways = (_private(where) for where in (FROM_JOB, LOG_DATA, IO_TYPE, LOG_STREAM, LOG_KEY))
+    if manager is None or None in (row, data, kinds, *ways):
         yield None
         return
-    log_key = manager.build_log_key_for_run(step.run_id, key)
+    log_key = manager.build_log_key_for_run(run_id(context), key)
     stream = manager.open_log_stream(log_key, kinds.STDOUT)
     with contextlib.ExitStack() as stack:
         uploading = getattr(manager, "_poll_for_local_upload", None)  # those in a cloud, where they are told to
@@ -341,11 +403,11 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
 def module_of_component(context: Any) -> str:
     """The module that a component's folder is, for names that begin with a dot."""
     found = _private(RESOLVING)
-    if found is None:
-        raise UsageError(PRIVATE[RESOLVING])
-    loading = found(context)
-    inside = loading.path.relative_to(loading.defs_module_path)
-    return ".".join([str(loading.defs_module_name), *inside.parts])
+    loading = None if found is None else found(context)
+    folder, name = _of(loading, MODULE_PATH), _of(loading, MODULE_NAME)
+    if loading is None or folder is None or name is None:
+        raise UsageError(_WHOLE_NAME)
+    return ".".join([str(name), *loading.path.relative_to(folder).parts])
 
 
 def has_value(result: dg.MaterializeResult[Any]) -> bool:
@@ -369,19 +431,11 @@ def make_optional(assets: dg.AssetsDefinition) -> set[str]:
 
 def location_of_run(run: dg.DagsterRun) -> str:
     """The code location that a run is of; "" where nobody has noted it, as in a test."""
-    repository = getattr(_origin_of(run), "repository_origin", None)
-    return str(getattr(getattr(repository, "code_location_origin", None), "location_name", "") or "")
-
-
-def _origin_of(run: dg.DagsterRun) -> Any:
-    """By what the page, a schedule or a sensor launched it; None of a run that Python code made."""
-    if not hasattr(run, "remote_job_origin"):
-        return _gone(ORIGIN)
-    return run.remote_job_origin
+    return str(_of(run, ORIGIN, REPOSITORY, LOCATION, LOCATION_NAME) or "")
 
 
 def location_of_sensor(context: dg.SensorEvaluationContext) -> str:
-    return str(getattr(getattr(context, "code_location_origin", None), "location_name", "") or "")
+    return str(_of(context, OF_SENSOR, LOCATION_NAME) or "")
 
 
 def outputs_of(context: Context) -> dict[str, dg.AssetKey]:
@@ -403,7 +457,7 @@ def asset_names(context: Context) -> tuple[str, ...]:
 
 def selected_checks(context: Context) -> list[Any]:
     """The keys of the asset checks that this step is to give."""
-    return list(getattr(op_context(context), "selected_asset_check_keys", ()))
+    return list(op_context(context).selected_asset_check_keys)
 
 
 def assets_of(run: dg.DagsterRun, repository: Any) -> set[dg.AssetKey]:
@@ -414,16 +468,33 @@ def assets_of(run: dg.DagsterRun, repository: Any) -> set[dg.AssetKey]:
         job = repository.get_job(run.job_name)
     except dg.DagsterInvariantViolationError:
         return set()
-    layer = getattr(job, "asset_layer", None)
-    if layer is None:
-        _gone(ASSET_LAYER)
-    return set(getattr(layer, "selected_asset_keys", ()))
+    return set(_of(job, ASSET_LAYER, OF_LAYER) or ())
+
+
+def assets_in(selection: dg.AssetSelection, repository: Any) -> Collection[dg.AssetKey] | None:
+    """What a selection holds; None if that is not known here."""
+    resolved, graph = _of(selection, RESOLVED), _of(repository, GRAPH)
+    return None if resolved is None or graph is None else set(resolved(graph))
+
+
+def children_of(asset: dg.AssetKey, repository: Any) -> Collection[dg.AssetKey]:
+    """The assets that are made of one."""
+    graph = _of(repository, GRAPH)
+    return () if graph is None else _of(graph.get(asset), CHILDREN) or ()
+
+
+def steps_of(selection: Collection[dg.AssetKey], repository: Any) -> set[str]:
+    """The steps that make these assets, or check them."""
+    made, checked = repository.assets_defs_by_key, repository.asset_checks_defs_by_key
+    about = _of(repository, GRAPH, CHECKS)
+    checks = () if about is None else about(set(selection))
+    definitions = [made[key] for key in selection if key in made] + [checked[key] for key in checks if key in checked]
+    return {definition.node_def.name for definition in definitions}
 
 
 def check_config(repository: Any, selection: Collection[dg.AssetKey], config: Mapping[str, Any]) -> None:
     """What Dagster does as it creates a run of these assets: an error if they do not take the config."""
-    made = getattr(repository, "get_implicit_job_def_for_assets", None)
-    if made is None:
-        _gone(IMPLICIT_JOB)
-        return
-    dg.validate_run_config(made(selection).get_subset(asset_selection=set(selection)), config)
+    made = _of(repository, IMPLICIT_JOB)
+    part = None if made is None else _of(made(selection), PART_OF_JOB)
+    if part is not None:
+        dg.validate_run_config(part(asset_selection=set(selection)), config)

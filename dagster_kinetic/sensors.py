@@ -231,7 +231,7 @@ class _Completion:
         repository = self._context.repository_def
         if repository is None:
             return None
-        return target.resolve(repository.asset_graph)
+        return _compat.assets_in(target, repository)
 
     def _unknown(self, ticket: Ticket) -> str:
         """An asset of the ticket that is none of this sensor's, if there is one."""
@@ -329,12 +329,12 @@ class _Completion:
         several = sum(name.startswith(TICKET) for name in run.tags) > 1
         if repository is None or several:
             return []
-        graph, wanted = repository.asset_graph, _compat.assets_of(run, repository)
+        wanted = _compat.assets_of(run, repository)
         found: dict[dg.AssetKey, None] = {}
         made = _keys_of(ticket)
         left = list(made)
         while left:
-            for child in graph.get(left.pop()).child_keys:
+            for child in _compat.children_of(left.pop(), repository):
                 if child in wanted and child in (self._held or ()) and child not in found and child not in made:
                     found[child] = None
                     left.append(child)
@@ -346,11 +346,7 @@ class _Completion:
         repository = self._context.repository_def
         if repository is None or not config.get("ops"):
             return config
-        definitions = {repository.assets_defs_by_key[key] for key in selection if key in repository.assets_defs_by_key}
-        checks = repository.asset_checks_defs_by_key
-        about = repository.asset_graph.get_check_keys_for_assets(set(selection))
-        steps = {definition.node_def.name for definition in definitions}
-        steps |= {checks[key].node_def.name for key in about if key in checks}
+        steps = _compat.steps_of(selection, repository)
         config["ops"] = {step: given for step, given in config["ops"].items() if step in steps}
         return config
 
