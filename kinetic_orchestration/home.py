@@ -13,8 +13,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from kinetic_orchestration.agent.ownership import others_write
+
 PRIVATE: Final = 0o700
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _LINKS: Final = 40  # as many as the kernel follows
 _OVERFLOW: Final = 65534  # whoever has no number in this user namespace, by which the root outside of it is shown
 
@@ -86,7 +87,7 @@ def _check_own(home: Path) -> None:
             f"{_name(found.st_uid)}, or give it to yourself: chown -R {_short(os.geteuid())} {home}",
         )
     mode = stat.S_IMODE(found.st_mode)
-    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(found.st_gid)):
+    if others_write(found):
         raise Unfit(
             f"others may write it (mode {mode:04o}) and could have programs run as you",
             f"Look whether everything in it is yours (find {home} ! -user {_short(os.geteuid())}), then: "
@@ -131,9 +132,7 @@ def _check_way(home: Path) -> None:
 def _check_folder(folder: Path, home: Path, trusted: set[int]) -> None:
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
-    if not mode & _OTHERS_WRITE or mode & stat.S_ISVTX:
-        return
-    if not mode & stat.S_IWOTH and _is_own_group(found.st_gid):
+    if mode & stat.S_ISVTX or not others_write(found):
         return
     if found.st_uid in trusted and _is_volume(folder):
         return
@@ -145,18 +144,6 @@ def _others(folder: Path, home: Path, what: str, mend: str) -> Unfit:
         f"{folder} above it {what}, so that somebody else could put another folder in the place of {home.name}",
         f"Set KINETIC_HOME to a folder in a place of your own, or, if nobody needs it to be so: {mend}",
     )
-
-
-def _is_own_group(gid: int) -> bool:
-    """The group that many systems make for each user, with nobody else in it: there a umask of 002 is usual."""
-    import grp
-    import pwd
-
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:  # a container's user without a name
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def _is_volume(folder: Path) -> bool:

@@ -89,7 +89,7 @@ def launch(
             bundle = package(spec, plan, here, folder, copies.environ())
             if say is not None:
                 say(f"submitting job {job}: {bundle.told} to {store.url}")
-            staged = stage(bundle, store, here.retention)
+            staged = stage(bundle, store, here.retention, here.home)
         logins = staged.environment.get("secrets", ())  # for a private package index
         if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:
             staged = replace(staged, environment={**staged.environment, "installer_only": unasked})

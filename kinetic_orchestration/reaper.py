@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration import act, attempts, roll, trust
 from kinetic_orchestration.agent import environment, names, tree, wire
 from kinetic_orchestration.agent.records import Entry
+from kinetic_orchestration.agent.verified import Verified
 from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.cost import price
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
@@ -503,6 +504,7 @@ def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
     days = settings.retention / 86400.0
     if dry_run:
         return
+    Verified(settings.home).prune()
     trust.prune(settings.home, settings.retention * FAILED_FACTOR + BLOB_MARGIN)
     for built in environment.prune(str(settings.home / "environments"), days):
         yield Reaped("environment", Path(built).name, f"no job used it for {days:.0f} days")

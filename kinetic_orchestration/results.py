@@ -56,7 +56,7 @@ def collect(job: Job, outcome: Outcome) -> Any:
             job_id=job.job_id, host=0,
         )  # fmt: skip
     with _file(job, outcome.attempt, 0, "result", verdict.size) as path:
-        return load_value(path, verdict.digest, verdict.format, job_id=job.job_id)
+        return load_value(path, verdict.digest, verdict.format, job_id=job.job_id, home=job.trust.home)
 
 
 def error_of(job: Job, outcome: Outcome) -> Exception:

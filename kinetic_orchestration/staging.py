@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.agent.verified import deliver
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.packaging.payload import PackedCall
@@ -22,7 +23,7 @@ from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Staged
 
 
-def stage(bundle: Bundle, store: Store, retention: float) -> Staged:
+def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
     """Blobs first, each whole or not at all; the spec that names them is written last, by whoever admits the job.
 
     All that is independent is asked and sent side by side: how long it takes is a matter of round trips.
@@ -32,7 +33,7 @@ def stage(bundle: Bundle, store: Store, retention: float) -> Staged:
     payload: dict[str, Any] = {}
     if bundle.call is not None:
         payload = {"digest": bundle.call.digest, "size": bundle.call.size}
-        work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention))
+        work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention, home))
     if (lock := bundle.environment.lock) is not None:
         work.append(partial(_send_bytes, lock.digest, lock.text.encode(), store, retention))
         work += [partial(_send_wheel, digest, path, store, retention) for digest, path in lock.wheels]
@@ -104,14 +105,14 @@ def _send(item: Item, spool: Path, store: Store, retention: float) -> tuple[str,
     return uploaded.digest, uploaded.uploaded_bytes
 
 
-def _send_call(call: PackedCall, path: Path, store: Store, retention: float) -> tuple[str, int]:
+def _send_call(call: PackedCall, path: Path, store: Store, retention: float, home: Path) -> tuple[str, int]:
     name = names.blob(call.digest)
     if store.remote:  # most calls are new, and of others it has to be known how old they are: both at once
         looks = [lambda: store.upload(name, str(path)), lambda: keep(store, name, retention) is not None]
         new, there = at_once(looks, 2)
         new = new or (not there and store.upload(name, str(path)))
     else:
-        new = not keep(store, name, retention) and store.upload(name, str(path), move=True)
+        new = not keep(store, name, retention) and deliver(store, name, str(path), call.digest, home)
     return call.digest, call.size if new else 0
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from kinetic_orchestration import home as homes
 from kinetic_orchestration import preflight
+from kinetic_orchestration.agent import ownership
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.settings import load
 
@@ -95,7 +96,7 @@ def test_also_the_default_home_is_refused_if_others_may_write_it(top: Path, monk
 
 @pytest.mark.parametrize("bits", [0o777, 0o775, 0o2777])
 def test_a_folder_above_that_others_may_write_is_refused(top: Path, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    monkeypatch.setattr(homes, "_is_own_group", lambda _: False)
+    monkeypatch.setattr(ownership, "is_own_group", lambda _: False)
     above = top / "above"
     (above / "between").mkdir(parents=True)
     above.chmod(bits)
@@ -120,7 +121,7 @@ def test_the_users_own_group_is_nobody_else(top: Path, monkeypatch: pytest.Monke
     (top / "home").mkdir()
     for folder in (top, top / "home"):
         folder.chmod(0o775)
-    monkeypatch.setattr(homes, "_is_own_group", lambda gid: gid == os.getegid())
+    monkeypatch.setattr(ownership, "is_own_group", lambda gid: gid == os.getegid())
     assert mode(home_of(top / "home")) == 0o700
 
 

@@ -90,7 +90,7 @@ def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> act.Job:
     identity = of(plan.deployment, None)
     job_id, _ = launch.claim(store, backend, identity)
     with launch.staging_folder(store, here.home) as folder:
-        staged = launch.stage(launch.package(spec, plan, here, folder, os.environ), store, here.retention)
+        staged = launch.stage(launch.package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
     written = launch.admit(store, job_id, identity, plan, staged, believed)
     assert written is not None
     return act.at_rest(act.open_job(job_id, store, backend, believed, written=written))

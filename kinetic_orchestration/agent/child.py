@@ -95,7 +95,7 @@ def _call(go: dict[str, Any]) -> int:
 
             debugger.wait(go["debug"], outcome)
         try:
-            function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"])
+            function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"], home=go["home"])
         except payload.Tampered as error:
             told = f"{error}. It was removed from the store: submit the job again"
             return _report(outcome, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": told}, 1)

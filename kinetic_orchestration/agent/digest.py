@@ -19,8 +19,12 @@ CHUNK = 8 << 20
 LEAF = b"kinetic bytes\n"
 NODE = b"kinetic chunks\n"
 THREADS = 2
+# Of a file with so many bytes it pays to remember that it was hashed (`verified`): others take milliseconds.
+LARGE = 16 << 20
 # Smaller pieces are gathered into one; larger ones are used where they lie.
 _COPIED = 64 << 10
+# What is hashed and then written at a time: it is in the core's own cache in between.
+_STRIDE = 256 << 10
 # Chunks under way: bounds the memory of a producer that is faster than two cores can hash.
 _PENDING = 4
 
@@ -43,7 +47,7 @@ def plain_of_file(path: str | os.PathLike[str]) -> str:
 class Hasher:
     """Takes bytes in any pieces; hashes whole chunks on two threads beside its caller.
 
-    With a file descriptor it also writes them there, from its start: each chunk is hashed and written by one
+    With a file descriptor it also writes them there, from its start: each stride is hashed and written by one
     thread while it is in that core's cache. A large piece is not copied: it must not change before
     `digest()`.
     """
@@ -128,10 +132,15 @@ class Hasher:
     def _take(self, offset: int, pieces: list[bytearray | memoryview]) -> bytes:
         sha = hashlib.sha256(LEAF)
         for piece in pieces:
-            sha.update(piece)
-            if self._descriptor is not None:
-                _write(self._descriptor, memoryview(piece), offset)
-                offset += len(piece)
+            if self._descriptor is None:
+                sha.update(piece)
+                continue
+            view = memoryview(piece)
+            for at in range(0, len(view), _STRIDE):
+                part = view[at : at + _STRIDE]
+                sha.update(part)
+                _write(self._descriptor, part, offset)
+                offset += len(part)
         return sha.digest()
 
 

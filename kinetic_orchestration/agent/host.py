@@ -640,7 +640,7 @@ class Host:
         if report.get("kind") == "tampered":
             self._discard_payload()
         if report.get("digest") and report["kind"] == "exception":
-            self.records.upload(self._name("exception"), self.minder.files["outcome"], move=True)
+            self._send("exception", report)
         code = self.exit.code if self.exit is not None else None
         return wire.Failure(
             type=report.get("type", ""),
@@ -694,7 +694,20 @@ class Host:
         )  # fmt: skip
 
     def _send_value(self) -> None:
-        self.records.upload(self._name("result"), self.minder.files["outcome"], move=not self.records.remote)
+        self._send("result", self._report() or {})
+
+    def _send(self, what: str, report: dict[str, Any]) -> None:
+        from kinetic_orchestration.agent import digest
+
+        path = self.minder.files["outcome"]
+        if self.records.remote:
+            self.records.upload(self._name(what), path, move=what == "exception")
+        elif report.get("size", 0) < digest.LARGE:
+            self.records.upload(self._name(what), path, move=True)
+        else:
+            from kinetic_orchestration.agent import verified
+
+            verified.deliver(self.records, self._name(what), path, report["digest"], self.at.home)
 
     def _prove(self, role: str, outcome: str) -> str:
         """So that who may write to the store cannot pass off something else as what this host's program came to."""

@@ -67,6 +67,7 @@ def orders(
         "payload": ready.payload,
         "digest": task["payload"].get("digest", ""),
         "data": ready.data,
+        "home": at.home if "://" not in at.store else None,  # where the payload may be known already
         "outcome": files["outcome"],
         "stacks": files["stacks"],
         "value": at.host == 0,

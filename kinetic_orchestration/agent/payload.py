@@ -17,10 +17,12 @@ import mmap
 import os
 import pickle
 import sys
+import time
 import types
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent.digest import Hasher, of_bytes
+from kinetic_orchestration.agent.digest import LARGE, Hasher, of_bytes
+from kinetic_orchestration.agent.stamps import stamp_of
 from kinetic_orchestration.agent.wire import PLAIN
 
 if TYPE_CHECKING:
@@ -93,24 +95,32 @@ def load(
     expected_digest: str | None = None,
     data: Sequence[str] = (),
     role: bytes = CALL,
+    home: str | os.PathLike[str] | None = None,
 ) -> Any:
     """The value of a file. Its arrays are writeable and private to this process.
 
     With `expected_digest` ("" is no file's) nothing is unpickled unless every byte is as it was sent. `data` are the
-    paths on this machine of what was wrapped in `Data`, in the order in which it was found.
+    paths on this machine of what was wrapped in `Data`, in the order in which it was found. A large file in `home` is
+    not hashed again where it is known not to have changed since.
     """
-    return _load(path, expected_digest, data, role, names_first=True)
+    return _load(path, expected_digest, data, role, names_first=True, home=home)
 
 
 def _load(
-    path: str | os.PathLike[str], expected_digest: str | None, data: Sequence[str], role: bytes, names_first: bool
+    path: str | os.PathLike[str],
+    expected_digest: str | None,
+    data: Sequence[str],
+    role: bytes,
+    names_first: bool,
+    home: str | os.PathLike[str] | None = None,
 ) -> Any:
-    memory = _memory(path)
-    view = memoryview(memory)
-    if expected_digest is not None:
-        found = of_bytes(view)
-        if found != expected_digest:
-            raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected_digest} was sent")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        view = memoryview(_memory(path, descriptor))
+        if expected_digest is not None:
+            _verify(path, descriptor, view, expected_digest, home)
+    finally:
+        os.close(descriptor)
     index, start = _index(path, view, role)
     buffers = [view[at : at + size] for at, size in index["buffers"]]
     stream = _Source(view[start : start + index["pickles"]])
@@ -122,26 +132,41 @@ def _load(
     return value
 
 
-def _memory(path: str | os.PathLike[str]) -> Any:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size > MAPPED:
-            if sys.version_info >= (3, 13):
-                return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
-            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-        # Anonymous memory, because unlike a bytearray it is aligned.
-        memory = mmap.mmap(-1, max(size, 1))
-        with memoryview(memory) as view, open(descriptor, "rb", buffering=0, closefd=False) as file:
-            done = 0
-            while done < size:
-                count = file.readinto(view[done:size])
-                if not count:
-                    raise Tampered(f"{os.fspath(path)} is cut off")
-                done += count
-        return memory
-    finally:
-        os.close(descriptor)
+def _memory(path: str | os.PathLike[str], descriptor: int) -> Any:
+    size = os.fstat(descriptor).st_size
+    if size > MAPPED:
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Anonymous memory, because unlike a bytearray it is aligned.
+    memory = mmap.mmap(-1, max(size, 1))
+    with memoryview(memory) as view, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        done = 0
+        while done < size:
+            count = file.readinto(view[done:size])
+            if not count:
+                raise Tampered(f"{os.fspath(path)} is cut off")
+            done += count
+    return memory
+
+
+def _verify(
+    path: str | os.PathLike[str], file: int, view: memoryview, expected: str, home: str | os.PathLike[str] | None
+) -> None:
+    if home is None or len(view) < LARGE:
+        known = None
+    else:
+        from kinetic_orchestration.agent.verified import Verified
+
+        known = Verified(home)
+        if known.knows(path, file, expected):
+            return
+    before, began = stamp_of(os.fstat(file)), time.time_ns()
+    found = of_bytes(view)
+    if found != expected:
+        raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected} was sent")
+    if known is not None:
+        known.read(path, file, found, before, began)
 
 
 def _index(path: str | os.PathLike[str], view: memoryview, role: bytes) -> tuple[dict[str, Any], int]:

@@ -1,7 +1,7 @@
 """The stat index: what the last snapshot of a project saw, so that an unchanged file is not read again.
 
-Responsible for a format that loads in a few milliseconds, for replacing it in one step, and for the rule by
-which a file's content is believed unchanged. It is a cache: a missing, foreign or damaged index is an empty
+Responsible for a format that loads in a few milliseconds and for replacing it in one step; by which rule a file's
+content is believed unchanged, `agent/stamps.py` says. It is a cache: a missing, foreign or damaged index is an empty
 one, and costs one pass of hashing. Knows nothing of ignore rules or packs; it keeps what it is given.
 """
 
@@ -17,19 +17,10 @@ from pathlib import Path
 from zlib import crc32
 
 from kinetic_orchestration import __version__
-
-# st_mode, st_size, st_mtime_ns, st_ino, st_ctime_ns
-Stamp = tuple[int, int, int, int, int]
+from kinetic_orchestration.agent.stamps import Stamp
 
 _MAGIC = b"kinetic index 1 " + __version__.encode() + b"\n"
 _STAMP = struct.Struct("<IqqQq")
-
-# A file that is changed after it was read, but in the same tick of its file system's clock and without a
-# change of size, keeps its stamp. So a content is believed only if its file was left alone for longer than a
-# tick before the reading began: git's racy rule, but from the reading and not from the index's own time.
-_TICK = 50_000_000
-_COARSE_TICK = 2_000_000_000  # of file systems that keep whole seconds, or every second one
-_RACY = -1
 
 
 @dataclass(frozen=True)
@@ -52,21 +43,6 @@ class Index:
     def digest_list(self) -> list[str]:
         text = self.digests.hex()
         return [text[at : at + 64] for at in range(0, len(text), 64)]
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    return (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
-
-
-def believable(stamp: Stamp, began: int) -> Stamp:
-    """The stamp to remember for a file that was read after `began` (nanoseconds): one that never fits, if the
-    file may have changed since without showing it.
-    """
-    mode, size, modified, inode, changed = stamp
-    tick = _TICK if changed % 1_000_000_000 else _COARSE_TICK
-    if max(modified, changed) < began - tick:
-        return stamp
-    return (mode, size, _RACY, inode, changed)
 
 
 def load(path: Path) -> Index:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, ParamSpec, TypeVar
 
 from kinetic_orchestration.agent import tree
+from kinetic_orchestration.agent.stamps import Stamp, stamp_of
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.packaging.index import Stamp, stamp_of
 from kinetic_orchestration.packaging.walk import Found, shown, unreadable
 from kinetic_orchestration.parallel import side_by_side
 from kinetic_orchestration.secret_shapes import HEAD, is_key_file, is_key_name

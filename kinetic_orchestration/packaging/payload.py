@@ -90,13 +90,21 @@ def pack_call(
 
 
 def load_value(
-    path: str | os.PathLike[str], digest: str, format: str = "", *, job_id: str = "", host: int | None = 0
+    path: str | os.PathLike[str],
+    digest: str,
+    format: str = "",
+    *,
+    job_id: str = "",
+    host: int | None = 0,
+    home: Path | None = None,
 ) -> Any:
-    """The result of a job. Raises Corrupt or ResultNotPicklable. Only what is PLAIN may come from anybody."""
+    """The result of a job. Raises Corrupt or ResultNotPicklable. Only what is PLAIN may come from anybody. `home` may
+    know already that the bytes are those that were sent.
+    """
     try:
         if format == wire.PLAIN:
             return payload.load_plain(path, digest)
-        return payload.load(path, digest, role=payload.VALUE)
+        return payload.load(path, digest, role=payload.VALUE, home=home)
     except payload.Tampered as error:
         raise Corrupt(f"the result of job {job_id} is damaged or was changed: {error}") from error
     except Exception as error:  # a user's __setstate__ may raise anything

@@ -26,7 +26,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import names, tree
+from kinetic_orchestration.agent import names, stamps, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.notices import tell_once, warn_once
@@ -285,7 +285,7 @@ def _next_index(
     rows = {path: (index.stamps[path], known[path]) for path in listing.kept}
     withheld = dict(listing.withheld)
     for content in contents:
-        stamp = stat_index.believable(content.stamp, began if content.steady else 0)
+        stamp = stamps.believable(content.stamp, began if content.steady else 0)
         if content.withheld:
             withheld[content.path] = stamp
         else:

@@ -33,7 +33,7 @@ def intended(
     identity = of(plan.deployment, None)
     job_id, _ = claim(store, backend, identity)
     with staging_folder(store, here.home) as folder:
-        staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention)
+        staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
         admit(store, job_id, identity, plan, staged)
     job = act.open_job(job_id, store, backend)
     act.intend(job, 1)

@@ -168,7 +168,7 @@ class Site:
         spool = self.folder / f"spool-{job}"
         spool.mkdir()
         local = replace(plan, backend="local")  # its environment is this one
-        staged = stage(package(spec, local, here, spool, os.environ), store, here.retention)
+        staged = stage(package(spec, local, here, spool, os.environ), store, here.retention, here.home)
         zip_ = agent.build()
         self.records.create(names.blob(zip_.digest), zip_.data)
         admit(_With(self.records, task), job, identity, plan, staged)  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ class Desk:
         plan = replace(make_plan(spec, here, {}), backend="tpu-vm", emulated=emulated)
         with tempfile.TemporaryDirectory(dir=self.folder) as spool:
             bundle = package(spec, plan, here, Path(spool), self.environ)
-            return bundle, stage(bundle, open_store(self.folder / "store", "test"), here.retention)
+            return bundle, stage(bundle, open_store(self.folder / "store", "test"), here.retention, here.home)
 
     def locked(self, function: Callable[..., Any] | None, *args: Any, **options: Any) -> list[str]:
         bundle, _ = self.packed(function, *args, **options)

@@ -1,0 +1,43 @@
+"""Tells who may change a file or a folder, by its owner and its mode. Knows no home and no store."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def others_write(status: os.stat_result) -> bool:
+    """Tells whether anybody but its owner, and a group that is its owner alone, may write it."""
+    mode = status.st_mode
+    return bool(mode & stat.S_IWOTH) or (bool(mode & stat.S_IWGRP) and not is_own_group(status.st_gid))
+
+
+def is_own_group(gid: int) -> bool:
+    """Tells whether it is the group that many systems make for each user, with nobody else in it: there a umask of 002
+    is usual.
+    """
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:  # a container's user without a name
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def is_private(path: str, home: str) -> bool:
+    """Tells whether only this user reaches a file by its path: it lies in `home`, which is 0700, and every folder from
+    there to it is this user's own, is no link, and is written by nobody else. Both paths are real ones.
+    """
+    me = os.geteuid()
+    if not path.startswith(home + os.sep):
+        return False
+    folder = os.path.dirname(path)
+    while True:
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != me or others_write(found):
+            return False
+        if folder == home:
+            return not found.st_mode & 0o077
+        folder = os.path.dirname(folder)
