@@ -28,7 +28,7 @@ from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, Ne
 from kinetic_orchestration.identity import job_of
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.records import IDENTITY, SPEC, plan_of, spec_of
+from kinetic_orchestration.records import IDENTITY, SPEC, plan_of, spec_of, texts
 from kinetic_orchestration.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.settings import Settings, duration
 from kinetic_orchestration.stores import Store
@@ -456,12 +456,12 @@ def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) 
         if record is not None:
             with _if_sound():
                 staged = wire.decode(record.data)["staged"]
-                named.update(_texts(staged))
+                named.update(texts(staged))
                 locks.add(str(staged["environment"].get("lock", "")))
     for record in side_by_side(store.read, [name for name in young if name.startswith("projects/")], threads):
         if record is not None:
             with _if_sound():
-                named.update(_texts(json.loads(record.data)))
+                named.update(texts(json.loads(record.data)))
     for record in side_by_side(store.read, [names.blob(lock) for lock in sorted(locks) if lock], threads):
         if record is not None:
             named.update(re.findall(r"sha256:([0-9a-f]{64})", record.data.decode("utf-8", "replace")))
@@ -482,15 +482,6 @@ def _if_sound() -> Iterator[None]:
         raise NewerWire(str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from _texts(entry)
 
 
 def _digest(prefix: str, name: str) -> str:

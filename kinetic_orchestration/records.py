@@ -337,3 +337,12 @@ def _before(fields: Any, attempt: int) -> Before | None:
     if any(one >= other for one, other in itertools.pairwise((*before.ran, attempt))):
         raise Wrong(None, "before.ran", f"is {schema.short(fields['ran'])}, which are not attempts before it")
     return before
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield every text in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from texts(entry)

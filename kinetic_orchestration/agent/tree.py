@@ -231,7 +231,7 @@ def _folders(manifest: Mapping[str, Any]) -> set[str]:
 def _unpack_one(pack: Pack, source: str, files: list[tuple[int, int, int, bytes, str]]) -> None:
     done: tuple[int, int] | None = None
     before = b""
-    with _open(pack, source) as reader:
+    with opened(pack, source) as reader:
         for offset, size, mode, path, sha256 in files:
             try:
                 if done == (offset, size):
@@ -262,7 +262,8 @@ def _write(path: bytes, mode: int, pieces: Iterable[bytes], sha256: str) -> None
         raise BadTree(f"the bytes of {os.fsdecode(path)!r} are not those that were sent,")
 
 
-def _open(pack: Pack, source: str) -> _RawReader | _ZlibReader:
+def opened(pack: Pack, source: str) -> _RawReader | _ZlibReader:
+    """Return the reader of a pack's contents by their offsets, which must not go down."""
     if pack.encoding == RAW:
         return _RawReader(os.fsencode(source))
     if pack.encoding == ZLIB:

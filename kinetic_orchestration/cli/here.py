@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration import accelerators as table
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.cli.output import dollars, note, show_json, show_table
+from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
 
 if TYPE_CHECKING:
     from kinetic_orchestration.cost import Price
+    from kinetic_orchestration.decay import Damage, Found
+    from kinetic_orchestration.preflight import Report
     from kinetic_orchestration.settings import Settings
 
 
@@ -21,8 +23,14 @@ def doctor(arguments: Namespace) -> int:
     from kinetic_orchestration import preflight
 
     report = preflight.examine(os.environ, store=arguments.store, deployment=arguments.deployment)
+    read = None
+    if arguments.verify and report.settings:
+        report, read = _verify(arguments, report)
     if arguments.json:
-        show_json(asdict(report) | {"ok": report.ok})
+        blobs = (
+            {} if read is None else {"blobs": {**read._asdict(), "damaged": [each._asdict() for each in read.damaged]}}
+        )
+        show_json(asdict(report) | blobs | {"ok": report.ok})
         return codes.OK if report.ok else codes.ENVIRONMENT
     if report.settings:
         show_table(
@@ -33,10 +41,40 @@ def doctor(arguments: Namespace) -> int:
     for check in report.checks:
         if check.fix:
             print(f"\n{check.name}: {check.fix}")
+    if read is not None and read.damaged:
+        print()
+        show_table(
+            ("damaged", "where", "found", "jobs"),
+            [(each.what, each.place, each.why, _jobs(each)) for each in read.damaged],
+        )
+        for what, fix in {each.what: each.fix for each in read.damaged}.items():
+            print(f"\n{what}: {fix}")
     sys.stdout.flush()
     failed = sum(check.state == preflight.FAILED for check in report.checks)
     note("all is well" if report.ok else f"{failed} of {len(report.checks)} checks failed")
     return codes.OK if report.ok else codes.ENVIRONMENT
+
+
+def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
+    """What doctor found, and besides whether every blob still is what was written."""
+    from kinetic_orchestration import decay, preflight, settings
+    from kinetic_orchestration.errors import KineticError
+
+    here = settings.load(store=arguments.store, deployment=arguments.deployment)
+    try:
+        with working("reading every blob") as say:
+            read = decay.examine(here, say)
+    except KineticError as error:
+        check = preflight.Check("blobs", preflight.FAILED, "they could not be read", str(error))
+        return replace(report, checks=(*report.checks, check)), None
+    state = preflight.FAILED if read.damaged else preflight.OK
+    fix = "what to do with each stands below them" if read.damaged else ""
+    return replace(report, checks=(*report.checks, preflight.Check("blobs", state, read.told, fix))), read
+
+
+def _jobs(damage: Damage) -> str:
+    more = f", and {damage.many - len(damage.jobs)} more" if damage.many > len(damage.jobs) else ""
+    return ", ".join(damage.jobs) + more or "-"
 
 
 def accelerators(arguments: Namespace) -> int:

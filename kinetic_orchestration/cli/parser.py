@@ -62,7 +62,12 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _here(commands: Any) -> None:
-    _add(commands, "doctor", "show each setting and where it came from, and check this machine", place=True)
+    command = _add(commands, "doctor", "show each setting and where it came from, and check this machine", place=True)
+    command.add_argument(
+        "--verify",
+        action="store_true",
+        help="also read every blob of the store and the home: which are not what they were",
+    )
 
     command = _add(commands, "accelerators", "list the known slices with their price, or draw one")
     command.add_argument("name", nargs="?", metavar="NAME", help="such as v5e-16, v5p-4x4x4, a100x4 or cpu:8")

@@ -1,0 +1,464 @@
+"""Reads every blob of the stores and of the home, and tells which of them are not what they were, and whose they are.
+
+A disk may give other bytes than it was given, and a large file that was hashed once is not hashed at every map. Here
+everything is read that has a digest: what is named by one, values and exceptions by their verdicts, and the parts of
+checkpoints by their commits; from the disk itself and not from memory, as far as the system lets go of it. Nothing is
+changed. Of a blob no more is in memory than a few chunks, of a tree its list of files, of the rest its names.
+
+Knows nothing of how it is shown, nor of what is done about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from kinetic_orchestration.agent import names, tree, wire
+from kinetic_orchestration.agent.digest import CHUNK, Hasher
+from kinetic_orchestration.agent.records import Entry
+from kinetic_orchestration.errors import Corrupt, KineticError, StoreError
+from kinetic_orchestration.records import spec_of, texts, verdict_of
+from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.stores import Store, open_store
+from kinetic_orchestration.training import commits
+from kinetic_orchestration.wording import size
+
+SHOWN = 20  # jobs of one blob that are named
+PACE = 0.2  # seconds between two words about how far it is
+LONG = 30.0  # and between two for who sees no live line
+
+_PLAIN = ("wheels/", "tools/", "compiled/")  # named by the sha256 of their bytes as they are
+_PREFIXES = ("trees/", "blobs/", *_PLAIN, "jobs/", "checkpoints/")
+
+_AGAIN = "delete it; the next submit sends it again. Its jobs that have not begun will fail: submit them anew"
+# What to do, by what is damaged.
+_FIX = {
+    "blob": _AGAIN,
+    "tree": _AGAIN,
+    "value": "it is lost: run its job again (under another key, if it has one)",
+    "exception": "it is lost, and its text is in the verdict: `ko status` and `ko logs` show it",
+    "checkpoint": "delete its folder; the training passes it over anyway, and goes on from the one before it",
+    "wheel": "delete it, and put it there again with `ko stage-tools --offline`",
+    "tool": "delete it, and put it there again with `ko stage-tools`",
+    "compiled program": "delete it; it is compiled and kept again",
+    "data": "delete its folder; the next job that names it unpacks it again",
+}
+
+
+class Damage(NamedTuple):
+    """One that is not what it was. `jobs` are those it belongs to, as far as they are named, of so `many`."""
+
+    what: str
+    place: str
+    why: str
+    fix: str
+    jobs: tuple[str, ...] = ()
+    many: int = 0
+
+
+class Found(NamedTuple):
+    """What came of it. `unknown`: how many blobs nobody names, so that nobody can say what they were."""
+
+    objects: int
+    size: int
+    unknown: int
+    damaged: tuple[Damage, ...]
+
+    @property
+    def told(self) -> str:
+        read = f"{self.objects:,} blob{'s' * (self.objects != 1)} with {size(self.size)} were read"
+        unknown = f"; {self.unknown} that no job names could not be judged" if self.unknown else ""
+        return f"{read}, and {len(self.damaged) or 'none'} of them differ from what was written{unknown}"
+
+
+class Say(Protocol):
+    def __call__(self, text: str, *, detail: str = "") -> None: ...
+
+
+def examine(here: Settings, say: Say) -> Found:
+    """Everything in the store of the settings, in those of the home's other deployments, and in its unpacked data."""
+    progress = _Progress(say)
+    stores = list(_stores(here))
+    looks = [_Look(store, progress) for store in stores]
+    progress.total = sum(look.total() for look in looks)
+    for look in looks:
+        look.everything()
+    data = _Data(here.home, stores, progress)
+    data.everything()
+    damaged = [damage for look in looks for damage in look.told()] + data.damaged
+    return Found(progress.objects, progress.size, sum(look.unknown for look in looks), tuple(damaged))
+
+
+def _stores(here: Settings) -> Iterator[Store]:
+    named = open_store(here.store, here.deployment)
+    yield named
+    parent = here.home / "store"
+    for stamp in sorted(parent.glob(f"*/{names.DEPLOYMENT}")):
+        if os.path.realpath(stamp.parent) != os.path.realpath(named.url):
+            yield open_store(parent, stamp.parent.name)
+
+
+class _Progress:
+    """Counts what was read, and says how far it is."""
+
+    def __init__(self, say: Say) -> None:
+        self.objects = self.size = self.total = 0
+        self._say = say
+        self._began = self._said = self._told = time.monotonic()
+        self._text = "reading every blob"
+
+    def read(self, count: int) -> None:
+        self.size += count
+        now = time.monotonic()
+        if now - self._said < PACE:
+            return
+        self._said = now
+        done = f"{size(self.size)} of {size(max(self.size, self.total))}"
+        if now - self._told >= LONG:
+            self._told, self._text = now, f"reading every blob: {done}"
+        self._say(self._text, detail=done)
+
+
+class _Look:
+    """At one store. What is damaged is remembered by its name, and afterwards told with whose it is."""
+
+    def __init__(self, store: Store, progress: _Progress) -> None:
+        self.store = store
+        self.unknown = 0
+        self._progress = progress
+        self._damaged: dict[str, tuple[str, str, str]] = {}  # name → what it is, why, the job if the name tells
+        self._odd: dict[str, str] = {}  # blobs that are not what their name says, if it says what is in them
+        self._packs: set[str] = set()  # by their digests: seen in a tree
+        self._whole: set[str] = set()  # of these, all contents were looked at
+        self._seen: dict[str, set[int]] = {}  # of the others, those at these offsets
+
+    def total(self) -> int:
+        return sum(entry.size for prefix in _PREFIXES for entry in self.store.list(prefix) if _is_blob(entry.name))
+
+    def everything(self) -> None:
+        for entry in self.store.list("trees/"):
+            self._tree(entry)
+        for entry in self.store.list("blobs/"):
+            self._blob(entry)
+        for prefix in _PLAIN:
+            for entry in self.store.list(prefix):
+                self._plain(prefix, entry)
+        for entry in self.store.list(names.JOBS):
+            self._outcome(entry)
+        for entry in self.store.list("checkpoints/"):
+            self._checkpoint(entry)
+        self._judge()
+
+    def told(self) -> Iterator[Damage]:
+        owners = self._owners() if self._damaged else {}
+        for name, (what, why, job) in self._damaged.items():
+            jobs = [job] if job else owners.get(_digest(name), [])
+            place = f"{self.store.url}/{name}"
+            yield Damage(what, place, why, _FIX[what], tuple(jobs[:SHOWN]), len(jobs))
+
+    # ---- one by one ----------------------------------------------------------------------------------------------
+
+    def _tree(self, entry: Entry) -> None:
+        """A tree's manifest, and all of its packs that were not looked at for another one."""
+        try:
+            manifest = self._manifest(entry.name)
+            if manifest is None:
+                return
+            found = tree.digest_of(tree.entries_of(manifest))
+            if found != _digest(entry.name):
+                raise tree.BadTree(f"it lists a tree {found}")
+            packs = tree.packs_of(manifest)
+            contents: dict[int, dict[int, tuple[int, str]]] = {}
+            for _, _, length, sha256, number, offset in manifest["files"]:
+                if number >= 0:
+                    contents.setdefault(number, {})[offset] = length, sha256
+            listed = [(packs[number], dict(sorted(inside.items()))) for number, inside in contents.items()]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            self._blame(entry.name, "tree", f"its list of files cannot be believed ({error})")
+            return
+        self._progress.objects += 1
+        self._progress.read(entry.size)
+        for pack, inside in listed:
+            self._pack(pack, inside, entry.name)
+
+    def _manifest(self, name: str) -> dict[str, Any] | None:
+        record = self.store.read(name)
+        manifest: dict[str, Any] | None = None if record is None else json.loads(record.data)
+        return manifest
+
+    def _pack(self, pack: tree.Pack, contents: dict[int, tuple[int, str]], of: str) -> None:
+        name = names.blob(pack.id)
+        if pack.id in self._whole or name in self._damaged:
+            return
+        seen = self._seen.get(pack.id, set())
+        if not (fresh := {offset: inside for offset, inside in contents.items() if offset not in seen}):
+            return
+        with (
+            self._looking(name, "blob", under=of),
+            self._file(name, pack.stored) as path,
+            tree.opened(pack, path) as reader,
+        ):
+            for offset, (length, sha256) in fresh.items():
+                hasher = hashlib.sha256()
+                for piece in reader.pieces(offset, length):
+                    hasher.update(piece)
+                    self._progress.read(len(piece))
+                if hasher.hexdigest() != sha256:
+                    raise _Differs(f"the {size(length)} from {offset} on have another digest than {sha256}")
+        self._progress.objects += pack.id not in self._packs
+        self._packs.add(pack.id)
+        if tree.pack_id(pack.encoding, (sha256 for _, sha256 in contents.values())) == pack.id:
+            self._whole.add(pack.id)
+            self._seen.pop(pack.id, None)
+        else:
+            self._seen[pack.id] = seen | fresh.keys()
+
+    def _blob(self, entry: Entry) -> None:
+        digest = _digest(entry.name)
+        if digest in self._packs or entry.name in self._damaged:
+            return
+        with self._looking(entry.name, "blob"), self._file(entry.name, entry.size) as path:
+            found = self._hash(path)
+            if digest not in (found, self._plain_hash(path) if found != digest else ""):
+                self._odd[entry.name] = f"it has the digest {found}"
+        self._progress.objects += 1
+
+    def _plain(self, prefix: str, entry: Entry) -> None:
+        digest = entry.name.split("/")[2] if prefix == "wheels/" else entry.name.rpartition("/")[2]
+        if not _is_digest(digest):  # the lists of compiled programs
+            return
+        what = {"wheels/": "wheel", "tools/": "tool", "compiled/": "compiled program"}[prefix]
+        with self._looking(entry.name, what), self._file(entry.name, entry.size) as path:
+            if (found := self._plain_hash(path)) != digest:
+                raise _Differs(f"it has the digest {found}")
+        self._progress.objects += 1
+
+    def _outcome(self, entry: Entry) -> None:
+        """What a host's function returned or raised, if an attempt's verdict tells of it."""
+        _, job, _, *rest = entry.name.split("/")
+        if not _is_blob(entry.name) or len(rest) != 4:
+            return
+        attempt, _, host, what = rest
+        record = self.store.read(names.verdict(job, int(attempt)))
+        try:
+            verdict = verdict_of(record.data) if record is not None else None
+        except Corrupt:
+            verdict = None
+        if verdict is None:
+            self.unknown += 1
+            return
+        digest = verdict.digest if what == "result" else verdict.failure.digest if verdict.failure is not None else ""
+        if not digest or int(host) != (verdict.host or 0):
+            self.unknown += 1
+            return
+        kind = "value" if what == "result" else what
+        with self._looking(entry.name, kind, job), self._file(entry.name, entry.size) as path:
+            if (found := self._hash(path)) != digest:
+                raise _Differs(f"it has the digest {found}, and its verdict names {digest}")
+        self._progress.objects += 1
+
+    def _checkpoint(self, entry: Entry) -> None:
+        """All parts of a checkpoint, when its commit is come across."""
+        place, _, last = entry.name.rpartition("/")
+        folder = place.rpartition("/")[2]
+        if not folder.startswith(commits.FOLDERS) or last != commits.commit(folder).rpartition("/")[2]:
+            return
+        above = place.removesuffix(folder)
+        job = f"job-{folder.split('-')[2]}" if folder.count("-") >= 2 else ""
+        record = self.store.read(entry.name)
+        if record is None:
+            return
+        try:
+            told = commits.Commit.decode(record.data, entry.name)
+        except wire.Unreadable as error:
+            self._blame(entry.name, "checkpoint", str(error), job)
+            return
+        for host, part in enumerate(told.parts):
+            name = above + commits.part(folder, host)
+            with self._looking(name, "checkpoint", job, under=entry.name), self._file(name, part.size) as path:
+                if (length := os.path.getsize(path)) != part.size:
+                    raise _Differs(f"it has {length} bytes, and {part.size} were written")
+                if (found := self._hash(path)) != part.digest:
+                    raise _Differs(f"it has the digest {found}, and {part.digest} was written")
+            self._progress.objects += 1
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _looking(self, name: str, what: str, job: str = "", under: str = "") -> Iterator[None]:
+        """What is wrong with an object is remembered, unless it was removed meanwhile, or what names it."""
+        try:
+            yield
+        except (_Differs, tree.BadTree, OSError, StoreError) as error:
+            if any(entry.name == (under or name) for entry in self.store.list(under or name)):
+                self._blame(name, what, _why(error), job)
+
+    def _blame(self, name: str, what: str, why: str, job: str = "") -> None:
+        self._damaged.setdefault(name, (what, why, job))
+
+    @contextlib.contextmanager
+    def _file(self, name: str, most: int) -> Iterator[str]:
+        """An object as a file: its own, of which the system keeps nothing in memory any more, or a copy for now."""
+        path = self.store.local_path(name)
+        if path is not None:
+            forget(path)
+            try:
+                yield path
+            finally:
+                forget(path)
+            return
+        if not self.store.remote:
+            raise _Differs("it is not there")
+        with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
+            path = os.path.join(folder, "blob")
+            self.store.download(name, path, most=most)
+            yield path
+
+    def _hash(self, path: str) -> str:
+        with Hasher() as hasher:
+            for piece in self._pieces(path):
+                hasher.update(piece)
+            return hasher.digest()
+
+    def _plain_hash(self, path: str) -> str:
+        hasher = hashlib.sha256()
+        for piece in self._pieces(path):
+            hasher.update(piece)
+        return hasher.hexdigest()
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        yield from pieces(path, self._progress.read)
+
+    # ---- whose it is ---------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Of what is not what its name says, what a job names is damaged; the rest may be packs of removed trees."""
+        named = self._jobs({_digest(name) for name in self._odd}, {}) if self._odd else {}
+        for name, why in self._odd.items():
+            if _digest(name) in named:
+                self._blame(name, "blob", why)
+            else:
+                self.unknown += 1
+
+    def _owners(self) -> dict[str, list[str]]:
+        """The jobs that need each damaged object: by its digest, or by that of a tree which has it."""
+        wanted = {_digest(name) for name in self._damaged}
+        trees: dict[str, set[str]] = {}  # the damaged packs of each tree
+        for entry in self.store.list("trees/"):
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                if (manifest := self._manifest(entry.name)) is not None:
+                    packs = {pack.id for pack in tree.packs_of(manifest)} & wanted
+                    if packs:
+                        trees[_digest(entry.name)] = packs
+        return self._jobs(wanted, trees)
+
+    def _jobs(self, wanted: set[str], trees: dict[str, set[str]]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for entry in self.store.list(names.JOBS):
+            job = entry.name.split("/")[1]
+            if entry.name != names.spec(job):
+                continue
+            with contextlib.suppress(KineticError):
+                record = self.store.read(entry.name)
+                staged = set(texts(spec_of(record.data, job)["staged"])) if record is not None else set()
+                needs = (staged & wanted).union(*(trees[digest] for digest in staged & trees.keys()))
+                for digest in needs:
+                    found.setdefault(digest, []).append(job)
+        return found
+
+
+class _Data:
+    """The data that this home has unpacked for jobs: a folder is named by the digest of its tree, if it has one."""
+
+    def __init__(self, home: Path, stores: list[Store], progress: _Progress) -> None:
+        self.damaged: list[Damage] = []
+        self._folder = home / "cache" / "data"
+        self._stores = stores
+        self._progress = progress
+
+    def everything(self) -> None:
+        for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            is_tree = any(store.find(names.tree(folder.name)) is not None for store in self._stores)
+            if not is_tree or not (folder / "complete").exists():
+                continue
+            try:
+                found = tree.digest_of(self._entries(folder / "content"))
+                why = "" if found == folder.name else f"its files are those of a tree {found}"
+            except OSError as error:
+                why = _why(error)
+            self._progress.objects += 1
+            if why and folder.exists():
+                self.damaged.append(Damage("data", str(folder), why, _FIX["data"]))
+
+    def _entries(self, root: Path) -> Iterator[tree.Entry]:
+        for above, folders, files in os.walk(root):
+            for name in [*folders, *files]:
+                path = os.path.join(above, name)
+                below = os.path.relpath(path, root)
+                found = os.lstat(path)
+                if stat.S_ISLNK(found.st_mode):
+                    yield tree.Entry(below, tree.LINK, target=os.readlink(path))
+                elif stat.S_ISDIR(found.st_mode):
+                    if not os.listdir(path):
+                        yield tree.Entry(below, tree.FOLDER)
+                else:
+                    hasher = hashlib.sha256()
+                    forget(path)
+                    for piece in pieces(path, self._progress.read):
+                        hasher.update(piece)
+                    mode = 0o755 if found.st_mode & stat.S_IXUSR else 0o644
+                    yield tree.Entry(below, tree.FILE, mode, found.st_size, hasher.hexdigest())
+
+
+class _Differs(Exception):
+    """Other bytes than were written. The message says how."""
+
+
+def pieces(path: str, read: Callable[[int], None]) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        while piece := file.read(CHUNK):
+            yield piece
+            read(len(piece))
+
+
+def forget(path: str) -> None:
+    """Have the system keep nothing of a file in memory, as far as nobody has it mapped: the disk is what is read."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(file)  # what is not on the disk yet is not let go of
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def _is_blob(name: str) -> bool:
+    """Tells whether an object has a digest, by its name; of the records of jobs few have."""
+    first, *_, last = name.split("/")
+    if first == "jobs":
+        return last in ("result", "exception") and name.split("/")[2] == "out"
+    return first != "checkpoints" or last.endswith(".safetensors")
+
+
+def _digest(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".json")
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and text.isalnum()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"it cannot be read: {error.strerror}"
+    return str(error)
