@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from concurrent.futures import Future, ThreadPoolExecutor
 
 CHUNK = 8 << 20
@@ -48,13 +49,16 @@ class Hasher:
     """Takes bytes in any pieces; hashes whole chunks on two threads beside its caller.
 
     With a file descriptor it also writes them there, from its start: each stride is hashed and written by one
-    thread while it is in that core's cache. A large piece is not copied: it must not change before
-    `digest()`.
+    thread while it is in that core's cache. `written` hears of each chunk that was (descriptor, offset, size). A
+    large piece is not copied: it must not change before `digest()`.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
+    def __init__(
+        self, descriptor: int | None = None, written: Callable[[int, int, int], object] = lambda *_: None
+    ) -> None:
         self.size = 0
         self._descriptor = descriptor
+        self._written = written
         self._pieces: list[bytearray | memoryview] = []
         self._gathered = 0
         self._chunks: list[Future[bytes]] = []
@@ -131,6 +135,7 @@ class Hasher:
 
     def _take(self, offset: int, pieces: list[bytearray | memoryview]) -> bytes:
         sha = hashlib.sha256(LEAF)
+        begin = offset
         for piece in pieces:
             if self._descriptor is None:
                 sha.update(piece)
@@ -141,6 +146,8 @@ class Hasher:
                 sha.update(part)
                 _write(self._descriptor, part, offset)
                 offset += len(part)
+        if self._descriptor is not None:
+            self._written(self._descriptor, begin, offset - begin)
         return sha.digest()
 
 

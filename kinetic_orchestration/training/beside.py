@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import mmap
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kinetic_orchestration.agent import memory
 from kinetic_orchestration.training import trees
@@ -17,26 +19,59 @@ from kinetic_orchestration.training.trees import Apart, Piece
 
 LARGE = 32 << 20  # bytes; less is written before a thread would have begun
 SPARE = 2  # the memory that is free has to be so many copies
+ALIGNED = 64
 
 
-def is_copied(found: Apart) -> bool:
+def is_copied(found: Apart, room: Room) -> bool:
     """Makes its bytes nobody else's; False if they are few, or there is no room, and all is as it was."""
     if sum(len(piece.data) for piece in found.pieces) < LARGE:
         return False
-    shared = sum(len(piece.data) for piece in found.pieces if not piece.fresh)
-    if SPARE * shared > memory.free():
+    shared = [piece for piece in found.pieces if not piece.fresh]
+    sizes = [len(piece.data) for piece in shared]
+    if SPARE * sum(sizes) > memory.free():
         return False
     try:
-        found.pieces = [piece if piece.fresh else _copy(piece) for piece in found.pieces]
-    except MemoryError:  # a limit of which nothing was told
+        copies = room.take(sizes)
+    except (MemoryError, OSError):  # a limit of which nothing was told
         return False
+    trees.copy_all([(copy, piece.data) for copy, piece in zip(copies, shared, strict=True)])
+    made = iter(copies)
+    found.pieces = [
+        piece if piece.fresh else Piece(piece.path, piece.start, piece.shape, next(made), fresh=True)
+        for piece in found.pieces
+    ]
     return True
 
 
-def _copy(piece: Piece) -> Piece:
-    data = trees.room(len(piece.data))
-    data[:] = piece.data
-    return Piece(piece.path, piece.start, piece.shape, data, fresh=True)
+class Room:
+    """Memory for the copies of one checkpoint after another. Between two of them the system takes it whenever it needs
+    it (MADV_FREE); what it did not need is there at once, where new memory would have to be found and cleared.
+    """
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._is_taken = False
+
+    def take(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return memory for so many bytes each, with anything in it."""
+        places = list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+        if self._is_taken or not hasattr(mmap, "MADV_FREE"):  # by one that was given up, and still is written
+            return [trees.room(size) for size in sizes]
+        if self._memory is None or len(self._memory) != max(1, places[-1]):
+            self._memory = None
+            self._memory = mmap.mmap(-1, max(1, places[-1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError, AttributeError):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._is_taken = True
+        view = memoryview(self._memory)
+        return [view[at : at + size] for at, size in zip(places, sizes, strict=False)]
+
+    def leave(self) -> None:
+        """What was taken is needed no more."""
+        if self._is_taken and self._memory is not None:
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_FREE)
+            self._is_taken = False
 
 
 class Writing:

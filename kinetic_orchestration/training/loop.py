@@ -23,8 +23,8 @@ from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.settings import seconds
 from kinetic_orchestration.training import trees
 from kinetic_orchestration.training.agreement import Agreement, Alone
-from kinetic_orchestration.training.beside import Writing, is_copied, left_at
-from kinetic_orchestration.training.checkpoints import Checkpoints, NotWritten
+from kinetic_orchestration.training.beside import Room, Writing, is_copied, left_at
+from kinetic_orchestration.training.checkpoints import Checkpoints, NotWritten, Taken
 from kinetic_orchestration.training.notice import Listener, Notice
 from kinetic_orchestration.training.shelf import Shelf
 from kinetic_orchestration.training.speed import Speed, Spent
@@ -129,6 +129,7 @@ class Training:
         self._done = 0  # steps, as of the last call
         self._saved = -1  # the step of the newest checkpoint
         self._writing: Writing | None = None  # one that is on its way
+        self._room = Room()  # for its bytes
         self._tried = -1  # that of the last attempt at one: no host may try twice what another tried once
         # Of a step that may not have been computed yet, with how fast the training was.
         self._metrics: tuple[int, Mapping[str, Any], Mapping[str, float]] | None = None
@@ -341,9 +342,9 @@ class Training:
             state = state()
         try:
             taken = checkpoints.taken(done, state, more, finite=self._finite)
-            if beside and is_copied(taken.found):
+            if beside and is_copied(taken.found, self._room):
                 end = PATIENCE if self.alone else CLOSING
-                self._writing = Writing(done, checkpoints.shelf.place, end, lambda: checkpoints.write(taken, PATIENCE))
+                self._writing = Writing(done, checkpoints.shelf.place, end, lambda: self._write_beside(taken))
             else:
                 checkpoints.write(taken, patience)
                 self._saved = done
@@ -353,6 +354,13 @@ class Training:
             self._saved_at = time.monotonic()
             self.leave_out(self._saved_at - began, stall=True)
             self._tell_notes()
+
+    def _write_beside(self, taken: Taken) -> None:
+        assert self._checkpoints is not None
+        try:
+            self._checkpoints.write(taken, PATIENCE)
+        finally:
+            self._room.leave()
 
     def _settle(self, patience: float | None = None) -> None:
         """What became of the checkpoint that was written beside: waited for, and told."""

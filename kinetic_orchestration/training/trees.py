@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import base64
 import copy
+import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,6 +24,9 @@ from kinetic_orchestration.training.commits import Leaf
 
 # Whose an array is: spread over all hosts, the same on all of them (host 0 writes it), or each host's own.
 SPREAD, SAME, OWN = "spread", "same", "own"
+
+COPIERS = 4  # threads, if there are as many cores
+TOGETHER = 4 << 20  # bytes that one of them copies at a time
 
 Start = tuple[int, ...]
 PLAIN = (bool, int, float, str, bytes)
@@ -484,6 +489,30 @@ def room(size: int) -> memoryview:
     """Memory for so many bytes. Numpy's is not filled with zeros first."""
     numpy = sys.modules.get("numpy")
     return memoryview(bytearray(size) if numpy is None else numpy.empty(size, numpy.uint8))
+
+
+def copy_all(pairs: Sequence[tuple[memoryview, Any]]) -> None:
+    """Copy buffers of bytes, each into room of its own; large ones side by side, since what takes the time is memory,
+    of which each page is touched for the first time."""
+    numpy = sys.modules.get("numpy")
+    threads = min(COPIERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    if numpy is None or threads < 2:  # a view's own copying lets no other thread run
+        for room, data in pairs:
+            room[:] = data
+        return
+    large = []
+    for room, data in pairs:
+        if len(room) <= TOGETHER:
+            room[:] = data
+            continue
+        into, out_of = numpy.frombuffer(room, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
+        large += [(into[at : at + TOGETHER], out_of[at : at + TOGETHER]) for at in range(0, len(into), TOGETHER)]
+    try:
+        with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-checkpoint-copy") as pool:
+            list(pool.map(lambda pair: numpy.copyto(*pair), large))
+    except RuntimeError:  # the program is at its end, and no thread begins any more
+        for pair in large:
+            numpy.copyto(*pair)
 
 
 def _to_numpy(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:

@@ -25,7 +25,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
-from kinetic_orchestration.training import beside, loop
+from kinetic_orchestration.training import beside, loop, trees
 from tests.bucket import unsummed
 from tests.training.conftest import Host
 
@@ -879,6 +879,39 @@ def test_a_large_checkpoint_is_written_beside_the_training_from_a_copy(
     for step, value in ((5, 0), (8, 7)):
         found = kinetic.read_checkpoint(there.checkpoints / "t", step=step).state
         assert (found["w"] == value).all()
+
+
+def test_the_memory_of_copies_is_used_again_and_never_by_two(tmp_path: Path) -> None:
+    room = beside.Room()
+    first = room.take([beside.LARGE, 3, 0])
+    for copy in first:
+        copy[:] = bytes(len(copy))
+    second = room.take([5])  # of a writing that was given up, the bytes are needed until it ends
+    second[0][:] = b"other"
+    assert not any(first[1]) and [len(copy) for copy in first] == [beside.LARGE, 3, 0]
+    room.leave()
+    again = room.take([beside.LARGE, 3, 0])
+    again[0][:3] = b"new"
+    assert bytes(first[0][:3]) == b"new"
+    room.leave()
+    assert [len(copy) for copy in room.take([beside.LARGE, 7])] == [beside.LARGE, 7]
+
+
+def test_checkpoints_one_after_another_hold_each_their_own_bytes(host: Become) -> None:
+    there = host()
+    states = [
+        {"w": np.random.default_rng(step).integers(0, 256, size, np.uint8), "n": np.full(9, step)}
+        for step, size in enumerate(
+            [beside.LARGE + 5, beside.LARGE + 5, 3 * trees.TOGETHER + beside.LARGE, beside.LARGE]
+        )
+    ]
+    with kinetic.Training(every=1, keep=4, name="t") as training:
+        for step, state in enumerate(states, 1):
+            training.step(step, state)
+            assert training._writing is not None
+    for step, state in enumerate(states, 1):
+        found = kinetic.read_checkpoint(there.checkpoints / "t", step=step).state
+        assert (found["w"] == state["w"]).all() and (found["n"] == state["n"]).all()
 
 
 def test_one_that_cannot_be_written_beside_is_told_as_any_other(host: Become) -> None:

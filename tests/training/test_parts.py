@@ -276,3 +276,27 @@ def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) 
         expected = whole[tuple(slice(a, a + n) for a, n in zip(start, wanted, strict=True))]
         assert np.frombuffer(into, np.int32).reshape(wanted).tolist() == expected.tolist()
     opened.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins to store on request")
+def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk by chunk, all of it and with the system's consent; the file is the same as without."""
+    begin, ranges = parts._sync_file_range(), []
+    assert begin is not None
+
+    def watched(file: int, offset: int, size: int, flags: int) -> int:
+        ranges.append((offset, size))
+        told = begin(file, offset, size, flags)
+        assert told == 0
+        return told
+
+    monkeypatch.setattr(parts, "_sync_file_range", lambda: watched)
+    state = trees.apart({"w": np.arange(3 << 20), "n": 7})
+    durable = parts.write(str(tmp_path / "durable"), state, durable=True)
+    assert parts.write(str(tmp_path / "plain"), state) == durable
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "durable").read_bytes()
+    reached = 0
+    for offset, size in sorted(ranges):
+        assert offset == reached
+        reached += size
+    assert reached == durable.size and len(ranges) == -(-durable.size // parts.CHUNK)
