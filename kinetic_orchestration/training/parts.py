@@ -8,6 +8,7 @@ values, a dtype that it does not know) is JSON in the header's metadata.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
@@ -43,6 +44,7 @@ def write(path: str, state: Apart, *, durable: bool = False) -> Part:
     header = _header(state)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
+        _reserve(file, len(header) + sum(len(piece.data) for piece in state.pieces))
         with Hasher(file, _begin_to_store if durable else _nothing) as hasher:
             hasher.update(header)
             for piece in state.pieces:
@@ -63,21 +65,39 @@ def _begin_to_store(file: int, offset: int, size: int) -> None:
     """Have the disk begin with what was just written, beside what is written next: little is left to wait for at the
     end. What fails, fsync tells.
     """
-    if (begin := _sync_file_range()) is not None:
+    if (begin := _linux("sync_file_range")) is not None:
         begin(file, offset, size, _WRITE)
 
 
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE, of <linux/fs.h>
 
 
+def _reserve(file: int, size: int) -> None:
+    """Have the blocks before the bytes: a full disk is told at once, and writing is quicker. posix_fallocate is no way:
+    it writes to every block where a file system cannot do that.
+    """
+    if (reserve := _linux("fallocate")) is not None and reserve(file, 0, 0, size):
+        import ctypes
+
+        if (number := ctypes.get_errno()) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(number, os.strerror(number))
+
+
 @functools.cache
-def _sync_file_range() -> Callable[..., int] | None:
-    """The system's own, which Python does not have; None where there is none."""
+def _linux(name: str) -> Callable[..., int] | None:
+    """Calls of the system that Python does not have; None where there are none."""
     import ctypes
 
+    descriptor, mode, place = ctypes.c_int, ctypes.c_int, ctypes.c_int64
+    types = {
+        "sync_file_range": (descriptor, place, place, ctypes.c_uint),
+        "fallocate": (descriptor, mode, place, place),
+    }
+    if sys.platform != "linux" or sys.maxsize < 1 << 32:  # there the calls have other sizes of places
+        return None
     with contextlib.suppress(OSError, AttributeError):
-        found = ctypes.CDLL(None).sync_file_range
-        found.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+        found = getattr(ctypes.CDLL(None, use_errno=True), name)
+        found.argtypes = types[name]
         return cast("Callable[..., int]", found)
     return None
 

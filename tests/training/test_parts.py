@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import math
 import os
 import random
 import subprocess
 import sys
+import textwrap
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,7 +283,7 @@ def test_any_rectangle_is_put_together_of_any_pieces(seed: int, tmp_path: Path) 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins to store on request")
 def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk by chunk, all of it and with the system's consent; the file is the same as without."""
-    begin, ranges = parts._sync_file_range(), []
+    begin, ranges = parts._linux("sync_file_range"), []
     assert begin is not None
 
     def watched(file: int, offset: int, size: int, flags: int) -> int:
@@ -290,7 +292,7 @@ def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeyp
         assert told == 0
         return told
 
-    monkeypatch.setattr(parts, "_sync_file_range", lambda: watched)
+    monkeypatch.setattr(parts, "_linux", {"sync_file_range": watched}.get)
     state = trees.apart({"w": np.arange(3 << 20), "n": 7})
     durable = parts.write(str(tmp_path / "durable"), state, durable=True)
     assert parts.write(str(tmp_path / "plain"), state) == durable
@@ -300,3 +302,21 @@ def test_the_disk_begins_with_a_part_while_it_is_written(tmp_path: Path, monkeyp
         assert offset == reached
         reached += size
     assert reached == durable.size and len(ranges) == -(-durable.size // parts.CHUNK)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such calls")
+def test_a_disk_without_room_for_a_part_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    code = """
+        import os, resource, sys
+        import numpy as np
+        from kinetic_orchestration.training import parts, trees
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        try:
+            parts.write(sys.argv[1], trees.apart({"w": np.ones(2 << 20, np.uint8)}))
+        except OSError as error:
+            print(error.errno, os.path.getsize(sys.argv[1]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "part")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(errno.EFBIG), "0"], done.stderr
