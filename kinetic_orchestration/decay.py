@@ -35,8 +35,8 @@ SHOWN = 20  # jobs of one blob that are named
 PACE = 0.2  # seconds between two words about how far it is
 LONG = 30.0  # and between two for who sees no live line
 
-_PLAIN = ("wheels/", "tools/", "compiled/")  # named by the sha256 of their bytes as they are
-_PREFIXES = ("trees/", "blobs/", *_PLAIN, "jobs/", "checkpoints/")
+_BY_SHA256 = ("wheels/", "tools/", "compiled/")  # named by the sha256 of their bytes as they are
+_PREFIXES = ("trees/", "blobs/", *_BY_SHA256, "jobs/", "checkpoints/")
 
 _AGAIN = "delete it; the next submit sends it again. Its jobs that have not begun will fail: submit them anew"
 # What to do, by what is damaged.
@@ -76,7 +76,8 @@ class Found(NamedTuple):
     def told(self) -> str:
         read = f"{self.objects:,} blob{'s' * (self.objects != 1)} with {size(self.size)} were read"
         unknown = f"; {self.unknown} that no job names could not be judged" if self.unknown else ""
-        return f"{read}, and {len(self.damaged) or 'none'} of them differ from what was written{unknown}"
+        damaged = f"{len(self.damaged) or 'none'} of them differ{'s' * (len(self.damaged) < 2)} from what was written"
+        return f"{read}, and {damaged}{unknown}"
 
 
 class Say(Protocol):
@@ -148,7 +149,7 @@ class _Look:
             self._tree(entry)
         for entry in self.store.list("blobs/"):
             self._blob(entry)
-        for prefix in _PLAIN:
+        for prefix in _BY_SHA256:
             for entry in self.store.list(prefix):
                 self._plain(prefix, entry)
         for entry in self.store.list(names.JOBS):
@@ -227,7 +228,7 @@ class _Look:
             return
         with self._looking(entry.name, "blob"), self._file(entry.name, entry.size) as path:
             found = self._hash(path)
-            if digest not in (found, self._plain_hash(path) if found != digest else ""):
+            if found != digest and self._plain_hash(path, counted=False) != digest:
                 self._odd[entry.name] = f"it has the digest {found}"
         self._progress.objects += 1
 
@@ -309,11 +310,11 @@ class _Look:
         """An object as a file: its own, of which the system keeps nothing in memory any more, or a copy for now."""
         path = self.store.local_path(name)
         if path is not None:
-            forget(path)
+            _forget(path)
             try:
                 yield path
             finally:
-                forget(path)
+                _forget(path)
             return
         if not self.store.remote:
             raise _Differs("it is not there")
@@ -324,18 +325,12 @@ class _Look:
 
     def _hash(self, path: str) -> str:
         with Hasher() as hasher:
-            for piece in self._pieces(path):
+            for piece in _pieces(path, self._progress.read):
                 hasher.update(piece)
             return hasher.digest()
 
-    def _plain_hash(self, path: str) -> str:
-        hasher = hashlib.sha256()
-        for piece in self._pieces(path):
-            hasher.update(piece)
-        return hasher.hexdigest()
-
-    def _pieces(self, path: str) -> Iterator[bytes]:
-        yield from pieces(path, self._progress.read)
+    def _plain_hash(self, path: str, *, counted: bool = True) -> str:
+        return _plain(path, self._progress.read if counted else lambda _: None)
 
     # ---- whose it is ---------------------------------------------------------------------------------------------
 
@@ -410,26 +405,31 @@ class _Data:
                     if not os.listdir(path):
                         yield tree.Entry(below, tree.FOLDER)
                 else:
-                    hasher = hashlib.sha256()
-                    forget(path)
-                    for piece in pieces(path, self._progress.read):
-                        hasher.update(piece)
+                    _forget(path)
+                    digest = _plain(path, self._progress.read)
                     mode = 0o755 if found.st_mode & stat.S_IXUSR else 0o644
-                    yield tree.Entry(below, tree.FILE, mode, found.st_size, hasher.hexdigest())
+                    yield tree.Entry(below, tree.FILE, mode, found.st_size, digest)
 
 
 class _Differs(Exception):
     """Other bytes than were written. The message says how."""
 
 
-def pieces(path: str, read: Callable[[int], None]) -> Iterator[bytes]:
+def _plain(path: str, read: Callable[[int], None]) -> str:
+    hasher = hashlib.sha256()
+    for piece in _pieces(path, read):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _pieces(path: str, read: Callable[[int], None]) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         while piece := file.read(CHUNK):
             yield piece
             read(len(piece))
 
 
-def forget(path: str) -> None:
+def _forget(path: str) -> None:
     """Have the system keep nothing of a file in memory, as far as nobody has it mapped: the disk is what is read."""
     if not hasattr(os, "posix_fadvise"):
         return

@@ -217,4 +217,4 @@ def test_blobs_of_a_bucket_are_read_too_and_progress_is_told(home: Path, monkeyp
     found = decay.examine(here, lambda text, *, detail="": said.append((text, detail)))
     assert [(each.what, each.place) for each in found.damaged] == [("tool", f"{store.url}/{names.tool('a' * 64)}")]
     assert found.unknown == 1
-    assert said[-1] == ("reading every blob: 3.8 MiB of 3.8 MiB", "3.8 MiB of 3.8 MiB")
+    assert said[-1] == ("reading every blob: 2.9 MiB of 2.9 MiB", "2.9 MiB of 2.9 MiB")

@@ -68,7 +68,7 @@ def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]
         check = preflight.Check("blobs", preflight.FAILED, "they could not be read", str(error))
         return replace(report, checks=(*report.checks, check)), None
     state = preflight.FAILED if read.damaged else preflight.OK
-    fix = "what to do with each stands below them" if read.damaged else ""
+    fix = "see the table of what is damaged, and what stands below it" if read.damaged else ""
     return replace(report, checks=(*report.checks, preflight.Check("blobs", state, read.told, fix))), read
 
 
