@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import interpreters, skips
+from tests import conftest, interpreters, skips
 from tests.skips import Skip
 
 ROOT = Path(__file__).parent.parent
@@ -67,3 +67,7 @@ def test_other_pythons_are_found_wherever_home_is(tmp_path: Path) -> None:
             for env in ({**environ, "HOME": os.environ["HOME"]}, environ)
         ]
         assert told[0].stdout == told[1].stdout
+
+
+def test_each_name_of_the_fast_selection_is_a_file() -> None:
+    assert [name for name in conftest.FAST.split() if not (ROOT / "tests" / f"{name}.py").is_file()] == []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("jax", "tensorflow", "torch")
 LARGE = 32 << 20  # bytes of a message, of which the round trip is then a small part
+_DEPTH = 4  # of containers and objects in each other, in which a model's optimizers are looked for
+_THEIRS = ("builtins", "jax", "jaxlib", "keras", "numpy", "tensorflow", "torch")  # whose objects hold none of a user's
 
 
 def choose_backend() -> None:
@@ -75,14 +78,30 @@ def optimizers_beside(model: Any) -> dict[str, tuple[Any, bool]]:
         part = "" if layer is model else f"{layer.name}."
         for name, value in vars(layer).items():
             of_part = bool(part) and name == "optimizer"
-            several = value.items() if isinstance(value, dict) else enumerate(value) if _is_list(value) else ()
-            held = {name: value} | {f"{name}[{key!r}]": one for key, one in several}
-            found.update({f"{part}{key}": (one, of_part) for key, one in held.items() if isinstance(one, kind)})
+            found.update({f"{part}{name}{key}": (one, of_part) for key, one in _held(value, kind, ())})
     return {name: held for name, held in found.items() if held[0] is not model.optimizer}
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """What of a kind a value is or has, in containers and in the user's own objects, by the way to it."""
+    if isinstance(value, kind):
+        yield "", value
+        return
+    if len(within) == _DEPTH or id(value) in within or isinstance(value, sys.modules["keras"].layers.Layer):
+        return  # a layer is one of the model's own, and looked into for itself
+    if isinstance(value, dict):
+        inside = [(f"[{key!r}]", one) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        inside = [(f"[{index}]", one) for index, one in enumerate(value)]
+    elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in _THEIRS:
+        if isinstance(value, (type, types.ModuleType)):
+            return
+        inside = [(f".{name}", one) for name, one in vars(value).items()]
+    else:
+        return
+    for key, one in inside:
+        for further, held in _held(one, kind, (*within, id(value))):
+            yield key + further, held
 
 
 # -- JAX and TensorFlow: what the program does not use ----------------------------------------------------------------

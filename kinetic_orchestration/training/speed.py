@@ -62,6 +62,7 @@ class Spent:
 
     def reached(self, done: int, now: float) -> None:
         if done <= self._done or self._since is None:  # done again, or nobody knows since when
+            self._is_first = self._is_first and self._since is not None  # that one was the first
             self._since = now
             return
         if self._is_first:

@@ -145,7 +145,10 @@ class Run:
                 machine.kill(r"child\.py" if fault.what == "kill program" else r"^kinetic-agent")
         else:
             guard = self._guard()
-            agent, *others = processes.descendants(guard)
+            below = processes.descendants(guard)
+            if not below:
+                raise LookupError("the guard is gone, and so is all below it")
+            agent, *others = below
             if fault.what == "freeze host":
                 pids = [guard, agent.pid, *(other.pid for other in others)]
                 for pid in pids:

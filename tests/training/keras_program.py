@@ -124,8 +124,8 @@ class Two(keras.Model):  # type: ignore[misc]
     def __init__(self, built: bool) -> None:
         super().__init__()
         self.parts = [model_of(4, keras.Input((6,))), model_of(4, keras.Input((6,)))]
-        self.first, self.rest = keras.optimizers.Adam(0.01), {"second": keras.optimizers.SGD(0.01, momentum=0.9)}
-        for part, optimizer in zip(self.parts, [self.first, self.rest["second"]], strict=True):
+        self.first, self.rest = keras.optimizers.Adam(0.01), {"second": [keras.optimizers.SGD(0.01, momentum=0.9)]}
+        for part, optimizer in zip(self.parts, [self.first, self.rest["second"][0]], strict=True):
             if built:
                 optimizer.build(part.trainable_variables)
 
@@ -144,7 +144,7 @@ class Two(keras.Model):  # type: ignore[misc]
 
         (loss, fixed), slopes = jax.value_and_grad(loss_of, has_aux=True)(trained)
         split, moved = len(self.parts[0].trainable_variables), []
-        for optimizer, part in ((self.first, slice(split)), (self.rest["second"], slice(split, None))):
+        for optimizer, part in ((self.first, slice(split)), (self.rest["second"][0], slice(split, None))):
             kept = [variable.value for variable in optimizer.variables]
             found, kept = optimizer.stateless_apply(kept, slopes[part], trained[part])
             moved += found
@@ -158,7 +158,7 @@ class Two(keras.Model):  # type: ignore[misc]
 
 def digest(model: Any) -> str:
     sha = hashlib.sha256()
-    beside = [*model.first.variables, *model.rest["second"].variables] if isinstance(model, Two) else []
+    beside = [*model.first.variables, *model.rest["second"][0].variables] if isinstance(model, Two) else []
     for variable in [*model.variables, *model.optimizer.variables, *beside]:
         sha.update(np.asarray(keras.ops.convert_to_numpy(variable.value)).tobytes())
     return sha.hexdigest()

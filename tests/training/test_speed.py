@@ -13,7 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.training.speed import Speed
+from kinetic_orchestration.training.speed import Speed, Spent
 
 
 def test_the_first_step_and_what_is_no_training_are_left_out() -> None:
@@ -88,3 +88,15 @@ def test_a_fit_of_keras_tells_its_speed_without_its_validations(host: Callable[.
     assert fast, told
     assert all(values["samples/s"] == pytest.approx(4 * values["steps/s"]) for values in fast), "of four each"
     assert all(0 < values["steps/s"] <= 52 for values in fast), fast
+
+
+def test_the_first_step_alone_may_be_compilation_whether_anything_was_restored_or_not() -> None:
+    found = []
+    for restored in (True, False):
+        spent = Spent()
+        if restored:
+            spent.restored(0, since=1.0, now=2.0)
+        for step, now in ((1, 10.0), (2, 13.0), (3, 17.0)):
+            spent.reached(step, now)
+        found.append(spent.numbers())
+    assert found == [[0, 3, 7.0, 8.0, 1.0, 0.0], [0, 3, 7.0, 0.0, 0.0, 0.0]], "of the other nobody knows when it began"
