@@ -78,11 +78,13 @@ class Google:
         try:
             found = reply.json() if reply.content else {}
         except ValueError:
-            said = {"message": f"the answer cannot be read: {reply.text[:300]!r}", "status": "UNAVAILABLE"}
-            found = {"error": {**said, "status": "UNKNOWN"} if not reply.ok else said}
-            if reply.ok:
-                return Answer(0, found)
-        return Answer(reply.status_code, found if isinstance(found, dict) else {"error": {}})
+            found = None
+        if isinstance(found, dict):
+            return Answer(reply.status_code, found)
+        said = {"message": f"the answer cannot be read: {reply.text[:300]!r}"}
+        if reply.ok:
+            return Answer(0, {"error": {**said, "status": "UNAVAILABLE"}})
+        return Answer(reply.status_code, {"error": {**said, "status": "UNKNOWN"}})
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kinetic_orchestration import credentials, troubles
@@ -125,7 +126,9 @@ def _value_here(settings: Settings, variable: str, secret: str, environ: Mapping
             "secrets of a job are read with your own credentials, which need roles/secretmanager.secretAccessor on it"
         )
     _check(answer, settings, "secretmanager.versions.access", "read from")
-    return base64.b64decode(answer.body["payload"]["data"]).decode("utf-8", "surrogateescape")
+    with _readable(f"the value of {whole}"):
+        value = base64.b64decode(answer.body["payload"]["data"], validate=True)
+    return value.decode("utf-8", "surrogateescape")
 
 
 def _whole(settings: Settings, secret: str) -> str:
@@ -174,13 +177,28 @@ def kept(settings: Settings, label: str, value: str) -> Iterator[Kept]:
             path = f"v1/projects/{quote(settings.project, safe=':')}/secrets"
             page = api.call("GET", SERVICE, path, params=params | ({"pageToken": token} if token else {}))
             _check(page, settings, "secretmanager.secrets.list")
-            for entry in page.body.get("secrets", ()):
-                labels = entry.get("labels", {})
-                if labels.get(label) == value:
-                    yield Kept(entry["name"], labels, _time(entry.get("expireTime", "")))
-            token = page.body.get("nextPageToken", "")
+            with _readable("the list of secrets"):
+                found = [_kept(entry) for entry in page.body.get("secrets", ())]
+                token = str(page.body.get("nextPageToken", ""))
+            yield from (kept for kept in found if kept.labels.get(label) == value)
             if not token:
                 return
+
+
+def _kept(entry: Mapping[str, Any]) -> Kept:
+    return Kept(str(entry["name"]), dict(entry.get("labels", {})), _time(entry.get("expireTime", "")))
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """What Secret Manager says within the block is nonsense if it cannot be read, and nobody's fault here."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BackendError(
+            f"{what} came from Secret Manager as what cannot be read ({type(error).__name__}: {error})",
+            "infrastructure",
+        ) from error
 
 
 def _check(answer: Answer, settings: Settings, permission: str, what: str = "kept in") -> None:

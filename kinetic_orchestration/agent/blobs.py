@@ -42,6 +42,12 @@ class Blobs:
             return None
         return path
 
+    def forget(self, digest: str) -> None:
+        """Have a blob fetched anew when it is asked for again."""
+        if digest and self._records.remote:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, digest))
+
     def fetch(self, sizes: Mapping[str, int]) -> None:
         """Have them here before they are needed, several at once. What is missing, or too large, is found when it is
         asked for.

@@ -633,13 +633,12 @@ def in_container(image: str, command: list[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    while not _is_told(found := asked("instance/attributes/kinetic", FETCH_PATIENCE)):
+    while (told := _orders(found := asked("instance/attributes/kinetic", FETCH_PATIENCE))) is None:
         if found.status == 404:
             say("this VM is told nothing by its metadata (attribute kinetic): it does nothing")
             sys.exit(1)
         say(f"the metadata server does not say what this VM is to do, and is asked again: {found.reason()}")
         time.sleep(RETRY)
-    told = found.json()
     host = 0
     try:
         os.makedirs(home(), exist_ok=True)
@@ -671,6 +670,17 @@ def main() -> NoReturn:
         finally:
             end_slice(told["resource"])
         sys.exit(1)
+
+
+def _orders(reply: Reply) -> dict[str, Any] | None:
+    """What this VM is to do, once it is told so that its deletion can be armed."""
+    try:
+        told = reply.json() if _is_told(reply) else {}
+        str(told["resource"]), float(told["deadline"])
+    except (ValueError, LookupError, TypeError, RecursionError):  # nothing, or nonsense
+        return None
+    found: dict[str, Any] = told
+    return found
 
 
 def _contain(command: list[str], image: str) -> NoReturn:

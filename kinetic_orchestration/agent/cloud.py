@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import errno
 import functools
+import hashlib
 import http.client
 import json
 import os
@@ -26,7 +27,7 @@ from kinetic_orchestration.agent import boot, names
 from kinetic_orchestration.agent.records import Entry, Record, RecordsError, Signal, TooLarge, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import BinaryIO
 
 PATIENCE = 60.0
@@ -39,7 +40,7 @@ SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
 SIGNAL_LIMIT = 4096
 PLAIN_SIGNALS = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 PAGE = 1000
-FACTS = ("generation", "size", "updated")
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 PAGE_LIMIT = 64 << 20  # bytes of a thousand entries, of which each has 8 KiB of metadata at most
 
 _HELP = {
@@ -109,11 +110,16 @@ class Bucket:
         return f"/storage/v1/b/{self.name}/o/{quote(name, safe='')}" + (f"?{urlencode(query)}" if query else "")
 
     def ask(
-        self, method: str, target: str, patience: float | None = None, needs: tuple[str, ...] | None = None, **more: Any
+        self,
+        method: str,
+        target: str,
+        patience: float | None = None,
+        check: Callable[[boot.Reply], Any] | None = None,
+        **more: Any,
     ) -> tuple[boot.Reply, bool]:
         """The answer, and whether one before it may have been lost: then the request may have done its work.
 
-        `needs`: the fields that a good answer has to have. One that cannot be read, or lacks them, is as good as lost.
+        `check` raises one of UNREADABLE for a good answer that cannot be read, which is as good as lost.
         """
         unsure, stale = False, False
         reply = boot.Reply(0, {}, b"")
@@ -122,9 +128,8 @@ class Bucket:
             if reply.status == 0 and reply.data == b"stale":  # a connection that had been idle for too long
                 unsure = True
                 reply = self._once(method, target, **more)
-            if needs is not None and 200 <= reply.status < 300 and not _is_readable(reply, needs):
-                told = reply.data[:100].decode("utf-8", "backslashreplace")
-                reply = boot.Reply(0, {}, f"{self._base.netloc} answers what cannot be read: {told!r}".encode())
+            if check is not None and 200 <= reply.status < 300 and (why := _unreadable(check, reply)):
+                reply = boot.Reply(0, {}, f"{self._base.netloc} answers what cannot be read: {why}".encode())
             stale = reply.status == 401 and not stale
             if reply.status not in boot.PASSING and not stale:
                 break
@@ -203,7 +208,7 @@ class Bucket:
     # ---- objects ---------------------------------------------------------------------------------------------
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        reply, _ = self.ask("GET", self.object(name), needs=FACTS)
+        reply, _ = self.ask("GET", self.object(name), check=_check_facts)
         if reply.status == 404 and self._has_bucket(reply):
             return None
         self.check(reply, "read", name)
@@ -219,7 +224,8 @@ class Bucket:
             if token:
                 query["pageToken"] = token
             try:
-                reply, _ = self.ask("GET", f"/storage/v1/b/{self.name}/o?{urlencode(query)}", most=PAGE_LIMIT, needs=())
+                target = f"/storage/v1/b/{self.name}/o?{urlencode(query)}"
+                reply, _ = self.ask("GET", target, most=PAGE_LIMIT, check=_check_page)
             except _Over:
                 raise TooLarge(f"the listing of {prefix}", str(self), PAGE_LIMIT) from None
             self.check(reply, "list", prefix)
@@ -249,7 +255,7 @@ class Bucket:
             body = {"head": head, "file": data, "tail": tail}
         kind = {"Content-Type": f"multipart/related; boundary={edge}"}
         target = f"/upload/storage/v1/b/{self.name}/o?{urlencode(query)}"
-        reply, unsure = self.ask("POST", target, needs=FACTS[:1], headers=kind, **body)
+        reply, unsure = self.ask("POST", target, check=_check_written, headers=kind, **body)
         # A swap of what is not there is answered in either way.
         refused = reply.status == 412 or (bool(condition) and reply.status == 404 and self._has_bucket(reply))
         if refused:
@@ -269,16 +275,10 @@ class Bucket:
         return found.generation if found is not None and found.data == data and found.generation != condition else None
 
     def _file_after_all(self, name: str, file: BinaryIO) -> int | None:
-        import hashlib
-
         found = self.facts(name)
         if found is None or int(found["size"]) != os.fstat(file.fileno()).st_size:
             return None
-        file.seek(0)
-        told = hashlib.md5(usedforsecurity=False)
-        while data := file.read(CHUNK):
-            told.update(data)
-        return int(found["generation"]) if base64.b64decode(found.get("md5Hash", "")) == told.digest() else None
+        return int(found["generation"]) if base64.b64decode(found.get("md5Hash", "")) == _md5_in(file) else None
 
     def read(self, name: str, start: int = 0, end: int | None = None, limit: int = names.RECORD_LIMIT) -> Record | None:
         whole = start == 0 and end is None
@@ -289,7 +289,7 @@ class Bucket:
         # A server that honours no range would send all of it.
         most = limit if end is None else max(limit, end)
         try:
-            reply, _ = self.ask("GET", self.object(name, alt="media"), headers=part, most=most)
+            reply, _ = self.ask("GET", self.object(name, alt="media"), headers=part, most=most, check=_check_bytes)
         except _Over:
             raise TooLarge(name, str(self), most) from None
         if reply.status == 404 and self._has_bucket(reply):
@@ -311,11 +311,12 @@ class Bucket:
         """Write the object to a file, whole or not at all; False if there is none. Raises TooLarge, before anything is
         written, for one that has more than `most` bytes.
         """
+        why = "it is changed all the time"
         for _ in range(5):
             found = self._begin_to_fetch(name)
             if found is None:
                 return False
-            size, generation, whole = found
+            size, generation, whole, told = found
             if size > most:
                 raise TooLarge(name, str(self), most, size)
             check_room(os.path.dirname(path) or ".", size, name)
@@ -324,18 +325,22 @@ class Bucket:
                 if whole is not None:
                     _write_file(part, whole, name)
                 if whole is not None or self._fetch_into(part, name, size, generation):
-                    os.replace(part, path)
-                    return True
+                    if not told or _md5_of(part) == told:
+                        os.replace(part, path)
+                        return True
+                    why = "it does not arrive as it was sent, for its checksum differs"
             finally:
                 if os.path.exists(part):
                     os.unlink(part)
-        raise RecordsError(errno.EAGAIN, f"Cannot read {name} ({self}): it is changed all the time.")
+        raise RecordsError(errno.EIO, f"Cannot read {name} ({self}): {why}.")
 
-    def _begin_to_fetch(self, name: str) -> tuple[int, str, bytes | None] | None:
-        """An object's size and generation, and all of it if it is small: then one request is enough."""
+    def _begin_to_fetch(self, name: str) -> tuple[int, str, bytes | None, bytes] | None:
+        """An object's size and generation, all of it if it is small, for then one request is enough, and its checksum
+        if the rest is still to come.
+        """
         first = {"Range": f"bytes=0-{CHUNK - 1}"}
         try:
-            reply, _ = self.ask("GET", self.object(name, alt="media"), headers=first, most=CHUNK)
+            reply, _ = self.ask("GET", self.object(name, alt="media"), headers=first, most=CHUNK, check=_check_bytes)
         except _Over:  # from a server that honours no range
             reply = boot.Reply(200, {}, b"")
         if reply.status == 404 and self._has_bucket(reply):
@@ -343,9 +348,13 @@ class Bucket:
         generation, size = reply.headers.get("X-Goog-Generation"), reply.headers.get("Content-Range", "")
         size = size.rpartition("/")[2]
         if reply.status == 206 and generation is not None and size.isdecimal():
-            return int(size), generation, reply.data if len(reply.data) == int(size) else None
+            if len(reply.data) == int(size):
+                return int(size), generation, reply.data, b""
+            return int(size), generation, None, _md5_told(reply)
         facts = self.facts(name)  # of an empty object there is no range, and some servers tell less
-        return None if facts is None else (int(facts["size"]), str(facts["generation"]), None)
+        if facts is None:
+            return None
+        return int(facts["size"]), str(facts["generation"]), None, base64.b64decode(facts.get("md5Hash", ""))
 
     def _fetch_into(self, part: str, name: str, size: int, generation: str) -> bool:
         """False if another object has taken the name meanwhile."""
@@ -584,14 +593,70 @@ def _write_file(path: str, data: bytes, name: str) -> None:
         raise _Full(error.errno, f"Cannot write {name} to this disk: {error.strerror}.") from None
 
 
-def _is_readable(reply: boot.Reply, needs: tuple[str, ...]) -> bool:
+def _unreadable(check: Callable[[boot.Reply], Any], reply: boot.Reply) -> str:
+    """Tells why an answer cannot be read; "" of one that can."""
     try:
-        found = reply.json()
-        for name in needs:
-            _moment(found) if name == "updated" else int(found[name])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return False
-    return isinstance(found, dict)
+        check(reply)
+    except UNREADABLE as error:
+        return (
+            f"{type(error).__name__}: {error}; it begins with {reply.data[:100].decode('utf-8', 'backslashreplace')!r}"
+        )
+    return ""
+
+
+def _check_written(reply: boot.Reply) -> None:
+    int(reply.json()["generation"])
+
+
+def _check_facts(reply: boot.Reply) -> None:
+    _check_item(reply.json())
+
+
+def _check_page(reply: boot.Reply) -> None:
+    page = reply.json()
+    for item in page.get("items", ()):
+        item["name"].encode()
+        item.get("metadata", {}).get(SIGNAL)
+        _check_item(item)
+    page.get("nextPageToken", "").encode()
+
+
+def _check_item(item: Mapping[str, Any]) -> None:
+    int(item["size"]), _moment(item), base64.b64decode(item.get("md5Hash", ""))
+
+
+def _check_bytes(reply: boot.Reply) -> None:
+    """All of an object agrees with the checksum that comes with it. What was composed has none."""
+    generation, changed = reply.headers.get("X-Goog-Generation"), reply.headers.get("Last-Modified")
+    if generation is not None and changed is not None:
+        moment_of(int(generation), parsedate_to_datetime(changed).timestamp())
+    whole = reply.status == 200
+    if reply.status == 206:
+        place, _, size = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+        whole = place.startswith("0-") and size == str(len(reply.data))
+    if whole and (told := _md5_told(reply)) and told != hashlib.md5(reply.data, usedforsecurity=False).digest():
+        raise ValueError("its checksum differs")
+
+
+def _md5_told(reply: boot.Reply) -> bytes:
+    """The checksum of the whole object, as the server tells it; none of what was composed."""
+    headers: Any = reply.headers
+    told = headers.get_all("X-Goog-Hash", ()) if hasattr(headers, "get_all") else ()
+    found = [part.strip() for line in told for part in line.split(",")]
+    return next((base64.b64decode(part[4:]) for part in found if part.startswith("md5=")), b"")
+
+
+def _md5_in(file: BinaryIO) -> bytes:
+    file.seek(0)
+    found = hashlib.md5(usedforsecurity=False)
+    while data := file.read(CHUNK):
+        found.update(data)
+    return found.digest()
+
+
+def _md5_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return _md5_in(file)
 
 
 def _chunks(head: bytes, file: BinaryIO, tail: bytes) -> Iterator[bytes]:

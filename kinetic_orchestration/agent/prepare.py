@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -161,18 +162,25 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
             raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
         return path
 
-    listed = read_bounded(records, names.tree(tree_digest))
-    if listed is None:
-        raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
-    try:
-        tree.unpack(_manifest(listed), open_pack, target, tree_digest, bring)
-    except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
-        # Else it would be found there for ever, and nothing sent in its place.
-        if pack := getattr(error, "pack", ""):
-            discard(records, names.blob(pack))
-        discard(records, names.tree(tree_digest))
-        why = str(error) if isinstance(error, (tree.Damaged, Missing)) else f"{names.tree(tree_digest)} was changed"
-        raise NotReady(f"{why}. It was removed from the store: {AGAIN}") from None
+    for left in (1, 0):
+        listed = read_bounded(records, names.tree(tree_digest))
+        if listed is None:
+            raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
+        try:
+            tree.unpack(_manifest(listed), open_pack, target, tree_digest, bring)
+            return
+        except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
+            pack = getattr(error, "pack", "")
+            if left and records.remote:  # what was composed comes without a checksum
+                blobs.forget(pack)
+                shutil.rmtree(target, ignore_errors=True)
+                continue
+            # Else it would be found there for ever, and nothing sent in its place.
+            if pack:
+                discard(records, names.blob(pack))
+            discard(records, names.tree(tree_digest))
+            why = str(error) if isinstance(error, (tree.Damaged, Missing)) else f"{names.tree(tree_digest)} was changed"
+            raise NotReady(f"{why}. It was removed from the store: {AGAIN}") from None
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
@@ -183,6 +191,17 @@ def _manifest(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise tree.Damaged("the tree's manifest is no JSON: it was changed after it was sent") from None
     return manifest
+
+
+def read_intact(records: Any, name: str, wanted: str) -> bytes | None:
+    """Return what has that digest. It is read once more if it differs, for what was composed has no checksum on its
+    way.
+    """
+    for _ in range(2 if records.remote else 1):
+        data = read_bounded(records, name)
+        if data is not None and digest.of_bytes(data) == wanted:
+            return data
+    return None
 
 
 def discard(records: Any, name: str) -> None:
@@ -202,8 +221,8 @@ def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, st
             return python
     from kinetic_orchestration.agent import environment
 
-    lock = read_bounded(records, names.blob(wanted["lock"]))
-    if lock is None or digest.of_bytes(lock) != wanted["lock"]:
+    lock = read_intact(records, names.blob(wanted["lock"]), wanted["lock"])
+    if lock is None:
         discard(records, names.blob(wanted["lock"]))
         raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
     try:

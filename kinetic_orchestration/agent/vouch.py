@@ -97,9 +97,15 @@ def _keys() -> dict[str, tuple[int, int]]:
     reply = boot.exchange("GET", f"{imitated}/certs/keys" if imitated else KEYS, timeout=10.0)
     if reply.status != 200:
         return {}
-    for key in reply.json().get("keys", ()):
-        if key.get("kty") == "RSA":
-            _found[key["kid"]] = int.from_bytes(_bytes(key["n"]), "big"), int.from_bytes(_bytes(key["e"]), "big")
+    try:
+        keys = {
+            str(key["kid"]): (int.from_bytes(_bytes(key["n"]), "big"), int.from_bytes(_bytes(key["e"]), "big"))
+            for key in reply.json().get("keys", ())
+            if key.get("kty") == "RSA"
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # nonsense
+        return {}
+    _found.update(keys)
     return _found
 
 

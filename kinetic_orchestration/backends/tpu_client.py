@@ -237,10 +237,10 @@ def status_of(error: BaseException) -> Status | None:
     from google.protobuf.json_format import ParseError
     from requests import exceptions as requests
 
-    if isinstance(error, ParseError | json.JSONDecodeError):  # what cannot be read may pass
-        return Status(troubles.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause
+    if isinstance(error, ParseError | json.JSONDecodeError):  # what cannot be read may pass
+        return Status(troubles.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
     if isinstance(error, exceptions.GoogleAPICallError):
         return _call_error(error)
     if isinstance(error, auth.RefreshError | auth.DefaultCredentialsError) and not getattr(error, "retryable", False):

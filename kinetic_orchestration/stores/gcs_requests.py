@@ -160,7 +160,11 @@ class Requests:
                 timeout=_timeout(),
                 retry=None,
             )
-            blobs = next(found.pages)
+            blobs = list(next(found.pages))
+            for blob in blobs:  # what cannot be read is found here, where it is asked for again
+                moment(blob), (blob.metadata or {}).get(_WRITER)
+                if "size" in fields:
+                    int(blob.size)
             return [(blob.name.removeprefix(self._prefix), blob) for blob in blobs], found.next_page_token
 
         return self._ask("list", prefix, attempt)

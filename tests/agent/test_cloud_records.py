@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 import time
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import cloud
+from kinetic_orchestration.agent import boot, cloud, digest, prepare
 from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.agent.records import RecordsError
+from kinetic_orchestration.agent.records import Record, RecordsError
 from kinetic_orchestration.testing.storage import StorageServer
 from tests.contracts.store_contract import StoreContract
+
+NOTHING = Record(b"", 0, 0.0)
 
 
 @pytest.fixture
@@ -128,6 +131,93 @@ def test_an_answer_that_cannot_be_read_is_one_that_may_pass(
     assert (records.bucket.facts(records._full("a")) or {})["size"] == "1"
     storage.garble("list *")
     assert [entry.name for entry in records.list("")] == ["a", "b", "c"]
+
+
+def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
+    records: CloudRecords, storage: StorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = os.urandom(2 * cloud.CHUNK)
+    records.put("small", b"whole")
+    records.put("large", large)
+    records.signal("hints/a", b"heard")
+    storage.garble("get *")
+    assert (records.read("small") or NOTHING).data == b"whole"
+    storage.garble("get *")
+    assert (records.read("small", 0, 100) or NOTHING).data == b"whole", "all of it, though a part was asked for"
+    for name, data in (("small", b"whole"), ("large", large)):
+        storage.garble("get *")
+        records.download(name, str(tmp_path / name))
+        assert (tmp_path / name).read_bytes() == data
+    storage.garble("list *")
+    assert [(signal.name, signal.data) for signal in records.signals("hints/")] == [("hints/a", b"heard")]
+    monkeypatch.setattr(cloud, "PATIENCE", 0.2)
+    storage.garble("get *", times=None)
+    with pytest.raises(RecordsError, match="its checksum differs") as caught:
+        records.read("small")
+    assert caught.value.errno == errno.EIO
+    with pytest.raises(RecordsError, match="its checksum differs"):
+        records.download("large", str(tmp_path / "other"))
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "large", tmp_path / "small"]
+
+
+def test_what_has_no_checksum_is_read_once_more(
+    records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Google's of what was composed, of which the emulator tells one."""
+    once = records.bucket._once
+
+    def without(*args: Any, **more: Any) -> boot.Reply:
+        reply = once(*args, **more)
+        return reply._replace(headers={k: v for k, v in reply.headers.items() if k.lower() != "x-goog-hash"})
+
+    monkeypatch.setattr(records.bucket, "_once", without)
+    lock = b"one package\n" * 100
+    records.put("lock", lock)
+    storage.garble("get *")
+    assert (records.read("lock") or NOTHING).data not in (lock, b""), "nobody else can tell"
+    storage.garble("get *")
+    assert prepare.read_intact(records, "lock", digest.of_bytes(lock)) == lock
+    storage.garble("get *", times=None)
+    assert prepare.read_intact(records, "lock", digest.of_bytes(lock)) is None
+
+
+@pytest.mark.parametrize("told", [{"X-Goog-Generation": "x"}, {"Last-Modified": "never"}])
+def test_a_header_that_cannot_be_read_is_an_answer_that_may_pass(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
+) -> None:
+    """As of a server that speaks nonsense for a while."""
+    made = records.put("small", b"whole")
+    once, answers = records.bucket._once, [told]
+
+    def spoilt(*args: Any, **more: Any) -> boot.Reply:
+        reply = once(*args, **more)
+        return reply._replace(headers={**reply.headers, **answers.pop()}) if answers else reply
+
+    monkeypatch.setattr(records.bucket, "_once", spoilt)
+    found = records.read("small")
+    assert not answers
+    assert found is not None
+    assert (found.data, found.generation) == (b"whole", made)
+
+
+@pytest.mark.parametrize("without", ["name", "generation", "updated", "size"])
+def test_a_listing_that_lacks_what_it_should_tell_is_asked_for_again(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    records.put("small", b"whole")
+    once, spoils = records.bucket._once, [without]
+
+    def spoilt(*args: Any, **more: Any) -> boot.Reply:
+        reply = once(*args, **more)
+        if not spoils:
+            return reply
+        page = reply.json()
+        del page["items"][0][spoils.pop()]
+        return reply._replace(data=json.dumps(page).encode())
+
+    monkeypatch.setattr(records.bucket, "_once", spoilt)
+    assert [entry.name for entry in records.list("")] == ["small"]
+    assert not spoils
 
 
 def test_a_delete_whose_answer_was_lost_has_deleted(records: CloudRecords, storage: StorageServer) -> None:

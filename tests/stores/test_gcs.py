@@ -323,8 +323,24 @@ def test_an_answer_that_cannot_be_read_is_one_that_may_pass(store: GcsStore, sto
     assert found.size == 5
     storage.garble("list *")
     assert "jobs/a" in [entry.name for entry in store.list("")]
+    store.signal("hints/a", b"heard")
+    storage.garble("list *")
+    assert [(signal.name, signal.data) for signal in store.signals("hints/")] == [("hints/a", b"heard")]
     storage.garble("copy *")
     assert store.renew("jobs/a") is True
+
+
+def test_a_listing_without_a_moment_is_asked_for_again(
+    store: GcsStore, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from google.cloud.storage import Blob
+
+    store.create("jobs/a", b"whole")
+    told, spoils = Blob.updated, ["list", "signals"]
+    monkeypatch.setattr(Blob, "updated", property(lambda blob: None if spoils and spoils.pop() else told.fget(blob)))
+    assert [entry.name for entry in store.list("jobs/")] == ["jobs/a"]
+    assert len(spoils) == 0 or [signal.name for signal in store.signals("jobs/")] == ["jobs/a"]
+    assert not spoils
 
 
 def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
