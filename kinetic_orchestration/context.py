@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,10 @@ class HostContext:
                 os.close(events)
         except OSError as error:
             if error.errno not in _FULL:
-                raise
+                from kinetic_orchestration.agent.records import RecordsError, reason_of
+
+                told = f"Cannot tell this host's agent ({self._events}): {reason_of(error)}."
+                raise RecordsError(error.errno, told) from error
 
 
 class _Here:
@@ -102,20 +106,33 @@ def current() -> HostContext:
     if not environ.get("KINETIC_EVENTS"):
         output_dir = environ.get("KINETIC_OUTPUT_DIR") or _temporary("output")
         return HostContext(output_dir=output_dir, checkpoint_dir=_temporary("checkpoints"))
+    try:
+        told = _of_host(environ)
+    except (KeyError, ValueError) as error:
+        from kinetic_orchestration.errors import KineticError
+
+        raise KineticError(
+            f"this process does not know which host it is: {error} is wrong with its environment. The variables that "
+            "begin with KINETIC_ have to stay as the host's agent set them"
+        ) from error
+    return HostContext(**told)
+
+
+def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
     fence, _, store = environ.get("KINETIC_FENCE", "1 ").partition(" ")
-    return HostContext(
-        job_id=environ["KINETIC_JOB_ID"],
-        attempt=int(environ["KINETIC_ATTEMPT"]),
-        host_index=int(environ["KINETIC_HOST_INDEX"]),
-        host_count=int(environ["KINETIC_HOST_COUNT"]),
-        output_dir=environ["KINETIC_OUTPUT_DIR"],
-        checkpoint_dir=environ["KINETIC_CHECKPOINT_DIR"],
-        partition_key=environ["KINETIC_PARTITION_KEY"],
-        _events=environ["KINETIC_EVENTS"],
-        _notice=environ.get("KINETIC_NOTICE", ""),  # an older agent has none
-        _fence=int(fence),
-        _store=store,
-    )
+    return {
+        "job_id": environ["KINETIC_JOB_ID"],
+        "attempt": int(environ["KINETIC_ATTEMPT"]),
+        "host_index": int(environ["KINETIC_HOST_INDEX"]),
+        "host_count": int(environ["KINETIC_HOST_COUNT"]),
+        "output_dir": environ["KINETIC_OUTPUT_DIR"],
+        "checkpoint_dir": environ["KINETIC_CHECKPOINT_DIR"],
+        "partition_key": environ["KINETIC_PARTITION_KEY"],
+        "_events": environ["KINETIC_EVENTS"],
+        "_notice": environ.get("KINETIC_NOTICE", ""),  # an older agent has none
+        "_fence": int(fence),
+        "_store": store,
+    }
 
 
 def _check_newest(store: str, job_id: str, attempt: int) -> None:

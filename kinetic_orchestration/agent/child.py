@@ -23,6 +23,8 @@ REPORT_PATIENCE = 120.0  # for a disk that is full when the function has returne
 OURS = "kinetic_orchestration"
 USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
 ROOT = "kinetic_orchestration.errors.KineticError"
+CALLERS = "kinetic_orchestration.agent.child", "kinetic_orchestration.agent.payload"  # of the program, or its pickles
+RECORD = "kinetic_orchestration.context", "_record"
 
 
 def main() -> None:
@@ -128,22 +130,34 @@ def _call(go: dict[str, Any]) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """Whose matter it is, if not the program's own: what this package raised within it. What the program raises by
-    itself is its own, whatever the class.
+    """Whose matter it is, if not the program's own: what this package raised within it, or met on a disk or in a store
+    while it worked for it. What the program raises by itself is its own, whatever the class.
     """
     from kinetic_orchestration.agent import wire
 
     classes = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    ours = any(name.startswith((f"{OURS}.agent.", f"{OURS}.training.")) for name in classes) or ROOT in classes
+    where, function = _raised_in(error)
+    if where.partition(".")[0] != OURS:
+        return ""
     if f"{OURS}.agent.distributed.NoAccelerator" in classes:  # of the requirements that the user gave
         return ""
-    if not ours or where.partition(".")[0] != OURS:
-        return ""
-    return wire.CONFIGURATION if any(name in USAGE for name in classes) else wire.INFRASTRUCTURE
+    if any(name.startswith((f"{OURS}.agent.", f"{OURS}.training.")) for name in classes) or ROOT in classes:
+        return wire.CONFIGURATION if any(name in USAGE for name in classes) else wire.INFRASTRUCTURE
+    met = isinstance(error, (OSError, LookupError, AttributeError, json.JSONDecodeError))
+    if met and where.startswith((f"{OURS}.agent.", f"{OURS}.training.")) and where not in CALLERS:
+        return wire.INFRASTRUCTURE
+    return wire.INFRASTRUCTURE if met and (where, function) == RECORD else ""
+
+
+def _raised_in(error: BaseException) -> tuple[str, str]:
+    """The module and the function of the innermost frame that is none of Python's own."""
+    found, trace = ("", ""), error.__traceback__
+    while trace is not None:
+        where = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if where.partition(".")[0] not in sys.stdlib_module_names:
+            found = where, trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+    return found
 
 
 class _Unreported(Exception):

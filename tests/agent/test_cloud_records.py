@@ -333,7 +333,7 @@ def test_a_disk_without_room_is_told_before_a_byte_is_written(
     records: CloudRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records.put("a", b"x" * 1000)
-    monkeypatch.setattr(records.bucket, "_begin_to_fetch", lambda _: (1 << 39, "1", None))
+    monkeypatch.setattr(records.bucket, "_begin_to_fetch", lambda _: (1 << 39, "1", None, b""))
     with pytest.raises(RecordsError, match=r"has 549.8 GB, and the disk .* GB free. Give each host only the part"):
         records.download("a", str(tmp_path / "a"))
     assert list(tmp_path.iterdir()) == []

@@ -400,7 +400,7 @@ def test_a_store_that_failed_within_a_training_is_not_the_users_failure(shared_h
 def raised_by_us(kind: type[BaseException], where: str) -> None:
     """Have one of our own modules raise it below what the user calls."""
     import errno
-    import os
+    from unittest import mock
 
     import kinetic_orchestration as kinetic
     from kinetic_orchestration import context
@@ -409,22 +409,22 @@ def raised_by_us(kind: type[BaseException], where: str) -> None:
 
     ours: dict[str, Any] = {"__name__": "kinetic_orchestration.training.shelf"}
     exec("def meets(*_, **__):\n    raise error", ours)
-    if issubclass(kind, TooLarge):
+    if kind is TooLarge:
         ours["error"] = TooLarge("name", "store", 1)
     else:
-        ours["error"] = kind(errno.ENOSPC, "told") if kind.__name__ == "RecordsError" else kind("told")
+        system = issubclass(kind, OSError) and not issubclass(kind, errors.KineticError)
+        ours["error"] = kind(errno.ENOSPC, "told") if system else kind("told")
     if where == "Training":
-        loop.Training.__enter__ = ours["meets"]  # type: ignore[method-assign]
-        with kinetic.Training(name="t"):
+        with mock.patch.object(loop.Training, "__enter__", ours["meets"]), kinetic.Training(name="t"):
             pass
     elif where == "current":
-        context.HostContext.__init__ = ours["meets"]  # type: ignore[method-assign]
-        kinetic.current()
+        with mock.patch.object(context.HostContext, "__init__", ours["meets"]):
+            kinetic.current()
     else:
-        context.HostContext._record = ours["meets"]  # type: ignore[method-assign]
         here = kinetic.current()
-        here.progress(1) if where == "progress" else here.log_metrics(1, loss=1.0)
-    os._exit(3)
+        with mock.patch.object(context.HostContext, "_record", ours["meets"]):
+            here.progress(1) if where == "progress" else here.log_metrics(1, loss=1.0)
+    raise AssertionError(f"nothing came of {where}")
 
 
 def _below(kind: type[BaseException]) -> set[type[BaseException]]:
@@ -432,29 +432,93 @@ def _below(kind: type[BaseException]) -> set[type[BaseException]]:
 
 
 def our_errors() -> list[type[BaseException]]:
+    from kinetic_orchestration.agent.cloud import NoObject
     from kinetic_orchestration.agent.records import RecordsError, TooLarge
-    from kinetic_orchestration.training import parts
+    from kinetic_orchestration.training import agreement, parts
 
     found = {each for each in _below(errors.KineticError) if each.__module__ == errors.__name__}
-    return [*sorted(found, key=lambda each: each.__name__), RecordsError, TooLarge, wire.Unreadable, parts.Torn]
+    more = [RecordsError, NoObject, TooLarge, OSError, wire.Unreadable, wire.Newer, parts.Torn, agreement.Alone]
+    return [*sorted(found, key=lambda each: each.__name__), *more]
 
 
 CALLS = ("Training", "log_metrics", "progress", "current")
 
 
-@pytest.mark.slow
 def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
+    """Each of them, raised in each call, and what the child says of it."""
     kinds = our_errors()
-    for begin in range(0, len(kinds), 4):
-        jobs = {
-            kind: launched(
-                raised_by_us, kind, CALLS[(begin + place) % len(CALLS) - begin // 4 % len(CALLS)], retry=NONE
-            )
-            for place, kind in enumerate(kinds[begin : begin + 4])
-        }
-        for kind, job in jobs.items():
-            configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers)
-            assert (kind, verdict_of(job).cause) == (kind, wire.CONFIGURATION if configured else wire.INFRASTRUCTURE)
+    told = result(launched(charged, kinds, retry=NONE))
+    assert len(told) == len(kinds) * len(CALLS)
+    for (kind, where), cause in told.items():
+        configured = issubclass(kind, errors.UsageError | errors.CheckpointDiffers)
+        assert (kind, where, cause) == (kind, where, wire.CONFIGURATION if configured else wire.INFRASTRUCTURE)
+
+
+def charged(kinds: list[type[BaseException]]) -> dict[tuple[type[BaseException], str], str]:
+    from kinetic_orchestration.agent import child
+
+    told = {}
+    for kind in kinds:
+        for where in CALLS:
+            try:
+                raised_by_us(kind, where)
+            except BaseException as error:
+                told[kind, where] = child._cause(error) if type(error) is kind else f"{error!r} came in its place"
+    return told
+
+
+def meets_a_broken_disk(what: str) -> str:
+    import os
+    import shutil
+
+    import kinetic_orchestration as kinetic
+    from kinetic_orchestration.agent import child
+
+    here = kinetic.current()
+    if what == "checkpoints":
+        shutil.rmtree(here.checkpoint_dir, ignore_errors=True)
+        Path(here.checkpoint_dir).write_text("no folder")
+        with kinetic.Training(name="t") as training:
+            training.restore({"a": 1.0})
+    try:
+        if what == "events":
+            os.environ["KINETIC_EVENTS"] = "/dev/null/none"
+            kinetic.current().progress(1)
+        elif what == "environment":
+            del os.environ["KINETIC_HOST_COUNT"]
+            kinetic.current()
+        elif what == "metrics":
+            here.log_metrics(1, loss="much")  # type: ignore[arg-type]
+        elif what == "own":
+            open("/dev/null/none")  # noqa: PTH123, SIM115
+    except Exception as error:
+        return child._cause(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("events", wire.INFRASTRUCTURE), ("environment", wire.INFRASTRUCTURE), ("metrics", ""), ("own", "")],
+)
+def test_a_disk_that_fails_below_a_call_of_ours_is_not_the_users_failure(
+    shared_home: Path, what: str, cause: str
+) -> None:
+    assert result(launched(meets_a_broken_disk, what, retry=NONE)) == cause
+
+
+def test_a_training_whose_disk_fails_is_not_the_users_failure(shared_home: Path) -> None:
+    job = launched(meets_a_broken_disk, "checkpoints", retry=NONE)
+    with pytest.raises(JobLost):
+        result(job)
+    assert verdict_of(job).cause == wire.INFRASTRUCTURE
+
+
+def test_a_function_that_python_itself_calls_fails_by_itself(shared_home: Path) -> None:
+    """Below which there is no frame but the child's."""
+    import operator
+
+    with pytest.raises(KeyError):
+        result(launched(operator.getitem, {}, "missing", retry=NONE))
 
 
 @pytest.mark.parametrize("where", CALLS)
