@@ -22,7 +22,7 @@ from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of,
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, JobStatus, Outcome, Past, Plan, Staged
-from kinetic_orchestration.watch import Memory, Scene, intent_at, look
+from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
@@ -526,12 +526,17 @@ def may_begin_anew(job: Job) -> bool:
 
 def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
     """`known`: an intent that was read already, of this attempt or of another one."""
-    if known is not None and known.attempt == attempt:
-        return job.backend.release(known.placement) if known.placement else Freed.DONE
-    record = job.store.read(names.intent(job.job_id, attempt))
-    if record is None:
-        return Freed.DONE
-    placement = intent_at(record, job.backend, job.job_id, attempt, job.within).placement
+    intent = known if known is not None and known.attempt == attempt else None
+    if intent is None:
+        record = job.store.read(names.intent(job.job_id, attempt))
+        if record is None:
+            return Freed.DONE
+        intent = intent_at(record, job.backend, job.job_id, attempt, job.within)
+    placement: dict[str, Any] | None = intent.placement
+    if intent.damage and not placement:
+        placement = place_by_name(job.backend, job.job_id, attempt)
+        if placement is None:  # nobody could say what is left of it
+            return Freed.REFUSED
     return job.backend.release(placement) if placement else Freed.DONE
 
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kinetic_orchestration import act, emulation
 from kinetic_orchestration.agent import names, processes, wire
+from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
 from kinetic_orchestration.notices import warn, warn_once
-from kinetic_orchestration.records import GROUP, GROUP_END, fields_of
+from kinetic_orchestration.records import GROUP, GROUP_END, MOST_JOBS, fields_of
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
 from kinetic_orchestration.stores import Store, open_store
@@ -422,7 +423,32 @@ def _end(batch: BatchHandle[Any], why: str) -> None:
 
 def _why_over(store: Store, group_id: str) -> str:
     record = store.read(names.group_end(group_id))
-    return "" if record is None else str(fields_of(record.data, GROUP_END, names.group_end(group_id))["why"])
+    return "" if record is None else str(_told_of_end(store, group_id, record)["why"])
+
+
+def _told_of_end(store: Store, group_id: str, record: Record) -> dict[str, Any]:
+    """Why a batch is over, and how many jobs it has. One that is damaged is set aside: it is over all the same."""
+    try:
+        return fields_of(record.data, GROUP_END, names.group_end(group_id))
+    except Corrupt:
+        _set_aside(store, names.group_end(group_id), record)
+        return {"why": SUBMITTED}
+
+
+def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) -> dict[str, Any]:
+    """A batch's own record. Of one that is damaged and set aside, the id says how many jobs the batch has."""
+    try:
+        return fields_of(record.data, GROUP, names.group(group_id))
+    except Corrupt:
+        if (told := _SIZE.search(group_id)) is None or not 0 < int(told[1]) <= MOST_JOBS:
+            raise
+        _set_aside(store, names.group(group_id), record)
+        return {"name": None, "tags": {}, "size": int(told[1]), "deployment": here.deployment}
+
+
+def _set_aside(store: Store, name: str, record: Record) -> None:
+    told = act.set_aside(store, name, record.data)
+    warn_once(f"{name} in {store.url} is damaged: what it said of the batch is not known. {told}")
 
 
 def _place(batch: BatchHandle[Any], index: int, job: JobHandle[Any]) -> None:
@@ -479,7 +505,7 @@ def attach_batch(
             f"there is no batch {group_id!r} in {opened.url}: check that KINETIC_STORE and KINETIC_DEPLOYMENT are "
             "those of the submitter"
         )
-    fields = fields_of(record.data, GROUP, names.group(group_id))
+    fields = _told_of_group(opened, group_id, record, here)
     name, tags, size, group_deployment = (fields[key] for key in ("name", "tags", "size", "deployment"))
     submitter = fields.get("submitter") or {}
     runs_on = str(fields.get("backend") or here.backend)
@@ -511,7 +537,7 @@ def _check_size(store: Store, group_id: str, deployment: str, size: int) -> None
     ended = store.read(names.group_end(group_id))
     counts = [int(told[1])] if told else []
     if ended is not None:
-        counts.append(fields_of(ended.data, GROUP_END, names.group_end(group_id)).get("size") or size)
+        counts.append(_told_of_end(store, group_id, ended).get("size") or size)
     if store.read(names.spec(job_id(child(deployment, group_id, size), 1)), 0, 1) is not None:
         counts.append(size + 1)
     for count in counts:

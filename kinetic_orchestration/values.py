@@ -202,6 +202,7 @@ class Intent(NamedTuple):
     before: Before | None = None  # None: it does not say
     affordable: float = 0.0  # seconds for which its hosts may be held, for the money that is left; 0: no limit
     damage: str = ""  # why its record cannot be read; then its place is one that was found by its name, or empty
+    unfound: bool = False  # for nobody could say where it is
 
     @property
     def since(self) -> float:

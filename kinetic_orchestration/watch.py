@@ -93,16 +93,22 @@ def intent_at(record: Record, backend: Backend, job_id: str, attempt: int, withi
     try:
         return intent_of(record, job_id, attempt, within)
     except Corrupt as error:
-        return Intent(attempt, "", place_by_name(backend, job_id, attempt), 0.0, record.updated, damage=str(error))
+        found = place_by_name(backend, job_id, attempt)
+        return Intent(attempt, "", found or {}, 0.0, record.updated, damage=str(error), unfound=found is None)
 
 
-def place_by_name(backend: Backend, job_id: str, attempt: int) -> dict[str, Any]:
-    """What of an attempt is left where nothing can be read of it; empty if nothing is, or nobody can say."""
-    with suppress(KineticError):
+def place_by_name(backend: Backend, job_id: str, attempt: int) -> dict[str, Any] | None:
+    """What of an attempt is left where nothing can be read of it; empty if nothing is, and None if nobody can say."""
+    unread = False
+    try:
         for found in backend.leftovers():
-            if "unread" not in found and (found["job"], found["attempt"]) == (job_id, attempt):
+            if "unread" in found:
+                unread = True
+            elif (found["job"], found["attempt"]) == (job_id, attempt):
                 return dict(found)
-    return {}
+    except KineticError:
+        return None
+    return None if unread else {}
 
 
 def unseen(intent: Intent | None) -> Observation:
@@ -164,7 +170,10 @@ class Memory:
             self.forget()
             self.attempt = attempt
         if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
-            self.intent = intent_at(promised, backend, job_id, attempt, self.within)
+            intent = intent_at(promised, backend, job_id, attempt, self.within)
+            if intent.unfound:  # and is looked for again
+                return intent
+            self.intent = intent
         return self.intent
 
     def silence_at(self, newest: float, now: float) -> float:

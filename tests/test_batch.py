@@ -498,9 +498,9 @@ def test_a_group_record_that_speaks_of_fewer_jobs_loses_no_results() -> None:
     store, name = batch._store, names.group(batch.group_id)
     record = store.read(name)
     assert record is not None
-    said = json.loads(record.data)
+    said = {key: value for key, value in json.loads(record.data).items() if key not in ("wire", "sum")}
     for changes in ({"size": 1}, {"size": 2}, {"size": 4}, {"deployment": "another"}):
-        store.put(name, json.dumps({**said, **changes}).encode())
+        store.put(name, wire.encode({**said, **changes}))
         with pytest.raises(Corrupt, match=f"groups/{batch.group_id}"):
             kinetic.attach_batch(batch.group_id)
     store.put(name, record.data)

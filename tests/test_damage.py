@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import act, launch, watch
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.errors import Corrupt, KineticError
+from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, StoreError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.settings import load
 from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.values import Freed
 from tests import bucket
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -163,3 +165,76 @@ def test_an_attempt_whose_intent_is_damaged_is_followed_by_another(kind: str, tm
     said = json.loads(verdict.data)["reason"]
     assert "intent.json" in said
     assert f"kept in {names.intent(job.job_id, 1)}.damaged" in said
+
+
+def damage(store: Any, name: str) -> bytes:
+    """Flip a bit in the middle of a record, and return what it then is."""
+    record = store.read(name)
+    assert record is not None, name
+    store.put(name, changed := flipped(record.data, 8 * (len(record.data) // 2)))
+    return changed
+
+
+@pytest.mark.filterwarnings("ignore:deployment.json in .* was damaged")
+def test_a_stamp_that_is_damaged_is_made_anew(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never taken for another deployment's; one that can be read and is another's is refused as ever."""
+    job = submitted("stamped")
+    assert job.result() == 7
+    store = job._job.store
+    changed = damage(store, names.DEPLOYMENT)
+    monkeypatch.setattr("kinetic_orchestration.stores.gcs._stamped", {})  # as another process
+    assert submitted("stamped too").result() == 7
+    assert main(["status", job.job_id]) == 0
+    assert job.job_id in capsys.readouterr().out
+    kept, made = store.read(f"{names.DEPLOYMENT}.damaged"), store.read(names.DEPLOYMENT)
+    assert kept is not None and kept.data == changed
+    assert made is not None and wire.decode(made.data)["deployment"] == job._job.store.deployment
+    store.put(names.DEPLOYMENT, wire.encode({"deployment": "another"}))
+    monkeypatch.setattr("kinetic_orchestration.stores.gcs._stamped", {})
+    with pytest.raises(StoreError, match="is the store of the deployment 'another'"):
+        submitted("refused")
+
+
+@pytest.mark.filterwarnings("ignore:groups/.* is damaged")
+@pytest.mark.parametrize("which", [names.group, names.group_end])
+def test_a_batch_whose_record_is_damaged_keeps_its_jobs(kind: str, which: Any) -> None:
+    batch = kinetic.run(accelerator="cpu")(doubled).run_async_map([1, 2])
+    assert batch.results(timeout=60) == [2, 4]
+    changed = damage(batch._store, which(batch.group_id))
+    again = kinetic.attach_batch(batch.group_id)
+    assert again.results(timeout=60) == [2, 4]
+    kept = batch._store.read(f"{which(batch.group_id)}.damaged")
+    assert kept is not None and kept.data == changed
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted("sought", waits, str(tmp_path / "never"))
+    while job.status().value != "RUNNING":
+        time.sleep(0.01)
+    damage(job._job.store, names.intent(job.job_id, 1))
+    with monkeypatch.context() as silent:
+
+        def unheard() -> Any:
+            raise BackendError("no answer", "infrastructure")
+
+        silent.setattr(job._job.backend, "leftovers", unheard)
+        record = job._job.store.read(names.intent(job.job_id, 1))
+        assert record is not None
+        intent = watch.intent_at(record, job._job.backend, job.job_id, 1, job._job.within)
+        assert (intent.placement, intent.unfound) == ({}, True)
+        assert act.release(job._job, 1, intent) is Freed.REFUSED
+        assert act.release(job._job, 1) is Freed.REFUSED
+    assert act.release(job._job, 1, intent) is not Freed.REFUSED
+    deadline = time.monotonic() + 60
+    while not act.release(job._job, 1, intent):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not [place for place in job._job.backend.leftovers() if place["job"] == job.job_id]

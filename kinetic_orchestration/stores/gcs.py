@@ -207,7 +207,7 @@ def open_gcs(address: str, deployment: str) -> GcsStore:
                 "there, though it was told not to (ifGenerationMatch=0)."
             )
         record = store.read(names.DEPLOYMENT)
-    stamp.read(url, b"" if record is None else record.data, deployment)
+    stamp.settle(store, url, record, deployment, url)
     _stamped[known] = time.monotonic()
     return store
 

@@ -100,7 +100,7 @@ def open_local(path: str | os.PathLike[str], deployment: str) -> LocalStore:
         check_guarantees(root)
         store.create(names.DEPLOYMENT, stamp.new(deployment, store.now(), _fingerprint(root)))
         record = store.read(names.DEPLOYMENT)
-    fields = stamp.read(root, b"" if record is None else record.data, deployment)
+    fields = stamp.settle(store, root, record, deployment, _fingerprint(root))
     if fields.get("checked") != _fingerprint(root):  # the folder was copied here, or another machine checked it
         check_guarantees(root)
     return store

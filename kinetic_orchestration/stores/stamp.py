@@ -5,12 +5,21 @@ It knows what a stamp says, and not how a store keeps it.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+from typing import TYPE_CHECKING
 
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import check_name
+from kinetic_orchestration.agent.records import Record, check_name
 from kinetic_orchestration.errors import NewerWire, StoreError, UsageError
+from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.records import STAMP
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.stores import Store
+
+_JOB = re.compile(rf"{names.JOBS}job-[0-9a-z-]+/(in|out)/")
 
 
 def check_deployment(deployment: str) -> None:
@@ -32,6 +41,33 @@ def new(deployment: str, created: float, checked: str) -> bytes:
     """The bytes of a stamp. `checked` says where the store's guarantees were tried out."""
     fields = {"deployment": deployment, "created": created, "stamp": os.urandom(16).hex(), "checked": checked}
     return wire.encode(fields)
+
+
+def settle(store: Store, url: str, record: Record | None, deployment: str, checked: str) -> dict[str, object]:
+    """Return the fields of the stamp that was read. One that is damaged is set aside, and the store is stamped anew if
+    it holds jobs: nobody else's lie under this name.
+    """
+    data = b"" if record is None else record.data
+    try:
+        wire.fields_of(data, STAMP)
+    except wire.Newer:
+        pass
+    except wire.Unreadable as unreadable:
+        if record is not None and _has_jobs(store):
+            kept = f"{names.DEPLOYMENT}.damaged"
+            store.create(kept, data)
+            store.swap(names.DEPLOYMENT, new(deployment, store.now(), checked), record.generation)
+            warn_once(
+                f"{names.DEPLOYMENT} in {url} was damaged ({unreadable}): its bytes are kept in {kept}, and the store "
+                f"is stamped anew as that of the deployment {deployment!r}, whose jobs it holds"
+            )
+            record = store.read(names.DEPLOYMENT)
+            data = b"" if record is None else record.data
+    return read(url, data, deployment)
+
+
+def _has_jobs(store: Store) -> bool:
+    return any(_JOB.match(entry.name) for entry in itertools.islice(store.list(names.JOBS), 100))
 
 
 def read(url: str, data: bytes, deployment: str) -> dict[str, object]:
