@@ -264,12 +264,26 @@ class Follower:
                     continue
                 whole = self.job.store.read(name, offset, offset + length)
                 found, used = frames.decode(whole.data if whole else b"", segment, offset)
+            if not used and self._is_over(host, segment):  # what is left of it is no frame, and never will be
+                size = len(record.data)
+                position = (segment, offset + size - 100) if size == READ_BYTES else (segment + 1, 0)
+                hole = frames.damaged(size, record.updated, segment, offset)
+                yield [_event(hole, host, attempt)], position, False
+                continue
             if not used:
                 return
             over = any(frame.kind == frames.NEXT for frame in found)
             position = (segment + 1, 0) if over else (segment, offset + used)
-            at_end = len(record.data) < READ_BYTES and not over
+            at_end = len(record.data) < READ_BYTES and not over and used >= len(record.data)
             yield [_event(frame, host, attempt) for frame in found if frame.kind != frames.NEXT], position, at_end
+
+    def _is_over(self, host: int, segment: int) -> bool:
+        """Whether nothing more comes into a segment: an object is never written to again, a file not once another one
+        follows.
+        """
+        store, attempt = self.job.store, self.cursor.attempt
+        following = names.segment(self.job.job_id, attempt, host, segment + 1)
+        return store.remote or store.read(following, 0, 1) is not None
 
     def _tell_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
         """What hosts say in their beats, which are read anyway."""

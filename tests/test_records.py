@@ -402,6 +402,23 @@ def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looke
     assert frames.LONGEST_LINE < LONGEST_FRAME < 2 * frames.LONGEST_LINE
 
 
+@pytest.mark.parametrize("where", ["first", "next", "without an end"])
+def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: act.Job, where: str) -> None:
+    written = [frames.encode(frames.OUT, 1.0, b"before\n"), frames.encode(frames.OUT, 1.5, b"hit\n")]
+    written.append(frames.encode(frames.NEXT, 2.0, b""))
+    hit = 1 if where == "first" else 2
+    damaged = (
+        written[hit].replace(b" ", b"\x21", 1) if where != "without an end" else written[hit].replace(b"\n", b"\x0b")
+    )
+    written[hit] = damaged
+    looked_at.store.put(names.segment(JOB, 1, 0, 0), b"".join(written))
+    looked_at.store.put(names.segment(JOB, 1, 0, 1), frames.encode(frames.OUT, 3.0, b"after\n"))
+    lines = [event.text for event in JobHandle(looked_at).events() if isinstance(event, Output)]
+    told = b"%d bytes of the log are damaged\n" % len(damaged)
+    kept = [b"before\n", told] if hit == 1 else [b"before\n", b"hit\n", told]
+    assert [bytes(line) for line in lines] == [*kept, b"after\n"]
+
+
 def test_the_longest_line_that_a_host_writes_is_still_read(looked_at: act.Job) -> None:
     data = b"x" * (frames.LONGEST_LINE + 1000)
     looked_at.store.put(names.segment(JOB, 1, 0, 0), frames.encode(frames.OUT, 1.0, data))

@@ -1,6 +1,6 @@
 """The log of a host: frames of whole lines, in segments.
 
-A frame is a header line (`RS kind microseconds length`), then that many bytes. Its payload is never looked at
+A frame is a header line (`RS kind microseconds length checksums`), then that many bytes. Its payload is never looked at
 line by line, so a flood of a million lines costs what moving its bytes costs. Bytes arrive as the program
 wrote them: a line is split only where it ends, at a newline or a carriage return.
 """
@@ -8,6 +8,7 @@ wrote them: a line is split only where it ends, at a newline or a carriage retur
 from __future__ import annotations
 
 from typing import NamedTuple
+from zlib import crc32
 
 OUT = "o"
 ERR = "e"
@@ -22,6 +23,7 @@ SEGMENT_BYTES = 4 << 20
 LONGEST_LINE = 16 << 20
 
 _MARK = b"\x1e"
+_LONGEST_HEADER = 100
 
 
 class Frame(NamedTuple):
@@ -33,36 +35,81 @@ class Frame(NamedTuple):
 
 
 def encode(kind: str, time: float, payload: bytes) -> bytes:
-    return b"%b%b %d %d\n%b" % (_MARK, kind.encode(), int(time * 1e6), len(payload), payload)
+    header = b"%b%b %d %d" % (_MARK, kind.encode(), int(time * 1e6), len(payload))
+    return b"%b c%08x%08x\n%b" % (header, crc32(header), crc32(payload), payload)
 
 
 def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame], int]:
-    """The whole frames in `data`, and how many bytes they took; at a frame that is cut or torn it ends."""
+    """The whole frames in `data`, and how many bytes they took; at a frame that is cut it ends.
+
+    What is damaged becomes a note of its size, and what follows is read from the next header whose checksum is right.
+    Without one it ends there, too: it was torn by a power cut, and zeros, or bytes of nobody's, follow.
+    """
     frames: list[Frame] = []
     at = 0
     while True:
         end = data.find(b"\n", at)
-        if end < 0:
-            return frames, at
-        header = data[at:end].split(b" ")
-        numbers = header[1:]
-        if header[0][:1] != _MARK or len(numbers) != 2 or not all(n.isdigit() and len(n) < 20 for n in numbers):
-            return frames, at  # torn by a power cut: zeros, or bytes of nobody's
-        stop = end + 1 + int(header[2])
+        found = None if end < 0 else _header(data[at:end])
+        if found is None:
+            if end < 0 and len(data) - at < _LONGEST_HEADER:
+                return frames, at
+            after, time = _next_header(data, at + 1)
+            if after < 0:
+                return frames, at
+            frames.append(damaged(after - at, frames[-1].time if frames else time, segment, offset + at))
+            at = after
+            continue
+        kind, time, length, checksum = found
+        stop = end + 1 + length
         if stop > len(data):
             return frames, at
-        kind, time = header[0][1:].decode("utf-8", "replace"), int(header[1]) / 1e6
-        frames.append(Frame(kind, time, data[end + 1 : stop], segment, offset + at))
+        payload = data[end + 1 : stop]
+        if checksum is None or b"%08x" % crc32(payload) == checksum:
+            frames.append(Frame(kind, time, payload, segment, offset + at))
+        else:
+            frames.append(damaged(stop - at, time, segment, offset + at))
         at = stop
+
+
+def damaged(count: int, time: float, segment: int, offset: int) -> Frame:
+    """A note in the place of so many bytes."""
+    return Frame(NOTE, time, f"{count} bytes of the log are damaged\n".encode(), segment, offset)
 
 
 def length_of(data: bytes) -> int:
     """Return the length in bytes of the frame that `data` begins with, its header included; 0 if that is none."""
-    end = data.find(b"\n", 0, 100)
-    header = data[: max(0, end)].split(b" ")
-    if header[0][:1] != _MARK or len(header) != 3 or not (header[2].isdigit() and len(header[2]) < 20):
-        return 0
-    return end + 1 + int(header[2])
+    end = data.find(b"\n", 0, _LONGEST_HEADER)
+    found = None if end < 0 else _header(data[:end])
+    return 0 if found is None else end + 1 + found[2]
+
+
+def _header(line: bytes) -> tuple[str, float, int, bytes | None] | None:
+    """Kind, time, length and the payload's checksum, which an older agent does not write; None if it is damaged."""
+    parts = line.split(b" ")
+    if len(parts) not in (3, 4) or line[:1] != _MARK:
+        return None
+    time, length = parts[1], parts[2]
+    if not (time.isdigit() and length.isdigit() and len(time) < 20 and len(length) < 20):
+        return None
+    checksum = None
+    if len(parts) == 4:
+        told = parts[3]
+        if len(told) != 17 or told[:9] != b"c%08x" % crc32(line[:-18]):
+            return None
+        checksum = told[9:]
+    return parts[0][1:].decode("utf-8", "replace"), int(time) / 1e6, int(length), checksum
+
+
+def _next_header(data: bytes, start: int) -> tuple[int, float]:
+    """Where the next header with a checksum that is right begins, and its time; -1 if there is none."""
+    at = data.find(_MARK, start)
+    while at >= 0:
+        end = data.find(b"\n", at, at + _LONGEST_HEADER)
+        found = None if end < 0 else _header(data[at:end])
+        if found is not None and found[3] is not None:
+            return at, found[1]
+        at = data.find(_MARK, at + 1)
+    return -1, 0.0
 
 
 class Lines:

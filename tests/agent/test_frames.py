@@ -39,6 +39,37 @@ def test_what_a_power_cut_tore_is_no_frame_and_ends_the_log(torn: bytes) -> None
     assert frames.decode(SEGMENT + torn) == frames.decode(SEGMENT)
 
 
+WRITTEN = [("o", b"one line\n"), ("e", b"another \x1e line\n"), ("m", b'{"step":1,"values":{}}'), ("o", b"last\n")]
+WHOLE = b"".join(frames.encode(kind, 1_700_000_000.0 + number, text) for number, (kind, text) in enumerate(WRITTEN))
+
+
+@pytest.mark.parametrize("byte", range(len(WHOLE)))
+def test_a_flipped_bit_costs_one_frame_and_is_told(byte: int) -> None:
+    """The frames before and after it are whole, whichever bit it is. Of what follows the last one nobody knows yet."""
+    starts = [frame.offset for frame in frames.decode(WHOLE)[0]]
+    hit = max(number for number, start in enumerate(starts) if start <= byte)
+    for bit in range(8):
+        changed = bytearray(WHOLE)
+        changed[byte] ^= 1 << bit
+        found, used = frames.decode(bytes(changed))
+        told = [(frame.kind, frame.payload) for frame in found]
+        assert told[:hit] == WRITTEN[:hit]
+        if hit == len(WRITTEN) - 1 and len(told) == hit:
+            assert used == starts[hit]
+            continue
+        size = ([*starts, len(WHOLE)])[hit + 1] - starts[hit]
+        assert told[hit] == ("n", b"%d bytes of the log are damaged\n" % size)
+        assert told[hit + 1 :] == WRITTEN[hit + 1 :]
+        assert used == len(WHOLE)
+
+
+def test_the_frames_of_an_older_agent_are_read() -> None:
+    older = b"\x1eo 1700000000000000 4\none\n" + WHOLE
+    found, used = frames.decode(older)
+    assert [(frame.kind, frame.payload) for frame in found] == [("o", b"one\n"), *WRITTEN]
+    assert used == len(older)
+
+
 def lines(*pieces: bytes) -> list[bytes]:
     cutter = frames.Lines()
     found = [whole for piece in pieces if (whole := cutter.feed(piece))]
