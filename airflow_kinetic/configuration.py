@@ -15,6 +15,11 @@ def xcom_limit() -> int:
     return int(conf.getint(SECTION, "xcom_limit", fallback=DEFAULTS["xcom_limit"]))
 
 
+def defer_after() -> float:
+    """Return the seconds for which a deferrable task waits on its worker for a job on this machine."""
+    return float(conf.getfloat(SECTION, "defer_after", fallback=DEFAULTS["defer_after"]))
+
+
 @functools.cache
 def line_budget() -> Budget:
     """The one budget of this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SECTION = "kinetic"
-DEFAULTS = {"xcom_limit": "49152", "log_lines_per_second": "200"}
+DEFAULTS = {"xcom_limit": "49152", "log_lines_per_second": "200", "defer_after": "3"}
 _NAME = "Kinetic Orchestration"
 
 
@@ -44,6 +44,16 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "float",
                         "example": None,
                         "default": DEFAULTS["log_lines_per_second"],
+                    },
+                    "defer_after": {
+                        "description": (
+                            "So many seconds a deferrable task waits on its worker for a job on this machine before it "
+                            "is deferred: to defer one that ends in a moment takes longer than the job."
+                        ),
+                        "version_added": "0.2.0",
+                        "type": "float",
+                        "example": None,
+                        "default": DEFAULTS["defer_after"],
                     },
                 },
             }

@@ -1,4 +1,4 @@
-"""Blocking calls for an event loop that a thousand triggers share.
+"""Blocking calls beside what else is done: in a task's process, and on an event loop that a thousand triggers share.
 
 The loop's own pool has a handful of threads: when a triggerer takes over all triggers of another one, or a DAG run
 with hundreds of tasks is killed, the last of them would wait for minutes behind the first. Here each call has its own
@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+from kinetic_orchestration.agent.ahead import Ahead
 
 AT_ONCE = 32
 
@@ -40,6 +43,19 @@ async def run(function: Callable[[], R], *, within: float | None = None, kind: s
             if bound.expired():
                 raise TooSlow from None
             raise
+
+
+@contextmanager
+def beside(work: Callable[..., object], *given: Any) -> Iterator[Ahead]:
+    """Do a piece of work on a thread while the block runs. The block ends with it, or with what it raised."""
+    ahead = Ahead(contextvars.copy_context().run, work, *given)
+    try:
+        yield ahead
+    except BaseException:
+        with contextlib.suppress(Exception):
+            ahead.result()
+        raise
+    ahead.result()
 
 
 def _started(function: Callable[[], R], loop: asyncio.AbstractEventLoop) -> asyncio.Future[R]:

@@ -58,10 +58,11 @@ def launch(
     identity: Identity | None = None,
     *,
     claimed: Callable[[str], object] | None = None,
+    noted: Callable[[], object] | None = None,
     say: Callable[[str], object] | None = None,
 ) -> Job:
     """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent,
-    `say` a line before what may take long: packaging, submitting.
+    `noted` is called before it is admitted, and `say` hears a line before what may take long: packaging, submitting.
     """
     _refuse_if_only_looking(spec)
     plan, here, backend = planned(spec)
@@ -96,6 +97,8 @@ def launch(
         plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
         asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
         entered.result()
+        if noted is not None:
+            noted()
         written = admit(store, job, identity, plan, staged, believed, asked, spec.origin)
     launched = act.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,6 +40,7 @@ from airflow_kinetic.links.kinetic import (
     urls_of,
 )
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
@@ -50,6 +51,7 @@ from kinetic_orchestration.identity import job_id as job_id_of
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
     DEFAULT_ACCELERATOR,
+    LOCAL,
     JobSpec,
     Options,
     TpuVm,
@@ -61,10 +63,12 @@ from kinetic_orchestration.spec import (
 from kinetic_orchestration.values import JobStatus, Limits, Outcome, Retry
 
 if TYPE_CHECKING:
+    import jinja2
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from kinetic_orchestration.act import Job
+    from kinetic_orchestration.agent.ahead import Ahead
     from kinetic_orchestration.follow import Follower
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
@@ -227,6 +231,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     # ---- what Airflow calls ------------------------------------------------------------------------------------
 
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """As of any operator. Fields of ours that hold nothing are no fields of this run: Airflow would take a
+        millisecond for each of them, and its server would keep it.
+        """
+        ours = KineticTPUOperator.template_fields
+        self.template_fields = [name for name in self.template_fields if name not in ours or getattr(self, name)]
+        super().render_template_fields(context, jinja_env)
+
     def execute(self, context: Context) -> Any:
         from airflow_kinetic.task_log import TaskLog
         from kinetic_orchestration.follow import Follower, follow
@@ -237,17 +249,19 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             spec, place = self._placed(self._spec(context))
             with self._looked_after(context, place):
                 job = self._launched(spec, place, context)
-                self._say_where(context, job)
                 self.kinetic_urls = urls_of(job.job_id, place)
-                if not self.wait:
-                    return job.job_id
-                # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
-                if self.deferrable and Follower(job).step() is None and not self._killed:
+                with self._saying_where(context, job):
+                    if not self.wait:
+                        return job.job_id
+                    # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
+                    defers = self.deferrable and self._outlasts(job, place) and not self._killed
+                    if not defers:
+                        log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
+                        outcome = follow(Follower(job), log)
+                if defers:
                     if time.time() - began > LONG_LAUNCH:
                         keeper.take(job.store, job.job_id, self._token, within=self._handed_over(context))
                     self._defer(Follower(job), place, began)
-                log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
-                outcome = follow(Follower(job), log)
             assert outcome is not None  # no timeout and no stop were given
             return self._finish(context, job, outcome, log.metrics)
 
@@ -418,18 +432,20 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 if kept is not None and kept.epoch != pinned.epoch and self._adopts(kept, place):
                     pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
             identity = identity_of(spec) if pinned is None else _identity(place.deployment, context["ti"], pinned)
+            new: AbstractContextManager[Ahead | None] = nullcontext()
             if pinned is not None and kept is None:
                 # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
-                # which, so that it need not be kept again.
+                # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
                 pinned = pinned._replace(job_id=job_id_of(identity, 1))
-                pin.keep(context, pinned)
-
+                new = beside(pin.keep, context, pinned)
             within = self._handed_over(context) if self.deferrable and self.wait else 0.0
 
             def claimed(job_id: str) -> None:
                 self._job_id = job_id
                 self._refuse_if_killed()
                 if pinned is not None and (kept is not None or pinned.job_id != job_id):
+                    if keeping is not None:
+                        keeping.result()
                     pin.keep(context, pinned._replace(job_id=job_id))
                 # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
                 # of its successor.
@@ -437,12 +453,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
             self._asked, self._launching = (spec, identity, place), True
             try:
-                if pinned is not None and kept is not None:
-                    if kept.epoch != pinned.epoch:
-                        self._call_back(kept)
-                    elif (left := find(spec, identity)) is not None:
-                        self._take_over(left, cleared=pin.was_cleared(kept, pinned.clears))
-                job = launch(spec, identity, claimed=claimed)
+                with new as keeping:
+                    noted = None if keeping is None else keeping.result
+                    if pinned is not None and kept is not None:
+                        if kept.epoch != pinned.epoch:
+                            self._call_back(kept)
+                        elif (left := find(spec, identity)) is not None:
+                            self._take_over(left, cleared=pin.was_cleared(kept, pinned.clears))
+                    job = launch(spec, identity, claimed=claimed, noted=noted)
                 self._job = job
             except KeyTaken as error:  # as it would be in each try
                 raise AirflowFailException(f"{error}. To have what is asked for now, clear the task") from error
@@ -513,6 +531,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except Exception as error:  # its connection may have gone since, and the new job has to begin all the same
             self.log.warning("Job %s of before the clear could not be cancelled: %s", kept.job_id, error)
 
+    def _outlasts(self, job: Job, place: Place) -> bool:
+        """Tell whether a job is worth a deferral: on this machine it may end sooner than that would take."""
+        from airflow_kinetic.configuration import defer_after
+        from kinetic_orchestration.follow import Follower, follow
+
+        follower = Follower(job)
+        return (follower.step() if place.backend != LOCAL else follow(follower, timeout=defer_after())) is None
+
     def _defer(self, follower: Follower, place: Place, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
@@ -539,8 +565,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             # By a person, who does not want to see it begin again; a retry would only find it cancelled.
             raise AirflowFailException(str(error_of(job, outcome)))
         profile, curves = self._show_profile(job), self._show_curves(job)
-        if self.do_xcom_push:
-            context["ti"].xcom_push(key=WHERE_KEY, value=job.plan().where)
         value, whole = value_for_xcom(job, outcome, xcom_limit())
         if not whole:
             self.multiple_outputs = False  # one URI, whatever the function was annotated with
@@ -552,15 +576,21 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._tell_outlets(context, job, outcome, metrics, more)
         return value
 
-    def _say_where(self, context: Context, job: Job) -> None:
-        """At once, so that who looks at a task that waits, or waits for its job elsewhere, finds it."""
+    def _saying_where(self, context: Context, job: Job) -> AbstractContextManager[Ahead]:
+        """Say at once which job it is, so that who looks at a task that waits, or waits for its job elsewhere, finds
+        it. Airflow's server hears it beside the block, in which nothing else is asked of it.
+        """
         from kinetic_orchestration.job import runs
 
-        if self.do_xcom_push:
-            context["ti"].xcom_push(key=JOB_KEY, value=job.job_id)
         self.log.info(
             "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, runs(job), job.job_id
         )
+        return beside(self._push_where, context, job)
+
+    def _push_where(self, context: Context, job: Job) -> None:
+        if self.do_xcom_push:
+            context["ti"].xcom_push(key=JOB_KEY, value=job.job_id)
+            context["ti"].xcom_push(key=WHERE_KEY, value=job.plan().where)
 
     def _show_profile(self, job: Job) -> str:
         """Where it lies; "" if there is none."""

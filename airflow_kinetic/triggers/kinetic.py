@@ -15,9 +15,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from airflow.sdk.configuration import conf
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_kinetic import keeper, threads
+from airflow_kinetic import keeper, scheduler, threads
 from airflow_kinetic.configuration import line_budget
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.place import Place
@@ -27,9 +28,16 @@ from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, Usag
 from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
 from kinetic_orchestration.values import Cursor, Outcome
 
-# A trigger that fires in the first seconds after the deferral can meet a scheduler that has not noted it yet,
-# which fails the task (apache/airflow issues 66374, 67287, 71580, 72716).
-SETTLED = 10.0
+# The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
+# scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task
+# (`process_executor_events` in airflow/jobs/scheduler_job_runner.py; apache/airflow issues 66374, 67287, 71580, 72716).
+# That it came is written down nowhere, so that nobody can wait for it. How long it takes: a supervisor that misses its
+# task's end by a hair looks again after [workers] min_heartbeat_interval (`_monitor_subprocess` in
+# airflow/sdk/execution_time/supervisor.py), and then there is the end of that leg and a round of the scheduler.
+ROUNDS = 5.0
+HEARTBEAT = 5  # seconds between those of a worker, unless it is told otherwise
+STALLED = 900.0  # of a scheduler, after which nobody waits for it any more
+LOOK_AGAIN = 1.0  # for its heartbeat
 # Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
@@ -123,8 +131,10 @@ class KineticJobTrigger(BaseTrigger):
         cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
         if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
-            settled = since + SETTLED * random.uniform(1.0, 1.0 + JITTER)
+            settled = since + seconds_to_settle() * random.uniform(1.0, 1.0 + JITTER)
             await asyncio.sleep(max(settled, _last_words()))
+            if settled > -STALLED:
+                await self._scheduler_has_gone_on(time.monotonic() + STALLED)
         event = {
             "job_id": self.job_id,
             "place": self.place,
@@ -155,6 +165,21 @@ class KineticJobTrigger(BaseTrigger):
                 self.log.warning("Job %s could not be cancelled, and that is tried again: %s", self.job_id, reason)
             await asyncio.sleep(pause)
             pause = 2 * pause
+
+    async def _scheduler_has_gone_on(self, give_up: float) -> None:
+        """Wait for a round of the scheduler's after the leg before has ended: one that stands still, or whose database
+        does, has heard nothing of that, however long ago it was. Where nobody tells, that is not waited for.
+        """
+        heard, first = self.deferred + _heartbeat(), None
+        while time.monotonic() < give_up:
+            try:
+                beat = await threads.run(scheduler.last_beat, within=OPEN_SECONDS, kind="beat")
+            except threads.TooSlow:
+                return
+            if beat is None or beat >= heard or (first is not None and beat != first):  # by clocks that differ
+                return
+            first = beat
+            await asyncio.sleep(LOOK_AGAIN * random.uniform(1.0, 1.0 + JITTER))
 
     def _left(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - time.time())
@@ -215,6 +240,15 @@ class KineticJobTrigger(BaseTrigger):
             since = job.store.now() - (time.monotonic() - self._made)
         if not keeper.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
+
+
+def seconds_to_settle() -> float:
+    """Return the seconds after a deferral in which the scheduler may not have heard of the end of the leg before it."""
+    return ROUNDS + _heartbeat()
+
+
+def _heartbeat() -> float:
+    return float(conf.getint("workers", "min_heartbeat_interval", fallback=HEARTBEAT))
 
 
 def _last_words() -> float:

@@ -89,7 +89,9 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterato
     (dags / "page_of_the_docs.py").write_text("\n\n".join(programs), encoding="utf-8")
     (folder / "home").mkdir()
     shutil.copy(database, folder / "home")
-    environ = environ_of(folder / "home", dags)
+    environ = environ_of(folder / "home", dags) | {
+        "AIRFLOW__KINETIC__DEFER_AFTER": "0"
+    }  # what is quick is deferred, too
     process = subprocess.Popen(
         [sys.executable, str(HERE / "runner.py")],
         env=environ, cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -91,7 +91,7 @@ def fire_early(ahead: float = 0.0) -> dict[str, Any]:
     job = kinetic.command(["true"], accelerator="cpu")
     job.result()
     began = time.time()
-    deferred = began - triggers.SETTLED + 1.0
+    deferred = began - triggers.seconds_to_settle() + 1.0
     trigger = trigger_of(job, deferred=deferred + ahead)
     trigger._task_instance = object()
 
@@ -99,8 +99,34 @@ def fire_early(ahead: float = 0.0) -> dict[str, Any]:
         return await anext(trigger.run())
 
     event = asyncio.run(scene())
-    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": triggers.SETTLED,
+    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": triggers.seconds_to_settle(),
             "took": time.time() - began}  # fmt: skip
+
+
+def fire_while_the_scheduler_stands_still(still: int) -> dict[str, Any]:
+    """The same, where Airflow's health page, which a server here stands for, tells one old heartbeat so many times."""
+    from datetime import UTC, datetime
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from threading import Thread
+
+    beats, asked = [datetime.fromtimestamp(1.7e9 + second, UTC).isoformat() for second in (0, 5)], []
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            beat = beats[len(asked) > still]
+            body = json.dumps({"scheduler": {"status": "healthy", "latest_scheduler_heartbeat": beat}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        os.environ["AIRFLOW__API__BASE_URL"] = f"http://127.0.0.1:{server.server_port}/"
+        fired = fire_early()
+        server.shutdown()
+    return {**fired, "asked": asked}
 
 
 def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
@@ -543,7 +569,7 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
         left.exception(60)
         os._exit(0)
     deadline = time.monotonic() + 60
-    while not Path(folder, "waits").exists() and time.monotonic() < deadline:
+    while not (Path(folder, "waits").exists() and kept.exists()) and time.monotonic() < deadline:
         time.sleep(0.02)
     state = State()
     state.kept = json.loads(kept.read_text())
@@ -558,6 +584,67 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     done.exception(60)
     os.waitpid(child, 0)
     return {"alone": alone, "same": launched.read_text() == second._job.job_id, "kept_by_the_second": is_kept}
+
+
+class Refusing(State):
+    """One whose server refuses to keep anything, once somebody packages."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder, self.refused = Path(folder), {}
+
+    def set(self, key: str, value: Any, *, retention: Any = None) -> None:
+        deadline = time.monotonic() + 60
+        while not (self.folder / "waits").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (self.folder / "open").touch()
+        self.refused = value
+        raise OSError("the server refused")
+
+
+def not_kept(folder: str) -> dict[str, Any]:
+    """A task whose server does not keep which job it means: what it raises, and which jobs there are."""
+    import kinetic_orchestration as kinetic
+
+    gate, state, raised = Gate(folder), Refusing(folder), "nothing"
+
+    def behind_the_gate() -> str:
+        return str(gate)
+
+    try:
+        task_of(behind_the_gate).execute(a_try(state))
+    except OSError as error:
+        raised = str(error)
+    packaged = Path(folder, "waits").exists()
+    return {"raised": raised, "meant": state.refused["job_id"], "packaged": packaged, "jobs": len(kinetic.list_jobs())}
+
+
+def ends_soon_or_outlasts(file: str, marker: str) -> dict[str, Any]:
+    """A deferrable task that would wait a minute for its job, which ends at once; and one that waits no time."""
+    from airflow.sdk.exceptions import TaskDeferred
+
+    os.environ["AIRFLOW__KINETIC__DEFER_AFTER"] = "60"
+    quick, state = task_of(counts, op_args=[file]), State()
+    quick.deferrable = True
+    found: dict[str, Any] = {"value": quick.execute(a_try(State()))}
+    os.environ["AIRFLOW__KINETIC__DEFER_AFTER"] = "0.2"
+    long = task_of(says_and_waits, op_args=[marker])
+    long.deferrable = True
+    try:
+        long.execute(a_try(state))
+    except TaskDeferred as deferred:
+        found["deferred"] = deferred.trigger.job_id == state.kept["kinetic"]["job_id"]
+    long.on_kill()
+    return {**found, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def fields_of_a_run() -> dict[str, Any]:
+    """What is rendered of a task, one field of which was set after it was made, and what of it a page then shows."""
+    task = task_of(says_and_waits, op_args=["{{ day }}"], labels={})
+    task.zone = "{{ zone }}"
+    task.render_template_fields({"day": "monday", "zone": "us-west4-a"})
+    shown = {name: getattr(task, name) for name in task.template_fields}
+    return {"shown": shown, "all": list(type(task).template_fields)}
 
 
 def killed_before_it_opened() -> dict[str, Any]:
@@ -763,7 +850,9 @@ class OnDisk(State):
 
     def set(self, key: str, value: Any, *, retention: Any = None) -> None:
         super().set(key, value, retention=retention)
-        self._file.write_text(json.dumps(self.kept))
+        part = self._file.with_name(f"{self._file.name}.part")
+        part.write_text(json.dumps(self.kept))
+        part.rename(self._file)
 
 
 def killed_at(moments: list[Any], folder: str) -> dict[str, Any]:
@@ -1329,6 +1418,10 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         last_lines_of_a_timeout,
         cleared_after_its_success,
         submitted_alone,
+        not_kept,
+        ends_soon_or_outlasts,
+        fields_of_a_run,
+        fire_while_the_scheduler_stands_still,
     )
 }
 

@@ -59,6 +59,21 @@ def test_a_deferred_task_shows_the_lines_of_all_hosts_and_hands_its_value_on(air
     assert done["xcoms"]["after/return_value"] == 109
 
 
+def test_a_task_whose_job_ends_in_a_moment_is_not_deferred(airflow: Airflow, home: Path, tmp_path: Path) -> None:
+    done = airflow("ends_soon_or_outlasts", home, file=str(tmp_path / "count"), marker=str(tmp_path / "begun"))
+    assert done["value"] == 1
+    assert done["deferred"], "of a job that outlasts that"
+    assert done["status"] == "CANCELLED"
+
+
+def test_fields_that_hold_nothing_are_no_fields_of_a_run(airflow: Airflow, home: Path) -> None:
+    done = airflow("fields_of_a_run", home)
+    assert done["shown"] == {
+        "op_args": ["monday"], "zone": "us-west4-a", "accelerator": "cpu", "gcp_conn_id": "google_cloud_default"
+    }  # fmt: skip
+    assert len(done["all"]) == 18, "while the DAG is parsed all of them may be templates"
+
+
 def test_a_mapped_task_is_one_job_for_each_index(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="is_mapped")
     assert done["state"] == "success"

@@ -105,6 +105,15 @@ def test_a_task_that_does_not_wait_gives_the_id_of_its_job_which_goes_on(
     }
 
 
+def test_nothing_is_submitted_before_it_is_kept_which_job_the_task_means(
+    airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    done = airflow("not_kept", home, folder=str(tmp_path))
+    assert done["packaged"], "beside the request"
+    assert done["raised"] == "the server refused"
+    assert done["jobs"] == 0
+
+
 def test_what_a_person_cancelled_is_not_begun_again(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("cancelled_by_a_person", home, marker=str(tmp_path / "begun"))
     assert done["raised"] == "AirflowFailException"

@@ -1,7 +1,7 @@
 """What the Airflow adapter costs beside Airflow itself: a task, a thousand deferred ones, their requests, and a cancel.
 
-Floors: the same no-op as an `ExternalPythonOperator` in an environment without any package, and a trigger that only
-sleeps. The import is a figure of the section `import`. A task's time is the one that Airflow tells of it, and what of
+Floors: the same no-op as an `ExternalPythonOperator` in an environment without any package, a deferrable operator whose
+trigger fires at once, and a trigger that only sleeps. The import is a figure of the section `import`. A task's time is the one that Airflow tells of it, and what of
 that is Airflow's own, the time of an operator that does nothing.
 """
 
@@ -26,6 +26,9 @@ from tests.benchmarks.measure import ROOT, Figure
 ROUNDS = 7
 JOBS = 1000
 COUNTED = (10, 500)  # tasks on one listing of a thousand
+PACED = (1, 30, 500)  # tasks at any time, of which each second
+TURNS = 4  # end, and as many begin,
+SPAN = 20.0  # for so long
 LONG_ENOUGH = 30.0  # seconds in which all hosts are told once that somebody reads
 KILLS = 5
 PATIENCE = 600.0
@@ -33,6 +36,7 @@ PROJECT = "emulated"
 
 DAGS = """\
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -40,6 +44,7 @@ import sys
 import time
 
 from airflow.providers.standard.operators.python import ExternalPythonOperator
+from airflow.providers.standard.triggers.temporal import DateTimeTrigger
 from airflow.sdk import BaseOperator, dag
 
 from airflow_kinetic import KineticTPUOperator
@@ -47,6 +52,15 @@ from airflow_kinetic import KineticTPUOperator
 
 class Nothing(BaseOperator):
     def execute(self, context):
+        return 1
+
+
+class Bare(BaseOperator):
+    def execute(self, context):
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self.defer(trigger=DateTimeTrigger(now), method_name="go_on")
+
+    def go_on(self, context, event):
         return 1
 
 
@@ -71,12 +85,23 @@ def nothing():
     Nothing(task_id="noop")
 
 
-each = [theirs(), ours(), nothing()]
+@dag(schedule=None)
+def bare():
+    Bare(task_id="noop")
 
 
-def seconds(of):
+@dag(schedule=None)
+def deferrable():
+    KineticTPUOperator(task_id="noop", python_callable=noop, accelerator="cpu", deferrable=True)
+
+
+each = [(theirs(), 0), (ours(), 0), (nothing(), 0), (bare(), 0), (deferrable(), 0), (deferrable(), 60)]
+
+
+def seconds(of, defer_after):
     from airflow.utils.session import create_session
 
+    os.environ["AIRFLOW__KINETIC__DEFER_AFTER"] = str(defer_after)
     run = of.test()
     with create_session() as session:
         [task] = run.get_task_instances(session=session)
@@ -94,7 +119,7 @@ def alone():
 
 
 if __name__ == "__main__":
-    taken = [[*(seconds(of) for of in each), alone()] for _ in range(1 + int(sys.argv[2]))]
+    taken = [[*(seconds(*one) for one in each), alone()] for _ in range(1 + int(sys.argv[2]))]
     with open(sys.argv[1], "w") as file:
         json.dump(taken[1:], file)
 """
@@ -109,11 +134,12 @@ def figures() -> Iterator[Figure]:
         yield from deferred(home)
         yield from cancelled(home)
         yield from ticks(home)
+        yield from paced(home)
 
 
 def noop(home: Path) -> Iterator[Figure]:
-    """Of one process that runs one after the other, as `dag.test()` does; the job in it, without Airflow; and Airflow's
-    own part of any task.
+    """Of one process that runs one after the other, as `dag.test()` does; the job in it, without Airflow; Airflow's own
+    part of any task; and one that may be deferred, is or is not, beside an operator that is deferred for nothing.
     """
     program, taken, lean = home / "dags" / "noops.py", home / "taken.json", home / "lean"
     program.parent.mkdir()
@@ -127,12 +153,14 @@ def noop(home: Path) -> Iterator[Figure]:
         )  # fmt: skip
         if ran.returncode:
             raise AssertionError(ran.stdout[-5000:])
-    theirs, ours, nothing, alone = (
+    theirs, ours, nothing, bare, deferred, quick, alone = (
         statistics.median(times) for times in zip(*json.loads(taken.read_text()), strict=True)
     )
-    yield measure.figure("airflow.noop_task", ours * 1e3, "ms", theirs * 1e3, 1.3, against="ExternalPythonOperator")
+    yield measure.figure("airflow.noop_task", ours * 1e3, "ms", theirs * 1e3, 1.5, against="ExternalPythonOperator")
     yield measure.figure("airflow.noop_alone", alone * 1e3, "ms", theirs * 1e3, None, against="ExternalPythonOperator")
     yield measure.figure("airflow.nothing", nothing * 1e3, "ms", theirs * 1e3, None, against="ExternalPythonOperator")
+    yield measure.figure("airflow.deferred_noop", deferred * 1e3, "ms", bare * 1e3, None, against="a bare trigger")
+    yield measure.figure("airflow.deferrable_noop", quick * 1e3, "ms", bare * 1e3, None, against="a bare trigger")
 
 
 def deferred(home: Path) -> Iterator[Figure]:
@@ -199,6 +227,37 @@ def ticks(home: Path) -> Iterator[Figure]:
                 name = f"airflow.tick.{count}_tasks.{what}"
                 yield measure.figure(name, found[what], "requests", first[what], target)
             yield measure.bounded(f"airflow.tick.{count}_tasks.eyes", found["eyes"], "requests/task/min", None)
+
+
+def paced(home: Path) -> Iterator[Figure]:
+    """Listings of a zone while tasks begin and end, beside the bound that one process keeps."""
+    from kinetic_orchestration import watch
+    from tests.benchmarks import cloud
+
+    with cloud.site(zones=cloud.ZONES, hosts=False, creates_per_minute=None) as site:
+        template, made = site.template(), 0
+        listed = site.folder / "jobs.json"
+        for count in PACED:
+            some = range(made, made + count + int(SPAN * TURNS))
+            listed.write_text(json.dumps([site.add(template, number) for number in some]))
+            made = some.stop
+            env = environ(home, **_environ_of(site, "many"))
+            with _worker("turns", str(listed), str(count), env=env, stdin=subprocess.PIPE) as triggerer:
+                assert triggerer.stdin is not None and triggerer.stdout is not None
+                while triggerer.stdout.readline() != "all deferred\n":
+                    assert triggerer.poll() is None
+                site.cloud.requests.clear()
+                triggerer.stdin.write("turn\n")
+                triggerer.stdin.flush()
+                turned = json.loads(triggerer.stdout.readline())
+                calls = [method for method, _ in list(site.cloud.requests)]
+                if triggerer.communicate(timeout=PATIENCE)[0] != "all ended\n":
+                    raise AssertionError(f"of {count} tasks not all ended as their jobs did")
+            pace = calls.count("ListQueuedResources") / len(cloud.ZONES) / turned["seconds"]
+            bound = watch.ZONE_LOOKS_PER_SECOND + watch.ZONE_LOOKS_AT_ONCE / turned["seconds"]
+            yield measure.bounded(f"airflow.pace.{count}_tasks", pace, "listings/zone/s", bound)
+            single = calls.count("GetQueuedResource") / turned["tasks"]
+            yield measure.bounded(f"airflow.pace.{count}_tasks.each", single, "requests by name/task", None)
 
 
 def _look(site: Any) -> dict[str, float]:
@@ -332,8 +391,53 @@ async def _defers(listed: str) -> None:
         raise AssertionError(f"{len(ended)} of the triggers fired, such as {ended[0]}")
 
 
+async def _turns(listed: str, count: str) -> None:
+    """So many triggers; then the oldest job ends and another one begins, again and again."""
+    from collections import deque
+
+    from kinetic_orchestration.agent import names, wire
+    from kinetic_orchestration.job import open_place
+    from tests.benchmarks.cloud import BATCH, PAUSE, _cancel
+
+    def begin(job: str, digest: str) -> None:
+        living.append((job, asyncio.ensure_future(anext(_trigger(job, digest).run()))))
+
+    store, _ = open_place()
+
+    def end(job: str) -> None:
+        """As its host does."""
+        now = store.now()
+        verdict = wire.Verdict(wire.CLOSED, "benchmark", now, wire.CANCELLED, None, "its turn is over")
+        store.put(names.verdict(job, 1), verdict.encode())
+        store.signal(names.beat(job, 1, 0), wire.Beat(wire.DONE, "boot", active=now).encode())
+
+    living: deque[tuple[str, asyncio.Future[Any]]] = deque()
+    ended: list[asyncio.Future[Any]] = []
+    jobs = json.loads(Path(listed).read_text())
+    for number, (job, digest) in enumerate(jobs[: int(count)], 1):
+        begin(job, digest)
+        if number % BATCH == 0:
+            await asyncio.sleep(PAUSE)
+    await asyncio.sleep(PAUSE)
+    print("all deferred", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    began = time.monotonic()
+    for number, (job, digest) in enumerate(jobs[int(count) :], 1):
+        oldest, fires = living.popleft()
+        await asyncio.to_thread(end, oldest)
+        ended.append(fires)
+        begin(job, digest)
+        await asyncio.sleep(max(0.0, began + number / TURNS - time.monotonic()))
+    print(json.dumps({"seconds": time.monotonic() - began, "tasks": len(ended)}), flush=True)
+    events = await asyncio.wait_for(asyncio.gather(*ended), PATIENCE)
+    assert all(event.payload["how"] == "ended" for event in events), events[0]
+    print("all ended", flush=True)
+    await _cancel([fires for _, fires in living])
+
+
 WORKERS: dict[str, Callable[..., None]] = {
     "sleeps": _sleeps, "waits": _waits, "kills": _kills, "defers": lambda listed: asyncio.run(_defers(listed)),
+    "turns": lambda listed, count: asyncio.run(_turns(listed, count)),
 }  # fmt: skip
 
 if __name__ == "__main__":

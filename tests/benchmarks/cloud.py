@@ -285,6 +285,10 @@ class Site:
         with urllib.request.urlopen(url) as answer:
             return json.load(answer)
 
+    def unsummed(self, name: str) -> str:
+        """A record without its checksum, which would be that of another job's."""
+        return json.dumps({field: value for field, value in self.read(name).items() if field != "sum"})
+
     def wait_running(self, deployment: str, job: str, hosts: int) -> None:
         def running() -> bool:
             names = self.written(deployment, f"beats/{job}/1/")
@@ -329,8 +333,8 @@ class Site:
         (queued,) = self.cloud.queued_resources()
         node = queued["tpu"]["nodeSpec"][0]
         return {
-            "job": job, "spec": json.dumps(self.read(f"{root}/spec.json")),
-            "intent": json.dumps(self.read(f"{root}/attempts/1/intent.json")),
+            "job": job, "spec": self.unsummed(f"{root}/spec.json"),
+            "intent": self.unsummed(f"{root}/attempts/1/intent.json"),
             "name": node["nodeId"], "node": json.dumps(node["node"]),
         }  # fmt: skip
 

@@ -16,7 +16,7 @@ from tests.airflow_kinetic.conftest import environ_of
 from .airflow_servers import Airflow, airflow_servers
 
 HERE = Path(__file__).parent
-DAGS = 9
+DAGS = 10
 MOST_HOSTS = "64"  # of all jobs at once: most of them only sleep
 
 

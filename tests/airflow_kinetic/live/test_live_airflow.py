@@ -39,6 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 HOSTS = 4
 LATE = 6.0  # seconds that a line may need to be seen, once there is a trigger
+STOOD_STILL = 15.0  # seconds, longer than a trigger waits after a deferral
 CROWD = 500
 MAPPED = 480.0  # seconds until so many task instances are there, on a machine that is busy
 MEASURED = 20.0  # seconds
@@ -85,6 +86,27 @@ def test_jobs_that_end_in_the_first_seconds_after_the_deferral_fail_no_task(airf
     fired = sum("Trigger fired event" in str(run.log(map_index=task["map_index"])) for task in tasks)
     assert fired >= len(tasks) // 2, "else nothing of this was tried"
     assert len(jobs(run)) == len(tasks)
+
+
+def test_a_scheduler_that_stands_still_fails_no_task_whose_job_has_ended(
+    servers: Airflow, side_by_side: SideBySide, tmp_path: Path
+) -> None:
+    """From before the deferral on, and for longer than a trigger waits otherwise."""
+    side_by_side.over()
+    scheduler = servers.components["scheduler"].process
+    assert scheduler is not None
+    with begun(servers, tmp_path, "tried_once") as run:
+        run.wait("running")
+        scheduler.send_signal(signal.SIGSTOP)
+        try:
+            run.wait("deferred")
+            deferred = time.monotonic()
+            go(tmp_path)
+            servers.until(lambda: time.monotonic() - deferred > STOOD_STILL)
+        finally:
+            scheduler.send_signal(signal.SIGCONT)
+        assert run.wait("success")["try_number"] == 1
+    assert len(jobs(run)) == len(starts(tmp_path)) == 1
 
 
 @scene

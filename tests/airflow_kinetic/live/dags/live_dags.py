@@ -94,6 +94,11 @@ def training():
 
 
 @dag(schedule=None)
+def tried_once():
+    train(retries=0)
+
+
+@dag(schedule=None)
 def training_on_a_worker():
     train(deferrable=False)
 
@@ -169,7 +174,7 @@ def crowd():
 
 
 for declare in (
-    training, training_on_a_worker, killed_in_the_submit, killed_before_the_deferral, out_of_time, run_out_of_time,
+    training, tried_once, training_on_a_worker, killed_in_the_submit, killed_before_the_deferral, out_of_time, run_out_of_time,
     first_seconds, weekly_ranker, crowd,
 ):  # fmt: skip
     declare()
