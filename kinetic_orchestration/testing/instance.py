@@ -6,6 +6,7 @@ Pure values. Knows neither processes nor servers.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,7 +53,7 @@ class Machine:
 
     @property
     def project_number(self) -> int:
-        return _number(self.project, digits=12)
+        return project_number(self.project)
 
     @property
     def instance_id(self) -> int:
@@ -113,6 +114,11 @@ class Machine:
             "ZONE": self.zone,
             **(several if self.slices > 1 else {}),
         }
+
+
+def project_number(project: str) -> int:
+    """The number of a project: its own name if that is one already."""
+    return int(project) if re.fullmatch(r"[0-9]{1,19}", project) else _number(project, digits=12)
 
 
 def _bounds(topology: str, workers: int) -> tuple[str, str]:

@@ -84,6 +84,13 @@ def step(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], 
     return cast("Callable[Concatenate[L, P], T]", stepped)
 
 
+class Answered(NamedTuple):
+    """A request that had an id, and the operation that it led to."""
+
+    request: Json
+    operation: Operation
+
+
 class Lives:
     """All that exists in one cloud, and how each thing ends."""
 
@@ -119,7 +126,7 @@ class Lives:
         self._queued: dict[str, Queued] = {}
         self._nodes: dict[str, Node] = {}
         self._operations: dict[str, Operation] = {}
-        self._answers: dict[tuple[str, str], str] = {}
+        self._answers: dict[tuple[str, str], Answered] = {}
         self._handles: list[tuple[str, Host]] = []
         self._quotas: list[Quota] = []
         self._rate = creates_per_minute

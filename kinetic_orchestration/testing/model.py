@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import deviations, refusals, resources
+from kinetic_orchestration.testing import deviations, filters, refusals, resources
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.hosts import Host
-from kinetic_orchestration.testing.lives import step
+from kinetic_orchestration.testing.instance import project_number
+from kinetic_orchestration.testing.lives import Answered, step
 from kinetic_orchestration.testing.refusals import TPU, LostAnswer
 from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, Wanted
 from kinetic_orchestration.testing.script import Script
@@ -70,9 +71,9 @@ class Cloud(Script):
 
     def _create_queued_resource(self, request: Json, caller: Caller) -> Json:
         parent, ident = request["parent"], request.get("queuedResourceId", "")
-        repeated = self._answers.get((parent, request.get("requestId", "")))
-        if repeated:
-            return self._operations[repeated].to_json()
+        repeated = self._repeated(request)
+        if repeated is not None:
+            return repeated.to_json()
         body = request.get("queuedResource", {})
         wanted = resources.wanted_nodes(ident, parent, body)
         queued = Queued(f"{parent}/queuedResources/{ident}", body, self._now)
@@ -91,12 +92,20 @@ class Cloud(Script):
         self._tell("queued resource", queued.name, "CREATING")
         operation = self._operation(queued.name, "create", "QueuedResource")
         if request.get("requestId"):
-            self._answers[parent, request["requestId"]] = operation.name
+            self._answers[parent, request["requestId"]] = Answered(request, operation)
         self._later(self.timing.accept, lambda: self._accept(queued, wanted, operation))
         _, until = queued.window
         if until != float("inf"):
             self._later(max(0.0, until - self._now), lambda: self._expire(queued))
         return operation.to_json()
+
+    def _repeated(self, request: Json) -> Operation | None:
+        """The operation of an earlier request with the same id."""
+        ident = resources.request_id(request)
+        earlier = self._answers.get((request["parent"], ident))
+        if earlier is not None and earlier.request != request:
+            raise refusals.request_id_used(ident)
+        return earlier.operation if earlier is not None else None
 
     def _get_queued_resource(self, request: Json, _: Caller) -> Json:
         return self._the_queued(request["name"]).to_json()
@@ -105,6 +114,7 @@ class Cloud(Script):
         return _listing("queuedResources", self._queued, request)
 
     def _delete_queued_resource(self, request: Json, _: Caller) -> Json:
+        resources.request_id(request)
         queued = self._the_queued(request["name"])
         nodes = self._nodes_of(queued)
         if queued.state == "DELETING":
@@ -234,7 +244,7 @@ class Cloud(Script):
     def _get_guest_attributes(self, request: Json, _: Caller) -> Json:
         node = self._the_node(request["name"])
         path = request.get("queryPath", "").strip("/")
-        workers = [int(worker) for worker in request.get("workerIds", [])] or range(len(node.machines))
+        workers = [resources.worker(worker) for worker in request.get("workerIds", [])] or range(len(node.machines))
         found = []
         for worker in workers:
             machine = node.machines[worker] if worker < len(node.machines) else None
@@ -264,7 +274,7 @@ class Cloud(Script):
 
     def _generate_service_identity(self, request: Json, _: Caller) -> Json:
         project = request["parent"].split("/")[1]
-        return {"identity": {"email": f"service-{project}@cloud-tpu.iam.gserviceaccount.com"}}
+        return {"identity": {"email": f"service-{project_number(project)}@gcp-sa-tpu.iam.gserviceaccount.com"}}
 
     def _list_locations(self, request: Json, _: Caller) -> Json:
         return _page("locations", [_location(request["name"], zone) for zone in sorted(self._zones)], request)
@@ -280,15 +290,14 @@ class Cloud(Script):
         return found.to_json()
 
     def _list_operations(self, request: Json, _: Caller) -> Json:
+        if request.get("returnPartialSuccess") and not request["name"].endswith("/locations/-"):
+            raise refusals.unimplemented("returnPartialSuccess of one location", "it is not documented for Cloud TPU")
         return _listing("operations", self._operations, request | {"parent": request["name"]})
 
     def _delete_operation(self, request: Json, _: Caller) -> Json:
         if self._operations.pop(request["name"], None) is None:
             raise refusals.missing(request["name"])
         return {}
-
-    def _cancel_operation(self, request: Json, _: Caller) -> Json:
-        raise refusals.unimplemented("CancelOperation")
 
     # What a test can look at
 
@@ -355,7 +364,6 @@ _VERBS: dict[str, _Verb] = {
     "GetOperation": _verb(Cloud._get_operation, "operations.get"),
     "ListOperations": _verb(Cloud._list_operations, "operations.list"),
     "DeleteOperation": _verb(Cloud._delete_operation, "operations.delete"),
-    "CancelOperation": _verb(Cloud._cancel_operation, "operations.cancel"),
 }
 
 
@@ -391,9 +399,13 @@ def _listing(
 
 def _page(field: str, items: list[Json], request: Json) -> Json:
     size = request.get("pageSize", 0)
+    if request.get("orderBy", "name") != "name":
+        raise refusals.unimplemented(f"the order {request['orderBy']!r}", "listings are in order of names")
+    items = filters.chosen(items, request.get("filter", ""))
     if size < 0:
         raise refusals.invalid("page_size must not be negative")
     after = resources.after(request.get("pageToken", ""))
+    items.sort(key=lambda item: str(item["name"]))
     rest = [item for item in items if item["name"] > after] if after else items
     page = rest[: min(size or _PAGE, _PAGE)]
     found: Json = {field: page} if page else {}

@@ -6,6 +6,7 @@ it travels. Where each row comes from is told in docs/emulator.md.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Final
 
 CODES: Final = {
@@ -29,6 +30,12 @@ CODES: Final = {
 # The mapping that google/rpc/code.proto gives.
 _HTTP: Final = {
     1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 14: 503, 16: 401,
+}  # fmt: skip
+
+# What the first format of errors calls them.
+_REASONS: Final = {
+    3: "badRequest", 5: "notFound", 6: "alreadyExists", 7: "forbidden", 8: "rateLimitExceeded", 9: "failedPrecondition",
+    12: "notImplemented", 16: "authError",
 }  # fmt: skip
 
 TPU = "tpu.googleapis.com"
@@ -67,14 +74,22 @@ class Refusal(Exception):
     def status(self) -> str:
         return CODES.get(self.code, "UNKNOWN")
 
+    @property
+    def reason(self) -> str:
+        """The first format of errors has one word for it."""
+        return _REASONS.get(self.code, "backendError")
+
     def to_json(self) -> dict[str, Any]:
         """A google.rpc.Status, as an operation and a failed queued resource hold it."""
         found: dict[str, Any] = {"code": self.code, "message": self.message}
         return found | ({"details": list(self.details)} if self.details else {})
 
-    def to_http(self) -> dict[str, Any]:
-        """The body of an error of a Google API over REST."""
-        error: dict[str, Any] = {"code": self.http, "message": self.message, "status": self.status}
+    def to_http(self, *, errors: bool = False) -> dict[str, Any]:
+        """The body of an error of a Google API over REST; with the list `errors` of its first format if asked for."""
+        error: dict[str, Any] = {"code": self.http, "message": self.message}
+        if errors:
+            error["errors"] = [{"message": self.message, "domain": "global", "reason": self.reason}]
+        error["status"] = self.status
         return {"error": error | ({"details": list(self.details)} if self.details else {})}
 
 
@@ -225,8 +240,78 @@ def invalid(message: str) -> Refusal:
     return Refusal(3, message)
 
 
-def unimplemented(method: str) -> Refusal:
-    return Refusal(12, f"The emulator does not imitate {method}.")
+def unimplemented(what: str, why: str = "") -> Refusal:
+    return Refusal(12, f"The emulator does not imitate {what}{f': {why}' if why else ''}.")
+
+
+def not_defined(method: str, path: str) -> Refusal:
+    return Refusal(5, f"No API that the emulator imitates has {method} {path}.")
+
+
+def failed(method: str, path: str, error: Exception) -> Refusal:
+    """The emulator itself went wrong."""
+    return Refusal(13, f"The emulator failed at {method} {path}: {error!r}")
+
+
+def resource_name() -> Refusal:
+    return Refusal(3, "Invalid resource field value in the request.")
+
+
+def runtime_version(version: str) -> Refusal:
+    event = zlib.crc32(version.encode())
+    return Refusal(
+        3,
+        f'Cloud TPU received an invalid argument. The field "RuntimeVersion" cannot be "{version}". [EID: {event:#x}]',
+    )
+
+
+def request_id(given: str) -> Refusal:
+    return Refusal(3, f"Invalid request id '{given}': a request id is a UUID, and not the zero one.")
+
+
+def request_id_used(given: str) -> Refusal:
+    return Refusal(3, f"The request id '{given}' was used for another request.")
+
+
+def json_payload(why: str) -> Refusal:
+    return Refusal(3, f"Invalid JSON payload received. {why}")
+
+
+def typed(field: str, kind: str, given: object) -> Refusal:
+    return Refusal(3, f"Invalid value at '{field}' ({kind}), {given}")
+
+
+def unknown_parameter(name: str) -> Refusal:
+    return json_payload(
+        f"Unknown name \"{name}\": Cannot bind query parameter. Field '{name}' could not be found in request message."
+    )
+
+
+def alt_media() -> Refusal:
+    return Refusal(3, 'Unsupported alt type "media" for non byte stream request.')
+
+
+def alt_unknown(alt: str) -> Refusal:
+    return Refusal(3, f"Invalid value \"{alt}\" for query parameter 'alt'")
+
+
+def system_parameter(name: str, value: str) -> Refusal:
+    return Refusal(3, f"Invalid query parameters. Invalid value '{value}' for system query parameter : {name}")
+
+
+def bad_mask(mask: str, path: str) -> Refusal:
+    told = f"Error expanding 'fields' parameter. Cannot find matching fields for path '{path}'."
+    violation = {"field": mask, "description": told}
+    return Refusal(
+        3,
+        "Request contains an invalid argument.",
+        {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]},
+    )
+
+
+def bad_filter(text: str) -> Refusal:
+    told = "comparisons of fields, joined by AND, OR and NOT, are understood"
+    return Refusal(3, f"Invalid filter '{text[:200]}': {told}.")
 
 
 def is_zone(scope: str) -> bool:

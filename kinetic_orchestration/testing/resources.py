@@ -24,6 +24,7 @@ Json = dict[str, Any]
 State = str | int
 
 _ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _LABEL = re.compile(r"[a-z0-9_-]{0,63}")
 _METADATA_LIMIT = 256 << 10
 _GENERATIONS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
@@ -36,6 +37,14 @@ RUNTIMES = (
     "v2-alpha-tpuv5-lite",
     "v2-alpha-tpuv6e",
 )
+# The families that Google's pages name, of which a zone lists some: https://cloud.google.com/tpu/docs/runtimes
+_RUNTIME = re.compile(
+    r"tpu-ubuntu[0-9]{4}-base"
+    r"|tpu-vm-(v4-)?(base|pt-[0-9.]+)"
+    r"|tpu-vm-tf-[0-9]+\.[0-9]+(\.[0-9]+)?(-v4)?(-pod)?(-v4)?(-(pjrt|se))?"
+    r"|v2-(alpha|nightly)[a-z0-9.-]*"
+)
+_MOST_SLICES = 1000
 _STATE_DATA = {
     "CREATING": "creatingData",
     "ACCEPTED": "acceptedData",
@@ -238,9 +247,25 @@ def _wanted(queued_id: str, parent: str, spec: Json) -> Iterator[Wanted]:
     count = many.get("nodeCount", 0)
     if count <= 1:
         raise refusals.invalid("multislice_params.node_count must be greater than 1")
+    if count > _MOST_SLICES:
+        raise refusals.invalid(f"multislice_params.node_count must not be greater than {_MOST_SLICES}")
     prefix = node_id(many.get("nodeIdPrefix") or queued_id)
     for index in range(count):
         yield Wanted(f"{prefix}-{index}", node, hardware, True, index, count)
+
+
+def request_id(request: Mapping[str, Any]) -> str:
+    """The id by which a request can be told from others; empty if it has none."""
+    given = str(request.get("requestId", ""))
+    if given and (not _UUID.fullmatch(given) or not given.strip("0-")):
+        raise refusals.request_id(given)
+    return given
+
+
+def worker(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise refusals.typed("worker_ids", "TYPE_STRING", text)
+    return int(text)
 
 
 def node_id(text: str) -> str:
@@ -251,8 +276,11 @@ def node_id(text: str) -> str:
 
 def checked(node: Mapping[str, Any]) -> Slice:
     """The hardware that a node asks for, once all else about it has been found good."""
-    if not node.get("runtimeVersion"):
+    version = node.get("runtimeVersion", "")
+    if not version:
         raise refusals.invalid("node.runtime_version is required")
+    if not _RUNTIME.fullmatch(version):
+        raise refusals.runtime_version(version)
     if len(node.get("description", "")) > 512:
         raise refusals.invalid("node.description is longer than 512 characters")
     if "networkConfig" in node and "networkConfigs" in node:

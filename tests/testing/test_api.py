@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ PARENT = f"projects/p/locations/{ZONE}"
 QUEUED = f"{PARENT}/queuedResources/q"
 NODE = f"{PARENT}/nodes/q"
 WAIT = 60.0
+REQUEST = "0d1c5ad0-9f4b-4a63-8a3e-1f7a8c6b2d11"
 
 
 @pytest.fixture
@@ -164,7 +166,8 @@ def test_what_there_is_to_choose_from(client: tpu_v2.TpuClient) -> None:
     assert client.get_runtime_version(name=f"{PARENT}/runtimeVersions/v2-alpha-tpuv6e").version in versions
     with pytest.raises(exceptions.NotFound):
         client.get_accelerator_type(name=f"{PARENT}/acceleratorTypes/v99-8")
-    assert client.generate_service_identity(request={"parent": PARENT}).identity.email
+    email = client.generate_service_identity(request={"parent": PARENT}).identity.email
+    assert re.fullmatch(r"service-[0-9]{12}@gcp-sa-tpu\.iam\.gserviceaccount\.com", email)
     places = client.list_locations(request={"name": "projects/p"}).locations
     assert [place.location_id for place in places] == ["us-central1-b", ZONE]
     assert client.get_location(request={"name": PARENT}).location_id == ZONE
@@ -219,9 +222,11 @@ def test_a_field_mask_leaves_out_what_nobody_wants(client: tpu_v2.TpuClient) -> 
 
 
 def test_the_same_request_id_is_the_same_operation(client: tpu_v2.TpuClient, cloud: Emulator) -> None:
-    asked = {"parent": PARENT, "queued_resource_id": "q", "queued_resource": queued(), "request_id": "one"}
+    asked = {"parent": PARENT, "queued_resource_id": "q", "queued_resource": queued(), "request_id": REQUEST}
     first = client.create_queued_resource(request=asked)
     assert client.create_queued_resource(request=asked).operation.name == first.operation.name
+    with pytest.raises(exceptions.GoogleAPICallError, match="was used for another request"):
+        client.create_queued_resource(request={**asked, "queued_resource_id": "r"})
     with pytest.raises(exceptions.Conflict):
         create(client)
     cloud.sweep()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration import accelerators
 from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.faults import Caller, random_faults
 from kinetic_orchestration.testing.hosts import Host
@@ -63,6 +64,9 @@ class Room:
     def create(self, machine: Machine) -> Host:
         self.made.append(InMemory(machine))
         return self.made[-1]
+
+
+REQUEST = "0d1c5ad0-9f4b-4a63-8a3e-1f7a8c6b2d11"
 
 
 @pytest.fixture
@@ -207,9 +211,86 @@ def test_a_second_one_of_the_same_name_already_exists(cloud: Cloud) -> None:
 
 
 def test_the_same_request_id_means_the_same_operation(cloud: Cloud) -> None:
-    first = create(cloud, requestId="id-1")
-    assert create(cloud, requestId="id-1")["name"] == first["name"]
+    first = create(cloud, requestId=REQUEST)
+    assert create(cloud, requestId=REQUEST)["name"] == first["name"]
     assert cloud.ledger.count("created", "queued resource") == 1
+
+
+def test_the_same_request_id_of_another_request_is_refused(cloud: Cloud) -> None:
+    create(cloud, requestId=REQUEST)
+    for other in (request("other", requestId=REQUEST), request(requestId=REQUEST, node=node_spec("v6e-4"))):
+        refusal = refused(cloud, "CreateQueuedResource", other)
+        assert (refusal.code, REQUEST in refusal.message) == (3, True)
+    assert cloud.ledger.count("created", "queued resource") == 1
+    cloud.call("CreateQueuedResource", request("elsewhere", f"projects/p/locations/{OTHER}", requestId=REQUEST))
+
+
+@pytest.mark.parametrize("ident", ["id-1", "00000000-0000-0000-0000-000000000000", REQUEST[1:], f"{REQUEST} "])
+def test_a_request_id_that_is_no_uuid_is_refused(cloud: Cloud, ident: str) -> None:
+    assert refused(cloud, "CreateQueuedResource", request(requestId=ident)).code == 3
+    create(cloud)
+    assert refused(cloud, "DeleteQueuedResource", {"name": QUEUED, "requestId": ident, "force": True}).code == 3
+    cloud.call("DeleteQueuedResource", {"name": QUEUED, "requestId": REQUEST, "force": True})
+
+
+@pytest.mark.parametrize("version", ["nonsense", "tpu-vm", "v3-alpha-tpuv9", "2.4", "tpu-vm-tf-", "v2-alpha-tpuv6e "])
+def test_a_runtime_version_that_cannot_be_is_refused(cloud: Cloud, version: str) -> None:
+    node = {**node_spec(), "runtimeVersion": version}
+    for method, what in (
+        ("CreateQueuedResource", request(node=node)),
+        ("CreateNode", {"parent": PARENT, "nodeId": "n", "node": node}),
+    ):
+        refusal = refused(cloud, method, what)
+        assert refusal.code == 3
+        assert f'The field "RuntimeVersion" cannot be "{version}". [EID: 0x' in refusal.message
+
+
+def test_runtime_versions_that_google_has_named_can_be(cloud: Cloud) -> None:
+    names = (
+        *("tpu-ubuntu2204-base", "tpu-vm-base", "tpu-vm-v4-base", "tpu-vm-pt-2.0", "tpu-vm-tf-2.17.0-pod-pjrt"),
+        *("tpu-vm-tf-2.16.1-pjrt", "tpu-vm-tf-2.9.1", "v2-alpha-tpuv5-lite", "v2-alpha-tpuv6e", "v2-nightly20240101"),
+        *(item["version"] for item in cloud.call("ListRuntimeVersions", {"parent": PARENT})["runtimeVersions"]),
+        *(hardware.runtime_version for hardware in accelerators.catalogue() if hardware.api == "tpu-vm"),
+    )
+    for index, name in enumerate(dict.fromkeys(names)):
+        create(cloud, f"q{index}", node={**node_spec(), "runtimeVersion": name})
+
+
+def test_a_list_of_operations_has_pages_and_a_filter(cloud: Cloud) -> None:
+    for index in range(5):
+        create(cloud, f"q{index}")
+    cloud.call("DeleteQueuedResource", {"name": f"{PARENT}/queuedResources/q0", "force": True})
+    asked: dict[str, Any] = {"name": PARENT, "pageSize": 2}
+    sizes, names, verbs = [], [], []
+    while True:
+        page = cloud.call("ListOperations", asked)
+        sizes.append(len(page["operations"]))
+        names += [one["name"] for one in page["operations"]]
+        verbs += [one["metadata"]["verb"] for one in page["operations"]]
+        if "nextPageToken" not in page:
+            break
+        asked["pageToken"] = page["nextPageToken"]
+    assert sizes == [2, 2, 2] and len(set(names)) == 6 and sorted(verbs) == ["create"] * 5 + ["delete"]
+    found = cloud.call("ListOperations", {"name": "projects/p/locations/-", "filter": "metadata.verb=delete"})
+    assert [one["metadata"]["target"] for one in found["operations"]] == [f"{PARENT}/queuedResources/q0"]
+    assert cloud.call("ListOperations", {"name": f"projects/p/locations/{OTHER}"}) == {}
+    assert refused(cloud, "ListOperations", {"name": PARENT, "filter": "((("}).code == 3
+    assert refused(cloud, "ListOperations", {"name": PARENT, "returnPartialSuccess": True}).code == 12
+    assert len(cloud.call("ListOperations", {"name": "projects/p/locations/-", "returnPartialSuccess": True})) == 1
+
+
+def test_pages_of_what_there_is_to_choose_from_miss_none(cloud: Cloud) -> None:
+    asked: dict[str, Any] = {"parent": PARENT, "pageSize": 7}
+    whole = cloud.call("ListAcceleratorTypes", {"parent": PARENT})["acceleratorTypes"]
+    found: list[Any] = []
+    while True:
+        page = cloud.call("ListAcceleratorTypes", asked)
+        found += page["acceleratorTypes"]
+        if "nextPageToken" not in page:
+            break
+        asked["pageToken"] = page["nextPageToken"]
+    assert found == whole
+    assert refused(cloud, "ListAcceleratorTypes", {"parent": PARENT, "orderBy": "type desc"}).code == 12
 
 
 def test_delete_without_force_needs_nodes_gone_or_a_state_without_them(cloud: Cloud, clock: Clock) -> None:
