@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import google.rpc.error_details_pb2  # noqa: F401 - the details of errors are found by their names
 import grpc
@@ -29,11 +32,12 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
-from kinetic_orchestration.testing import deviations, refusals
+from kinetic_orchestration.testing import deviations, field_masks, parameters, refusals, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
+from kinetic_orchestration.testing.parameters import Parameters
 from kinetic_orchestration.testing.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.resources import Json
 from kinetic_orchestration.testing.signing import Signer
@@ -44,6 +48,11 @@ _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
 _OPERATION = operations_pb2.Operation
 _SHUT_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
+# Of all APIs, and without meaning: "Do not use this field unless explicitly documented otherwise."
+_UNHEEDED = ("extraLocationTypes",)
+_CODES = {414: 3, 431: 3, 501: 12, 505: 12}
+_Query = list[tuple[str, str]]
+_log = logging.getLogger(__name__)
 _LARGEST = 32 << 20  # of a request's body
 
 
@@ -60,6 +69,7 @@ class _Rpc(NamedTuple):
     response: Any
     http: str
     path: re.Pattern[str]
+    place: re.Pattern[str]
     field: str
     body: str
 
@@ -74,7 +84,8 @@ def _rpc(name: str, request: Any, response: Any, http: str, path: str, body: str
     field, glob = path[path.index("{") + 1 : path.index("}")].split("=")
     before, after = path.split("{", maxsplit=1)[0], path.split("}")[1]
     place = glob.replace("*", "[^/:]+")
-    return _Rpc(name, request, response, http, re.compile(f"{before}(?P<at>{place}){re.escape(after)}"), field, body)
+    whole = re.compile(f"{before}(?P<at>{place}){re.escape(after)}")
+    return _Rpc(name, request, response, http, whole, re.compile(place), field, body)
 
 
 def _tpu(name: str, answer: str, http: str, path: str, body: str = "") -> _Rpc:
@@ -113,8 +124,6 @@ _RPCS = (
          "GET", f"/v2/{{name={_ZONE}}}/operations"),
     _rpc("DeleteOperation", operations_pb2.DeleteOperationRequest, empty_pb2.Empty,
          "DELETE", f"/v2/{{name={_ZONE}/operations/*}}"),
-    _rpc("CancelOperation", operations_pb2.CancelOperationRequest, empty_pb2.Empty,
-         "POST", f"/v2/{{name={_ZONE}/operations/*}}:cancel", "*"),
     _rpc("GetLocation", locations_pb2.GetLocationRequest, locations_pb2.Location, "GET", f"/v2/{{name={_ZONE}}}"),
     _rpc("ListLocations", locations_pb2.ListLocationsRequest, locations_pb2.ListLocationsResponse,
          "GET", "/v2/{name=projects/*}/locations"),
@@ -165,14 +174,16 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         metadata = dict(context.invocation_metadata())
         caller = _caller(metadata.get("authorization", ""))
+        asked: Json = MessageToDict(request)
         try:
-            found = cloud.call(rpc.name, MessageToDict(request), caller)
+            if not rpc.place.fullmatch(_named(asked, rpc.field)):
+                raise refusals.resource_name()
+            message = _message(cloud.call(rpc.name, asked, caller), rpc.response, metadata.get("x-goog-fieldmask", ""))
         except Refusal as refusal:
             context.abort_with_status(rpc_status.to_status(ParseDict(refusal.to_json(), status_pb2.Status())))
         except LostAnswer:
             # What a client sees of a connection that broke.
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        message = _message(found, rpc.response, metadata.get("x-goog-fieldmask", ""))
         for unknown in deviations.unknown_fields(cloud.deviations, rpc.name, caller):
             message.MergeFromString(unknown)
         return message
@@ -200,19 +211,25 @@ class RestServer:
         self._server.stop()
         self._thread.join()
 
-    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-        """A status and a body; names of `headers` are in lower case. Raises LostAnswer where there shall be none."""
-        address = urlsplit(target)
-        query = dict(parse_qsl(address.query, keep_blank_values=True))
+    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes, str]:
+        """A status, a body and its kind; names of `headers` are in lower case. Raises LostAnswer for none."""
+        raw, _, asked = target.partition("?")
+        path = unquote(raw)
+        said, query = parameters.taken(parse_qsl(asked, keep_blank_values=True), headers)
         try:
-            if "x-goog-fieldmask" in headers:
-                query["$fields"] = headers["x-goog-fieldmask"]
-            found = self._found(method, unquote(address.path), query, body, _caller(headers.get("authorization", "")))
+            said.check()
+            caller = _caller(headers.get("authorization") or f"Bearer {said.token}")
+            return 200, said.page(self._found(method, path, said, query, body, caller)), said.kind
         except Refusal as refusal:
-            return refusal.http, json.dumps(refusal.to_http()).encode()
-        return 200, json.dumps(found).encode()
+            refused = refusal
+        except LostAnswer:
+            raise
+        except Exception as error:  # a mistake of the emulator's, which a caller shall read and no thread end by
+            refused = refusals.failed(method, path, error)
+            _log.exception(refused.message)
+        return refused.http, said.refused(refused), said.kind
 
-    def _found(self, method: str, path: str, query: dict[str, str], body: bytes, caller: Caller) -> Json:
+    def _found(self, method: str, path: str, said: Parameters, query: _Query, body: bytes, caller: Caller) -> Json:
         if path == "/certs":
             return dict(self.signer.certificates())
         if path == "/certs/keys":
@@ -221,28 +238,31 @@ class RestServer:
         for rpc in _RPCS:
             match = rpc.path.fullmatch(path) if rpc.http == method else None
             if match is not None:
-                return self._called(rpc, match["at"], query, sent, caller)
-        return deviations.apply(
-            self.cloud.deviations, f"{method} {path}", sent, caller,
-            lambda: self.neighbours.answer(method, path, query, sent, caller),
-        )  # fmt: skip
+                return self._called(rpc, match["at"], said, query, sent, caller)
+        way = self.neighbours.way(method, path)
+        if way is None:
+            raise unserved.refusal(method, path)
+        found = deviations.apply(
+            self.cloud.deviations, f"{method} {path}", sent, caller, lambda: way(dict(query), sent, caller)
+        )
+        selected: Json = said.select(found)
+        return selected
 
-    def _called(self, rpc: _Rpc, at: str, query: dict[str, str], sent: Json, caller: Caller) -> Json:
-        in_numbers = query.pop("$alt", "").endswith("enum-encoding=int")
-        mask = query.pop("$fields", "")
-        request: Json = dict(sent) if rpc.body == "*" else dict(_typed(rpc, key, value) for key, value in query.items())
+    def _called(self, rpc: _Rpc, at: str, said: Parameters, query: _Query, sent: Json, caller: Caller) -> Json:
+        request: Json = dict(sent) if rpc.body == "*" else _fields(rpc, query)
         if rpc.body not in ("", "*"):
             request[rpc.body] = sent
         _put(request, rpc.field, at)
         try:
             message = ParseDict(request, rpc.request())
-        except ParseError as error:
-            raise refusals.invalid(f"Invalid JSON payload received. {error}") from None
+        except (ParseError, RecursionError) as error:
+            raise refusals.json_payload(str(error)) from None
         found = self.cloud.call(rpc.name, MessageToDict(message), caller)
-        if not in_numbers:
-            return _masked(found, mask)
-        numbers: Json = MessageToDict(_message(found, rpc.response, mask), use_integers_for_enums=True)
-        return numbers
+        if said.numbers:
+            numbers: Json = MessageToDict(_message(found, rpc.response, said.fields), use_integers_for_enums=True)
+            return numbers
+        selected: Json = said.select(found, rpc.response.DESCRIPTOR)
+        return selected
 
 
 class _Server(ThreadingHTTPServer):
@@ -285,6 +305,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that was killed in the middle of a request is nothing to tell about."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("a connection of %s ended", client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -301,21 +323,35 @@ class _Handler(BaseHTTPRequestHandler):
             target = owner.door.enter(self.path, headers, owner.port)
             demand_json(headers)
             body = self.rfile.read(int(headers.get("content-length") or 0))
-            status, page = owner.answer(self.command, target, headers, body)
+            status, page, kind = owner.answer(self.command, target, headers, body)
         except Shut as shut:
             self.close_connection = True  # its body was not read
             refusal = Refusal(_SHUT_CODES[shut.status], shut.message)
-            status, page = shut.status, json.dumps(refusal.to_http()).encode()
+            status, page, kind = shut.status, Parameters().refused(refusal), parameters.JSON
         except LostAnswer:
             self.close_connection = True
             return
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json; charset=UTF-8")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
+        self._send(status, page, kind)
 
-    do_GET = do_POST = do_PATCH = do_DELETE = answer
+    do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = do_HEAD = do_OPTIONS = answer
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What is no request of HTTP, or of a method that no API has, is answered in JSON too."""
+        self.close_connection = True  # its body, if it has one, was not read
+        refusal = Refusal(_CODES.get(code, 3), message or HTTPStatus(code).phrase)
+        page = Parameters().page({"error": refusal.to_http()["error"] | {"code": code}})
+        self.request_version = self.protocol_version
+        self._send(code, page, parameters.JSON)
+
+    def _send(self, status: int, page: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(page)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Happenings are told by the model."""
@@ -329,25 +365,31 @@ def _caller(authorization: str) -> Caller:
 def _parsed(body: bytes) -> Json:
     try:
         sent = json.loads(body) if body else {}
-    except ValueError as error:
-        raise refusals.invalid(f"Invalid JSON payload received. {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise refusals.json_payload(str(error)) from None
     if not isinstance(sent, dict):
-        raise refusals.invalid("Invalid JSON payload received. An object is needed.")
+        raise refusals.json_payload("An object is needed.")
     return sent
 
 
-def _typed(rpc: _Rpc, key: str, text: str) -> tuple[str, str | bool]:
-    """A parameter of a query as a field of the message; it may be called by either of the field's two names."""
-    for field in rpc.request.DESCRIPTOR.fields:
-        if key in (field.name, field.json_name):
-            is_bool = field.type == field.TYPE_BOOL and text in ("true", "false")
-            return field.json_name, text == "true" if is_bool else text
-    return key, text
+def _fields(rpc: _Rpc, query: _Query) -> Json:
+    """The parameters of a query as fields of the message; each may be called by either of its field's two names."""
+    found: Json = {}
+    for key, text in query:
+        if key in _UNHEEDED:
+            continue
+        field = next((field for field in rpc.request.DESCRIPTOR.fields if key in (field.name, field.json_name)), None)
+        if field is None:
+            raise refusals.unknown_parameter(key)
+        is_bool = field.type == field.TYPE_BOOL and text in ("true", "false")
+        found[field.json_name] = text == "true" if is_bool else text
+    return found
 
 
 def _message(found: Json, kind: Any, mask: str) -> Any:
     """As ParseDict, which looks at every character of every text, but without looking at startup scripts."""
-    found = _masked(found, mask)
+    if mask:
+        found = field_masks.select(found, field_masks.tree(mask, kind.DESCRIPTOR))
     taken: list[str] = []
     message = ParseDict(found if kind is operations_pb2.Operation else _without_scripts(found, taken), kind())
     for node in _nodes(message) if taken else ():
@@ -385,25 +427,12 @@ def _nodes(message: Any) -> Iterator[Any]:
                 yield from _nodes(item)
 
 
-def _masked(found: Json, mask: str) -> Json:
-    """Only the fields that the caller wants: `nodes.name,nodes.state`, `nextPageToken`."""
-    if not mask or mask == "*":
-        return found
-    picked: Json = _picked(found, [[_camel(part) for part in path.split(".")] for path in mask.split(",")])
-    return picked
-
-
-def _picked(value: Any, paths: list[list[str]]) -> Any:
-    if isinstance(value, list):
-        return [_picked(item, paths) for item in value]
-    if not isinstance(value, dict) or [] in paths:
-        return value
-    below = {key: [path[1:] for path in paths if path[0] in (key, "*")] for key in value}
-    return {key: _picked(value[key], rest) for key, rest in below.items() if rest}
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
+def _named(request: Json, field: str) -> str:
+    """The value of `name`, or of `node.name`."""
+    found: Any = request
+    for part in field.split("."):
+        found = found.get(part, {})
+    return found if isinstance(found, str) else ""
 
 
 def _put(request: Json, field: str, value: str) -> None:

@@ -6,13 +6,12 @@ As much of each as one job needs, over REST, from and to JSON. Permissions, faul
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import catalogue, refusals
+from kinetic_orchestration.testing import catalogue, filters, refusals
 from kinetic_orchestration.testing.faults import Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.refusals import Refusal
@@ -23,8 +22,14 @@ _RESOURCES = "cloudresourcemanager.googleapis.com"
 _SERVICES = "serviceusage.googleapis.com"
 _BILLING = "cloudbilling.googleapis.com"
 _SKUS = 5000  # a page
+_PAGE = 100
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_DURATION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 _SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _PAYLOAD_LIMIT = 64 << 10
+
+
+Way = Callable[[Mapping[str, str], Json, Caller], Json]
 
 
 class Asked(NamedTuple):
@@ -35,6 +40,24 @@ class Asked(NamedTuple):
     query: Mapping[str, str]
     body: Json
     caller: Caller
+
+    @property
+    def page_size(self) -> int:
+        """How many items are wanted at most; 0: as many as there are."""
+        given = self.query.get("pageSize", "")
+        try:
+            size = int(given or 0)
+        except ValueError:
+            raise refusals.typed("page_size", "TYPE_INT32", given) from None
+        if not 0 <= size < 1 << 31:
+            raise refusals.invalid("page_size must not be negative")
+        return size
+
+    @property
+    def update(self) -> list[str]:
+        """The fields of the body that shall be written."""
+        paths = self.query.get("updateMask", "").split(",")
+        return [re.sub(r"_([a-z])", lambda found: found[1].upper(), path) for path in paths]
 
 
 @dataclass
@@ -61,20 +84,22 @@ class Neighbours:
         self.skus = catalogue.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
-    def answer(self, method: str, path: str, query: Mapping[str, str], body: Json, caller: Caller) -> Json:
-        """One request. Raises Refusal, or LostAnswer once it is done."""
+    def way(self, method: str, path: str) -> Way | None:
+        """What answers a request, if one of them serves it. It raises Refusal, or LostAnswer once it is done."""
         for route in _ROUTES:
             found = route.path.fullmatch(path) if route.method == method else None
-            if found is None:
-                continue
-            project = found.groupdict().get("project", "")  # a catalogue is of none
-            name = found[0].split("/", 2)[2].partition(":")[0]
-            with self._cloud.meeting(route.verb, "", name, caller), self._cloud.changed:
-                self._cloud.demand_service(route.service, project)
-                if route.permission:
-                    self._cloud.demand(route.permission, name, caller)
-                return route.act(self, Asked(project, name, query, body, caller))
-        raise Refusal(5, f"The emulator does not imitate {method} {path}.")
+            if found is not None:
+                project = found.groupdict().get("project", "")  # a catalogue is of none
+                name = path.split("/", 2)[2].partition(":")[0]
+                return lambda query, body, caller: self._go(route, Asked(project, name, query, body, caller))
+        return None
+
+    def _go(self, route: _Route, asked: Asked) -> Json:
+        with self._cloud.meeting(route.verb, "", asked.name, asked.caller), self._cloud.changed:
+            self._cloud.demand_service(route.service, asked.project)
+            if route.permission:
+                self._cloud.demand(route.permission, asked.name, asked.caller)
+            return route.act(self, asked)
 
     def add_secret(self, project: str, secret_id: str, value: str | bytes) -> str:
         """A secret that somebody made by hand, long before; no test shall find it left over."""
@@ -100,7 +125,7 @@ class Neighbours:
         name = f"projects/{asked.project}/secrets/{ident}"
         if name in self._secrets:
             raise Refusal(6, f"Secret [{name}] already exists.")
-        secret = _Secret(name, asked.body, self._clock(), False)
+        secret = _Secret(name, asked.body, self._clock(), False, expires=self._expiry(asked.body))
         self._secrets[name] = secret
         self._cloud.ledger.created("secret", name)
         self._expire(secret)
@@ -108,18 +133,30 @@ class Neighbours:
 
     def _update_secret(self, asked: Asked) -> Json:
         secret = self._the(asked.name)
-        for path in asked.query.get("updateMask", "").split(","):
-            key = re.sub(r"_([a-z])", lambda found: found[1].upper(), path)
-            secret.body = {kept: value for kept, value in secret.body.items() if kept != key}
-            secret.body |= {key: asked.body[key]} if key in asked.body else {}
+        body = {key: value for key, value in secret.body.items() if key not in asked.update}
+        body |= {key: asked.body[key] for key in asked.update if key in asked.body}
+        secret.expires = self._expiry(body) or secret.expires
+        secret.body = body
         self._expire(secret)
         return secret.to_json()
 
+    def _expiry(self, body: Json) -> float:
+        """When a secret ends; 0: never. What its body says of it is checked here."""
+        for key in ("replication", "labels", "annotations"):
+            if not isinstance(body.get(key, {}), dict):
+                raise refusals.typed(f"secret.{key}", "an object", body[key])
+        ttl, until = body.get("ttl"), body.get("expireTime")
+        try:
+            if ttl is not None:
+                if not _DURATION.fullmatch(str(ttl)):
+                    raise ValueError
+                return self._clock() + seconds(str(ttl))
+            return 0.0 if until is None else moment(str(until))
+        except (ValueError, OverflowError):
+            key, kind = ("ttl", "Duration") if ttl is not None else ("expire_time", "Timestamp")
+            raise refusals.typed(f"secret.{key}", f"type.googleapis.com/google.protobuf.{kind}", ttl or until) from None
+
     def _expire(self, secret: _Secret) -> None:
-        if "ttl" in secret.body:
-            secret.expires = self._clock() + seconds(secret.body["ttl"])
-        elif "expireTime" in secret.body:
-            secret.expires = moment(secret.body["expireTime"])
         expires = secret.expires
 
         def gone() -> None:
@@ -135,11 +172,7 @@ class Neighbours:
     def _list_secrets(self, asked: Asked) -> Json:
         prefix, last = f"projects/{asked.project}/secrets/", after(asked.query.get("pageToken", ""))
         names = sorted(name for name in self._secrets if name.startswith(prefix) and name > last)
-        page = names[: int(asked.query.get("pageSize", "0")) or 100]
-        found: Json = {"secrets": [self._secrets[name].to_json() for name in page]} if page else {}
-        if len(page) < len(names):
-            found["nextPageToken"] = page_token(page[-1])
-        return found
+        return _page("secrets", [self._secrets[name].to_json() for name in names], asked)
 
     def _delete_secret(self, asked: Asked) -> Json:
         self._remove(self._the(asked.name).name)
@@ -151,10 +184,12 @@ class Neighbours:
 
     def _add_version(self, asked: Asked) -> Json:
         secret = self._the(asked.name)
+        payload = asked.body.get("payload", {})
+        given = payload.get("data", "") if isinstance(payload, dict) else payload
         try:
-            data = base64.b64decode(asked.body.get("payload", {}).get("data", ""), validate=True)
-        except binascii.Error:
-            raise refusals.invalid("Invalid value at 'payload.data' (TYPE_BYTES), Base64 decoding failed") from None
+            data = base64.b64decode(given, validate=True)
+        except (ValueError, TypeError):
+            raise refusals.typed("payload.data", "TYPE_BYTES", "Base64 decoding failed") from None
         if not data or len(data) > _PAYLOAD_LIMIT:
             raise refusals.invalid(f"The secret payload must have 1 to {_PAYLOAD_LIMIT} bytes.")
         secret.versions.append(data)
@@ -173,7 +208,9 @@ class Neighbours:
 
     def _list_versions(self, asked: Asked) -> Json:
         secret = self._the(asked.name.removesuffix("/versions"))
-        return {"versions": [self._version(secret, number) for number in range(len(secret.versions), 0, -1)]}
+        last = after(asked.query.get("pageToken", "")).rpartition("/")[2]
+        newest = int(last) - 1 if _NUMBER.fullmatch(last) else len(secret.versions)
+        return _page("versions", [self._version(secret, number) for number in range(newest, 0, -1)], asked)
 
     def _destroy_version(self, asked: Asked) -> Json:
         secret, number = self._the_version(asked.name)
@@ -188,7 +225,7 @@ class Neighbours:
     def _the_version(self, name: str) -> tuple[_Secret, int]:
         secret_name, _, version = name.partition("/versions/")
         secret = self._the(secret_name)
-        number = len(secret.versions) if version == "latest" else int(version) if version.isdecimal() else 0
+        number = len(secret.versions) if version == "latest" else int(version) if _NUMBER.fullmatch(version) else 0
         if not 1 <= number <= len(secret.versions):
             raise Refusal(5, f"Secret Version [{name}] not found or has no versions.")
         return secret, number
@@ -201,18 +238,20 @@ class Neighbours:
     # Resource Manager and Service Usage
 
     def _test_permissions(self, asked: Asked) -> Json:
-        granted = [
-            permission
-            for permission in asked.body.get("permissions", [])
-            if not self._cloud.is_denied(permission, asked.caller)
-        ]
+        permissions = asked.body.get("permissions", [])
+        if not isinstance(permissions, list) or not all(isinstance(permission, str) for permission in permissions):
+            raise refusals.typed("permissions", "TYPE_STRING", permissions)
+        granted = [permission for permission in permissions if not self._cloud.is_denied(permission, asked.caller)]
         return {"permissions": granted} if granted else {}
 
     def _list_skus(self, asked: Asked) -> Json:
         if asked.name.split("/")[1] != catalogue.SERVICE:
             raise Refusal(5, f"Service {asked.name.split('/')[1]} not found.")
-        at = int(after(asked.query.get("pageToken", "")) or 0)
-        end = at + min(int(asked.query.get("pageSize", "0")) or _SKUS, _SKUS)
+        token = after(asked.query.get("pageToken", ""))
+        if not _NUMBER.fullmatch(token or "0"):
+            raise refusals.invalid("Invalid page token")
+        at = int(token or 0)
+        end = at + min(asked.page_size or _SKUS, _SKUS)
         found: Json = {"skus": self.skus[at:end], "nextPageToken": ""}
         return found | ({"nextPageToken": page_token(str(end))} if end < len(self.skus) else {})
 
@@ -220,6 +259,16 @@ class Neighbours:
         service = asked.name.rpartition("/")[2]
         state = "ENABLED" if self._cloud.is_enabled(service) else "DISABLED"
         return {"name": asked.name, "config": {"name": service}, "state": state}
+
+
+def _page(field: str, items: list[Json], asked: Asked) -> Json:
+    """What of `items`, which begin behind the page before, the filter lets through and the page has room for."""
+    items = filters.chosen(items, asked.query.get("filter", ""))
+    page = items[: asked.page_size or _PAGE]
+    found: Json = {field: page} if page else {}
+    if len(page) < len(items):
+        found["nextPageToken"] = page_token(page[-1]["name"])
+    return found
 
 
 class _Route(NamedTuple):

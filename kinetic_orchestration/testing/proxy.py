@@ -42,7 +42,10 @@ class Request(NamedTuple):
     def named(self) -> str:
         """The name in the JSON that a multipart body begins with."""
         found = _JSON_NAME.search(self.opening)
-        return str(json.loads(b'"' + found[1] + b'"')) if found else ""
+        try:
+            return str(json.loads(b'"' + found[1] + b'"')) if found else ""
+        except ValueError:  # which the server will say
+            return ""
 
 
 class Answer(NamedTuple):
@@ -91,6 +94,12 @@ class Owner(Protocol):
 
     def note(self, request: Request, status: int) -> None:
         """The request was answered; status 0: its answer was lost."""
+
+    def malformed(self, status: int, message: str) -> Answer:
+        """What is said of what is no request."""
+
+    def failed(self, line: str, error: Exception) -> Answer:
+        """What is said of a request at which the emulator itself went wrong; it is noted."""
 
 
 class Proxy:
@@ -160,21 +169,24 @@ class Proxy:
 
     def _exchange(self, client: socket.socket, reader: BufferedReader, line: _Line) -> bool:
         """One request and its answer; False when the connection is at its end."""
+        head = None
         try:
             head = _read_head(reader)
-        except _TooLong:
-            answer = Answer(431, b"The head of the request is too long.\n", "text/plain; charset=UTF-8")
-            client.sendall(_page(answer, self._owner.dress([("Connection", "close")])))
-            return False
-        if head is None:
-            return False
-        first, fields = head
-        method, target, _ = first.split(" ", 2)
-        admitted = self._owner.admit(method, target, fields)
-        if isinstance(admitted, Answer):  # before its body is read
-            client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
-            return False
-        return self._serve_one(client, reader, line, (first.replace(target, admitted, 1), fields))
+            if head is None:
+                return False
+            method, target = _asked(head[0])
+            admitted = self._owner.admit(method, target, head[1])
+            if isinstance(admitted, str):
+                return self._serve_one(client, reader, line, (head[0].replace(target, admitted, 1), head[1]))
+        except _Malformed as error:
+            admitted = self._owner.malformed(error.status, str(error))
+        except OSError:
+            raise
+        except Exception as error:  # a mistake of ours: whoever asked shall read it, and no thread end by it
+            admitted = self._owner.failed(head[0] if head else "", error)
+        # Its body was not read, or not to its end.
+        client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
+        return False
 
     def _serve_one(self, client: socket.socket, reader: BufferedReader, line: _Line, head: tuple[str, _Fields]) -> bool:
         first, fields = head
@@ -210,11 +222,14 @@ class Proxy:
         pending = _head(f"HTTP/1.1 {status} {_REASONS.get(status, 'Other')}", self._owner.dress(fields))
         if fault.garbled:
             blocks = _garbled(blocks)
-        for block in blocks if fault.cut is None else _first(blocks, fault.cut):
-            pending += block
-            if len(pending) >= _BLOCK:  # a small answer is one packet
-                client.sendall(pending)
-                pending = b""
+        try:
+            for block in blocks if fault.cut is None else _first(blocks, fault.cut):
+                pending += block
+                if len(pending) >= _BLOCK:  # a small answer is one packet
+                    client.sendall(pending)
+                    pending = b""
+        except ValueError as error:  # too late to say so
+            raise ConnectionError("the server's answer cannot be read to its end") from error
         client.sendall(pending)
         return fault.cut is None and headers.get("connection", "").lower() != "close"
 
@@ -236,7 +251,8 @@ class Proxy:
         self._owner.note(request, answer.status)
         if not answer.status:
             return False
-        client.sendall(_page(answer, self._owner.dress([])))
+        page = _page(answer, self._owner.dress([]))
+        client.sendall(page if request.method != "HEAD" else page.removesuffix(answer.body))
         return True
 
 
@@ -289,8 +305,12 @@ def _hung_up(server: socket.socket) -> bool:
     return bool(select.select([server], [], [], 0)[0])
 
 
-class _TooLong(ValueError):
-    """A head of more than `_HEAD` bytes."""
+class _Malformed(ValueError):
+    """What was sent is no request."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
@@ -303,13 +323,21 @@ def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
         line = reader.readline(left) if left > 0 else b""
         left -= len(line)
         if left <= 0:
-            raise _TooLong
+            raise _Malformed("The head of the request is too long.", 431)
         if line in (b"\r\n", b"\n"):
             return first.decode("latin-1").strip(), fields
         if not line:
             return None
         name, _, value = line.decode("latin-1").partition(":")
         fields.append((name, value.strip()))
+
+
+def _asked(first: str) -> tuple[str, str]:
+    """The method and the target of a request's first line."""
+    parts = first.split(" ")
+    if len(parts) != 3 or not parts[0].isalpha() or not parts[1].startswith("/") or not parts[2].startswith("HTTP/1."):
+        raise _Malformed("This is no request of HTTP/1.1.")
+    return parts[0], parts[1]
 
 
 def _head(first: str, fields: _Fields) -> bytes:
@@ -341,13 +369,20 @@ def _body(reader: BufferedReader, headers: dict[str, str], *, method: str, statu
 def _chunks(reader: BufferedReader) -> Iterator[bytes]:
     while True:
         size = reader.readline(_BLOCK)
-        length = int(size.split(b";", 1)[0], 16)
+        length = _chunk_length(size)
         block = reader.read(length + 2)
         if len(block) < length + 2:
             raise ConnectionError("cut off in the middle of a chunk")
         yield size + block
         if not length:
             return
+
+
+def _chunk_length(line: bytes) -> int:
+    told = line.split(b";", 1)[0].strip()
+    if not re.fullmatch(rb"[0-9A-Fa-f]{1,12}", told):
+        raise _Malformed(f"A chunk of the body has no length: {told[:40]!r}.")
+    return int(told, 16)
 
 
 def _plain(body: Iterator[bytes], headers: dict[str, str]) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,13 +25,19 @@ from collections import Counter
 from collections.abc import Iterable
 from email.utils import formatdate, parsedate_to_datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
-from urllib.parse import quote, unquote
+from typing import Final, NamedTuple, Self
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.testing import parameters, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.parameters import Parameters
 from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
+from kinetic_orchestration.testing.refusals import Refusal
+
+_log = logging.getLogger(__name__)
 
 VERBS: Final = {
     "insert": "A", "list": "A", "compose": "A", "copy": "A", "patch": "A", "bucket": "A",
@@ -110,6 +117,8 @@ class Call(NamedTuple):
     """The bearer token it came with."""
     billed: str
     """The quota project that it names."""
+    failure: str = ""
+    """The request and the error, where the emulator itself went wrong."""
 
 
 class Counts(NamedTuple):
@@ -322,6 +331,12 @@ class StorageServer:
     def meet(self, request: Request) -> Fault:
         verb, where = _what(request)
         caller = _caller(request)
+        try:
+            _said(request).check(bytes_too=verb in ("get", "insert"))
+            if unserved.row_of(request.method, request.path) is not None:
+                raise unserved.refusal(request.method, request.path)
+        except Refusal as refusal:
+            return Fault(answer=_worded(refusal.http, refusal.reason, refusal.message, ""))
         if request.path.endswith("/iam/testPermissions"):  # which the server does not have
             return Fault(answer=self._permissions(request, where, caller))
         delay, fault = 0.0, Fault()
@@ -360,28 +375,40 @@ class StorageServer:
     def revises(self, request: Request, status: int) -> bool:
         verb = _what(request)[0]
         return (
-            status == 404 or request.path == "/storage/v1/b" or verb == "bucket" or (bool(self.skew) and verb != "get")
+            status in (404, 405)
+            or request.path == "/storage/v1/b"
+            or verb == "bucket"
+            or (bool(self.skew) and verb != "get")
+            or (status == 200 and verb in _SHAPED and _shapes(request))
         )
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer:
         """Say of a 404 what is missing, as Google does; shift the times of a store whose clock is off."""
         verb, where = _what(request)
         bucket, _, name = where.partition("/")
-        if verb == "bucket" and status == 200:
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a listing has no name
-                found = json.loads(body)
-                self._buckets.add(str(found["name"]))
-                body = self._placed(found, body)
+        if verb == "bucket" and status == 200 and (name_of := _name_of(body)):  # a listing has no name
+            self._buckets.add(name_of)
+            body = self._placed(name_of, body)
+        if status == 405:
+            return _worded(405, "methodNotAllowed", f"{request.method} {request.path} is not defined", verb)
         if status == 404 and verb in PERMISSIONS and bucket:
             if bucket not in self._buckets:
                 return _refusal("no bucket", verb, where)
             return _worded(404, "notFound", f"No such object: {where}" if name else "Not Found", verb)
-        return Answer(status, self.link(_TIMES.sub(self._shift, body) if self.skew else body))
+        body = self.link(_TIMES.sub(self._shift, body) if self.skew else body)
+        if status != 200 or verb not in _SHAPED or not _shapes(request):
+            return Answer(status, body)
+        said = _said(request)
+        try:
+            return Answer(200, said.page(said.select(json.loads(body))), said.kind)
+        except Refusal as refusal:
+            return _worded(refusal.http, refusal.reason, refusal.message, verb)
 
-    def _placed(self, bucket: dict[str, Any], body: bytes) -> bytes:
+    def _placed(self, bucket_name: str, body: bytes) -> bytes:
         """A bucket's metadata with where it lies; the server says the same of all."""
-        if (place := self._places.get(str(bucket["name"]))) is None:
+        if (place := self._places.get(bucket_name)) is None:
             return body
+        bucket = json.loads(body)
         name, regions = place
         kind = "dual-region" if regions or (name[-1].isdigit() and "-" not in name) else "multi-region"
         bucket |= {"location": name, "locationType": "region" if "-" in name else kind}
@@ -421,12 +448,22 @@ class StorageServer:
                 Call(verb, where, status, _caller(request), request.headers.get("x-goog-user-project", ""))
             )
 
+    def malformed(self, status: int, message: str) -> Answer:
+        return _worded(status, "badRequest", message, "")
+
+    def failed(self, line: str, error: Exception) -> Answer:
+        said = f"{line.replace(f'/{self._door.token}', '')}: {error!r}"
+        _log.exception("the emulated storage failed at %s", said)
+        with self._lock:
+            self._calls.append(Call("other", "", 500, "", "", said))
+        return _worded(500, "internalError", f"The emulator failed at {said}", "")
+
     def _add(self, match: str, fault: Fault, times: int | None, caller: str = "", refusal: str = "") -> None:
         with self._lock:
             self._rules.append(_Rule(match, fault, times, caller, refusal))
 
     def _permissions(self, request: Request, where: str, caller: str) -> Answer:
-        from urllib.parse import parse_qs, urlsplit
+        from urllib.parse import parse_qs
 
         bucket = where.partition("/")[0]
         if bucket not in self._buckets:
@@ -523,6 +560,7 @@ def find_binary() -> Path:
     )
 
 
+_SHAPED: Final = ("bucket", "list", "stat", "insert", "patch", "compose", "copy")  # those that answer in JSON
 _OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
 
 
@@ -554,7 +592,32 @@ def _verb(request: Request, name: str, action: str, bucket: str) -> tuple[str, s
 
 
 def _caller(request: Request) -> str:
-    return request.headers.get("authorization", "").removeprefix("Bearer ")
+    return (request.headers.get("authorization") or _said(request).token).removeprefix("Bearer ")
+
+
+def _said(request: Request) -> Parameters:
+    return _parameters(urlsplit(request.target).query)
+
+
+@lru_cache(maxsize=1024)  # a request is asked several times
+def _parameters(query: str) -> Parameters:
+    return parameters.taken(parse_qsl(query, keep_blank_values=True), {})[0]
+
+
+def _shapes(request: Request) -> bool:
+    """Whether an answer is wanted in another shape than the server's, which is all in one line."""
+    said = _said(request)
+    asked_pretty = said.pretty and "prettyPrint" in request.target
+    return bool(said.fields or said.callback or asked_pretty)
+
+
+def _name_of(body: bytes) -> str:
+    """The name in a bucket's metadata; empty if this is none."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return ""
+    return str(found.get("name", "")) if isinstance(found, dict) else ""
 
 
 def _refusal(how: str, verb: str, where: str, status: int = 0) -> Answer:
