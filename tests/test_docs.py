@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
 import tomllib
+import urllib.request
 from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,7 +23,7 @@ from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.context import HostContext
 from kinetic_orchestration.settings import SETTINGS
 from kinetic_orchestration.spec import OPTION_NAMES, TpuVm
-from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing import Emulator, unserved
 from kinetic_orchestration.values import Limits
 
 ROOT = Path(__file__).parent.parent
@@ -213,6 +215,36 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(# connect\.py\n.*?)```", page("docs/emulator.md"), re.S)
+    assert block is not None
+    (tmp_path / "connect.py").write_text(block[1], encoding="utf-8")
+    with Emulator(hosts=False) as cloud:
+        cloud.environ()
+        named = {name: value for name, value in os.environ.items() if not name.startswith(("KINETIC_", "GOOGLE_"))}
+        done = subprocess.run(
+            [sys.executable, "-W", "error::ResourceWarning", str(tmp_path / "connect.py")],
+            cwd=tmp_path, env=named | cloud.addresses(), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        url = cloud.addresses()["KINETIC_EMULATOR"]
+        with urllib.request.urlopen(f"{url}/v2/projects/emulated/locations", timeout=60) as answer:
+            assert "us-west4-a" in {place["locationId"] for place in json.load(answer)["locations"]}
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert list(told) == ["REST", "gRPC", "discovery", "storage"]
+    assert told["REST"] == told["gRPC"] and "v2-alpha-tpuv6e" in told["discovery"]
+    assert told["storage"] == "['emulated']"
+
+
+def test_the_methods_that_the_emulator_does_not_serve_are_in_its_table_with_the_reason() -> None:
+    told = {
+        (f"{api}.{method}", why)
+        for api, methods, why in rows(page("docs/emulator.md"), "### Methods that are not served")[1:]
+        for method in methods.replace("`", "").split(", ")
+    }
+    assert told == {(f"{row.resource}.{method}", row.why) for row in unserved.TABLE for method in row.methods}
 
 
 PROVEN = "**Proven on an emulated Google Cloud, never yet on a TPU"
