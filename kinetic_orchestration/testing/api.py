@@ -178,7 +178,9 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
         try:
             if not rpc.place.fullmatch(_named(asked, rpc.field)):
                 raise refusals.resource_name()
-            message = _message(cloud.call(rpc.name, asked, caller), rpc.response, metadata.get("x-goog-fieldmask", ""))
+            mask = metadata.get("x-goog-fieldmask", "")
+            field_masks.tree(mask, rpc.response.DESCRIPTOR)
+            message = _message(cloud.call(rpc.name, asked, caller), rpc.response, mask)
         except Refusal as refusal:
             context.abort_with_status(rpc_status.to_status(ParseDict(refusal.to_json(), status_pb2.Status())))
         except LostAnswer:
@@ -257,6 +259,7 @@ class RestServer:
             message = ParseDict(request, rpc.request())
         except (ParseError, RecursionError) as error:
             raise refusals.json_payload(str(error)) from None
+        field_masks.tree(said.fields, rpc.response.DESCRIPTOR)
         found = self.cloud.call(rpc.name, MessageToDict(message), caller)
         if said.numbers:
             numbers: Json = MessageToDict(_message(found, rpc.response, said.fields), use_integers_for_enums=True)
@@ -388,8 +391,7 @@ def _fields(rpc: _Rpc, query: _Query) -> Json:
 
 def _message(found: Json, kind: Any, mask: str) -> Any:
     """As ParseDict, which looks at every character of every text, but without looking at startup scripts."""
-    if mask:
-        found = field_masks.select(found, field_masks.tree(mask, kind.DESCRIPTOR))
+    found = field_masks.select(found, field_masks.tree(mask, kind.DESCRIPTOR))
     taken: list[str] = []
     message = ParseDict(found if kind is operations_pb2.Operation else _without_scripts(found, taken), kind())
     for node in _nodes(message) if taken else ():

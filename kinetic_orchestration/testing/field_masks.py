@@ -26,9 +26,11 @@ def tree(mask: str, message: Any = None) -> Tree:
     """Return a mask such as `nodes(name,state),nextPageToken` as a tree of JSON names. Raises Refusal."""
     try:
         tokens = _Tokens(mask)
-        found = _siblings(tokens)
+        found: Tree = {}
+        _siblings(tokens, found)
         if tokens.next:
             raise refusals.bad_mask(mask, tokens.next)
+        found = _widened(found)
         return _either_name(found) if message is None else _described(found, message, mask, "")
     except RecursionError:
         raise refusals.bad_mask(mask, mask[:80]) from None
@@ -36,7 +38,7 @@ def tree(mask: str, message: Any = None) -> Tree:
 
 def select(value: Any, wanted: Tree) -> Any:
     """Return of `value` what is wanted, of each item of a list the same."""
-    if not wanted or "*" in wanted:
+    if not wanted:
         return value
     if isinstance(value, list):
         return [select(item, wanted) for item in value]
@@ -56,15 +58,13 @@ class _Tokens:
         return token
 
 
-def _siblings(tokens: _Tokens) -> Tree:
-    found: Tree = {}
+def _siblings(tokens: _Tokens, into: Tree) -> None:
     while tokens.next and tokens.next != ")":
-        _path(tokens, found)
+        _path(tokens, into)
         if tokens.next == ",":  # one too many at the end is tolerated
             tokens.take()
         elif tokens.next not in ("", ")"):
             raise refusals.bad_mask(tokens.mask, tokens.next)
-    return found
 
 
 def _path(tokens: _Tokens, into: Tree) -> None:
@@ -79,17 +79,23 @@ def _path(tokens: _Tokens, into: Tree) -> None:
         _path(tokens, below)
     elif tokens.next == "(":
         tokens.take()
-        below |= _siblings(tokens)
-        if tokens.take() != ")" or not below:
+        nothing = tokens.next == ")"
+        _siblings(tokens, below)
+        if tokens.take() != ")" or nothing:
             raise refusals.bad_mask(tokens.mask, name)
+    else:
+        below["*"] = {}
+
+
+def _widened(wanted: Tree) -> Tree:
+    """Whatever else is wanted below it, `*` and a name alone want all of it."""
+    return {} if "*" in wanted else {name: _widened(below) for name, below in wanted.items()}
 
 
 def _described(wanted: Tree, message: Any, mask: str, at: str) -> Tree:
     found: Tree = {}
     for name, below in wanted.items():
         path = f"{at}.{name}".removeprefix(".")
-        if name == "*":
-            return {}
         field = next((field for field in message.fields if name in (field.name, field.json_name)), None)
         if field is None or (below and field.message_type is None):
             raise refusals.bad_mask(mask, path)

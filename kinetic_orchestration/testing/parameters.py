@@ -47,6 +47,8 @@ class Parameters(NamedTuple):
             raise refusals.alt_unknown(self.alt)
         if self.error_format not in ("1", "2"):
             raise refusals.system_parameter(_ERROR_FORMAT, self.error_format)
+        if self.fields:
+            field_masks.tree(self.fields)
         if self.callback and not _CALLBACK.fullmatch(self.callback):
             raise refusals.system_parameter("callback", self.callback)
 

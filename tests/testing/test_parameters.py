@@ -137,6 +137,21 @@ def test_an_unknown_field_of_a_known_message_is_refused_as_google_does(cloud: Em
     }
 
 
+def test_nothing_is_done_for_an_answer_that_cannot_be_given(cloud: Emulator) -> None:
+    replication = {"replication": {"automatic": {}}}
+    for query in ("alt=zzz", "fields=((", "$.xgafv=0"):
+        made = requests.post(f"{cloud.rest.url}/v1/projects/p/secrets?secretId=t&{query}", json=replication, timeout=60)
+        assert made.status_code == 400
+        upload = f"{cloud.storage.url}/upload/storage/v1/b/bucket/o?uploadType=media&name=t&{query}"
+        assert requests.post(upload, data=b"x", timeout=60).status_code == 400
+    node = {"acceleratorType": "v6e-8", "runtimeVersion": "v2-alpha-tpuv6e"}
+    made = requests.post(f"{cloud.rest.url}{PLACE}/nodes?nodeId=n&fields=nonsense", json=node, timeout=60)
+    assert made.status_code == 400
+    assert cloud.nodes() == [] and cloud.neighbours.secrets() == ["projects/p/secrets/s"]
+    listing = requests.get(f"{cloud.storage.url}/storage/v1/b/bucket/o", timeout=60)
+    assert "items" not in listing.json()
+
+
 def test_what_no_face_serves_is_an_error_in_json_whatever_the_method(cloud: Emulator) -> None:
     for base in (cloud.rest.url, cloud.storage.url):
         for method in ("PUT", "DELETE", "PATCH", "POST", "LINK"):
@@ -158,6 +173,10 @@ def test_what_no_face_serves_is_an_error_in_json_whatever_the_method(cloud: Emul
         ("nodes(name,scheduling_config/spot)", {"nodes": {"name": {}, "schedulingConfig": {"spot": {}}}}),
         ("nodes.labels.my_label", {"nodes": {"labels": {"my_label": {}}}}),
         ("nodes.*", {"nodes": {}}),
+        ("nodes(name),nodes.state", {"nodes": {"name": {}, "state": {}}}),
+        ("nodes.name,nodes", {"nodes": {}}),
+        ("nodes,nodes.name", {"nodes": {}}),
+        ("", {}),
     ],
 )
 def test_a_mask_is_a_tree_of_the_names_in_json(mask: str, tree: Any) -> None:
