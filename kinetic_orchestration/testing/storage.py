@@ -506,7 +506,7 @@ class StorageServer:
             ["/bin/sh", "-c", _KEEPER, "sh", self._binary(), *flags],
             # Links that the server gives (the next chunk's address) lead back through the proxy. They have the token,
             # and what is in a command line everybody on the machine reads.
-            env={**os.environ, "FAKE_GCS_EXTERNAL_URL": self.url},
+            env={**_environment(), "FAKE_GCS_EXTERNAL_URL": self.url},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -539,6 +539,11 @@ class StorageServer:
         shutil.copyfile(found, copy)
         copy.chmod(0o700)
         return str(copy)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, out of which another thread may be taking something."""
+    return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
 
 
 def _hidden_address() -> str:

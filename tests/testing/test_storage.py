@@ -220,3 +220,32 @@ def test_a_binary_that_may_not_be_executed_is_copied(monkeypatch: pytest.MonkeyP
         timeout=60,
     )
     assert run.stdout == f"gs://bucket {binary}\n", run.stderr
+
+
+class Vanishing(dict[str, str]):
+    """An environment out of which another thread takes `name` while somebody walks through it."""
+
+    def __iter__(self) -> Iterator[str]:
+        yield from [*super().keys(), "name"]
+
+    def keys(self) -> Any:
+        return list(self)
+
+
+def test_it_starts_while_another_thread_changes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "environ", Vanishing(os.environ))
+        with pytest.raises(KeyError, match="name"):
+            print({**os.environ})
+        with StorageServer() as server:
+            assert server.make_bucket("bucket") == "gs://bucket"
+
+
+def test_buckets_are_listed_before_and_after_there_are_any() -> None:
+    """Whose answer has no name of its own."""
+    with StorageServer() as empty:
+        assert requests.get(f"{empty.url}/storage/v1/b?project=p", timeout=10).status_code == 200
+        empty.make_bucket("bucket")
+        listed = requests.get(f"{empty.url}/storage/v1/b?project=p", timeout=10).json()
+        assert [item["name"] for item in listed["items"]] == ["bucket"]
+        assert [(call.verb, call.status, call.failure) for call in empty.calls] == [("bucket", 200, "")] * 2
