@@ -333,7 +333,7 @@ class StorageServer:
         caller = _caller(request)
         try:
             _said(request).check(bytes_too=verb in ("get", "insert"))
-            if unserved.row_of(request.method, request.path) is not None:
+            if verb not in _SERVED and unserved.row_of(request.method, request.path) is not None:
                 raise unserved.refusal(request.method, request.path)
         except Refusal as refusal:
             return Fault(answer=_worded(refusal.http, refusal.reason, refusal.message, ""))
@@ -565,6 +565,7 @@ def find_binary() -> Path:
     )
 
 
+_SERVED: Final = ("insert", "list", "stat", "patch", "delete", "compose", "chunk")  # whatever they are about
 _SHAPED: Final = ("bucket", "list", "stat", "insert", "patch", "compose", "copy")  # those that answer in JSON
 _OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
 
