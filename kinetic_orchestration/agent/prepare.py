@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -172,6 +171,8 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
         except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
             pack = getattr(error, "pack", "")
             if left and records.remote:  # what was composed comes without a checksum
+                import shutil
+
                 blobs.forget(pack)
                 shutil.rmtree(target, ignore_errors=True)
                 continue

@@ -335,7 +335,7 @@ def _read_head(reader: BufferedReader) -> tuple[str, _Fields] | None:
 def _asked(first: str) -> tuple[str, str]:
     """The method and the target of a request's first line."""
     parts = first.split(" ")
-    if len(parts) != 3 or not parts[0].isalpha() or not parts[1].startswith("/") or not parts[2].startswith("HTTP/1."):
+    if len(parts) != 3 or not parts[0].isalpha() or "/" not in parts[1] or not parts[2].startswith("HTTP/1."):
         raise _Malformed("This is no request of HTTP/1.1.")
     return parts[0], parts[1]
 
