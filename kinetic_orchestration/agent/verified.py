@@ -93,15 +93,10 @@ class Verified:
                         os.unlink(record)
 
     def _is_own(self, path: str | os.PathLike[str], found: os.stat_result) -> bool:
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        if not _boot() or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             return False
         real = os.path.realpath(path)
-        return (
-            is_private(real, self._home)
-            and os.path.samestat(os.lstat(real), found)
-            and bool(_boot())
-            and _file_system(real) in _LOCAL
-        )
+        return is_private(real, self._home) and os.path.samestat(os.lstat(real), found) and _file_system(real) in _LOCAL
 
     def _words(self, found: os.stat_result, digest: str) -> bytes:
         """What a record says of a file with that digest. The digest comes last."""
