@@ -28,6 +28,7 @@ from kinetic_orchestration.agent.records import (
     check_name,
     reason_of,
 )
+from kinetic_orchestration.agent.stamps import LOCAL_TICK
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ RING_LIMIT = 200
 _LOCKS = 64
 _BUFFER = 1 << 20
 _CLOCK_AGE = 60.0
-# What a file's time may lag behind the clock of the same machine: the kernel's tick, generously.
-_TICK = 0.02
+# What a file's time may lag behind the clock of the same machine.
+_TICK = LOCAL_TICK / 1e9
 
 _CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 

@@ -20,7 +20,7 @@ import time
 
 from kinetic_orchestration.agent.digest import LARGE
 from kinetic_orchestration.agent.ownership import is_private
-from kinetic_orchestration.agent.stamps import believable, settled, stamp_of
+from kinetic_orchestration.agent.stamps import LOCAL_TICK, believable, settled, stamp_of
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Verified:
             if not self._read(found).startswith(self._words(found, digest)):
                 return False
             stamp = stamp_of(found)
-            wait = (settled(stamp) - time.time_ns()) / 1e9
+            wait = (settled(stamp, LOCAL_TICK) - time.time_ns()) / 1e9
             if wait > found.st_size / _SPEED:
                 return False
             if wait >= 0:
                 time.sleep(wait + 0.001)
-            return stamp_of(os.fstat(file)) == stamp == believable(stamp, time.time_ns())
+            return stamp_of(os.fstat(file)) == stamp == believable(stamp, time.time_ns(), LOCAL_TICK)
         except OSError:
             return False
 
@@ -67,7 +67,7 @@ class Verified:
         """Remember an open file that was found to have that digest; `before`: its stamp when that began."""
         with contextlib.suppress(OSError):
             found = os.fstat(file)
-            if stamp_of(found) == before == believable(before, began):
+            if stamp_of(found) == before == believable(before, began, LOCAL_TICK):
                 self._write(path, found, digest)
 
     def wrote(self, path: str | os.PathLike[str], digest: str, inode: tuple[int, int, int]) -> None:

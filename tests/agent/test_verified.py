@@ -228,5 +228,7 @@ def test_a_file_is_believed_a_tick_after_its_last_change(changed: int, later: in
     assert stamps.settled(stamp) == changed + later
     assert stamps.believable(stamp, changed + later + 1) == stamp
     assert stamps.believable(stamp, changed + later) != stamp
+    local = min(later, 20_000_000) if changed % 10 else later
+    assert stamps.settled(stamp, stamps.LOCAL_TICK) == changed + local
     late = (0o100644, 7, changed, 3, 5_000_000_001)
     assert stamps.settled(late) == 5_050_000_001
