@@ -25,7 +25,6 @@ from kinetic_orchestration.errors import (
     JobNotFound,
     NewerWire,
     NotPicklable,
-    StoreError,
     UsageError,
 )
 from kinetic_orchestration.identity import job_id
@@ -366,7 +365,12 @@ def spoil_intent(job: kinetic.JobHandle[Any]) -> None:
     """Nobody can follow the job any more; its hosts know no difference."""
     path = Path(job._job.store.url) / names.intent(job.job_id, 1)
     wait_until(path.exists)
-    path.with_suffix(".new").write_text('{"wire": 99}')  # as of a later version
+    of_later_version(path)
+
+
+def of_later_version(path: Path) -> None:
+    """Put a record there that nobody of this version can read, at once and whole."""
+    path.with_suffix(".new").write_text('{"wire": 99}')
     path.with_suffix(".new").replace(path)
 
 
@@ -410,7 +414,7 @@ def test_inputs_that_cannot_be_submitted_any_more_are_failures(tmp_path: Path) -
     batch = wait_for.run_async_map([(str(flag), number) for number in range(3)], max_concurrent=1)
     wait_until(lambda: batch.jobs[0])
     end = Path(batch._store.url) / names.group_end(batch.group_id)
-    end.write_text('{"wire": 99}')  # as of a later version
+    of_later_version(end)
     submitted = batch._submitted.wait(60)
     end.unlink()
     flag.touch()
@@ -445,7 +449,7 @@ def test_a_batch_that_is_watched_no_more_says_that_nothing_of_it_is_cancelled(tm
     wait_until(lambda: None not in batch.jobs)
     end = Path(batch._store.url) / names.group_end(batch.group_id)
     with pytest.warns(UserWarning, match="is watched no more, so this process cancels nothing of it: "):
-        end.write_text('{"wire": 99}')  # as of a later version
+        of_later_version(end)
         assert batch._submitted.wait(60)
     end.unlink()
     flag.touch()
