@@ -294,7 +294,11 @@ def test_f26_the_reaper_deletes_nothing_that_lives_is_of_others_or_is_no_job_of_
         if record.name.endswith(("spec.json", "intent.json")):
             forgotten.delete(record.name)
     parent = f"projects/emulated/locations/{ZONES[1]}"
-    spec = {"parent": parent, "nodeId": "by-hand", "node": {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2"}}
+    spec = {
+        "parent": parent,
+        "nodeId": "by-hand",
+        "node": {"acceleratorType": "v5litepod-1", "runtimeVersion": "v2-alpha-tpuv5-lite"},
+    }
     by_hand = f"{parent}/queuedResources/by-hand"
     queued = {"parent": parent, "queuedResourceId": "by-hand", "queuedResource": {"tpu": {"nodeSpec": [spec]}}}
     cloud.call("CreateQueuedResource", queued)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.backends.local import marker
@@ -73,17 +73,29 @@ def starts(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("began-*"))
 
 
-def lines(run: Run, number: int = 1) -> list[tuple[int, int, float, float]]:
-    """What the programs said of themselves, in the order in which it is shown: host, step, when it was said and the
-    time that the log has for it.
-    """
+class Line(NamedTuple):
+    """What a program said of itself: when it was said, and the times that the log has for it."""
+
+    host: int
+    step: int
+    said: float
+    shown: float
+    told: float
+    """When it was said, as the log has it: of a line from before this try, it stands at the try's beginning."""
+
+
+def lines(run: Run, number: int = 1) -> list[Line]:
+    """What the programs said of themselves, in the order in which it is shown."""
     records = run.log(number) if has_begun(run, number) else []
     said = ((re.fullmatch(r"step (\d+) at ([\d.]+)", str(record.get("event"))), record) for record in records)
     return [
-        (int(record.get("host", 0)), int(match[1]), float(match[2]), seconds(record["timestamp"]))
+        Line(
+            int(record.get("host", 0)), int(match[1]), float(match[2]), seconds(record["timestamp"]),
+            seconds(record.get("said") or record["timestamp"]),
+        )
         for match, record in said
         if match
-    ]
+    ]  # fmt: skip
 
 
 def has_begun(run: Run, number: int) -> bool:
@@ -97,8 +109,8 @@ def check_lines(run: Run, *, hosts: int, steps: int, number: int = 1) -> None:
         told = [step for where, step, *_ in found if where == host]
         assert told == list(range(len(told))), f"host {host}\n{run.text(number)}"
         assert len(told) == steps if host == 0 else told
-    assert max(abs(said - shown) for *_, said, shown in found) < LATE
-    assert [shown for *_, shown in found] == sorted(shown for *_, shown in found)
+    assert max(abs(line.said - line.told) for line in found) < LATE
+    assert [line.shown for line in found] == sorted(line.shown for line in found)
 
 
 def living(job: JobHandle[Any]) -> list[processes.Process]:
