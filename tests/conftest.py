@@ -13,7 +13,9 @@ import pytest
 
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.testing import journal
 from tests import interpreters, skips
+from tests.exchanges.recorder import Recorder, told
 
 # What is compiled here runs for a moment: XLA's optimisations take longer than they gain. What a program compiles once
 # more, it finds in its home, however short that took.
@@ -96,6 +98,29 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    """What emulated clouds and their callers say to each other, checked against Google's discovery documents."""
+    recorder = Recorder(tmp_path_factory.mktemp("exchanges"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(journal.VARIABLE, str(recorder.folder))
+        yield recorder
+        left = recorder.findings()
+        recorder.close()
+    if left:
+        pytest.fail(f"after the last test, {told(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Each test answers for the exchanges in it; those between two tests are of a cloud that tests share."""
+    if before := recorder.findings():
+        pytest.fail(f"before this test, in what tests share, {told(before)}", pytrace=False)
+    yield
+    if found := recorder.findings():
+        pytest.fail(told(found), pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent as the first job in a new home unpacks and compiles it, which takes longer than the job."""
@@ -117,7 +142,7 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory, unpacked: Path) -> Ite
 
 def _own_home(folder: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.copytree(unpacked, folder / "agent" / unpacked.name, copy_function=os.link)
-    for name in [name for name in os.environ if name.startswith("KINETIC_")]:
+    for name in [name for name in os.environ if name.startswith("KINETIC_") and name != journal.VARIABLE]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))
     yield folder

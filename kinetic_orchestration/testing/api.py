@@ -32,9 +32,10 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
-from kinetic_orchestration.testing import deviations, field_masks, parameters, refusals, unserved
+from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.faults import CLIENT, Caller
+from kinetic_orchestration.testing.journal import Exchange
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.parameters import Parameters
@@ -171,7 +172,14 @@ _SHUT = grpc.unary_unary_rpc_method_handler(_shut_out)
 
 
 def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
-    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+    kept = journal.asked_for()
+
+    def note(status: int, request: bytes, answer: bytes = b"") -> None:
+        if kept is not None:
+            kept.write(Exchange("grpc", "", rpc.grpc_path, status, request, "", answer, "", tuple(cloud.planted)))
+
+    def answer(request_with_bytes: tuple[Any, bytes], context: grpc.ServicerContext) -> bytes:
+        request, sent = request_with_bytes
         metadata = dict(context.invocation_metadata())
         caller = _caller(metadata.get("authorization", ""))
         asked: Json = MessageToDict(request)
@@ -182,17 +190,20 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
             field_masks.tree(mask, rpc.response.DESCRIPTOR)
             message = _message(cloud.call(rpc.name, asked, caller), rpc.response, mask)
         except Refusal as refusal:
-            context.abort_with_status(rpc_status.to_status(ParseDict(refusal.to_json(), status_pb2.Status())))
+            status = ParseDict(refusal.to_json(), status_pb2.Status())
+            note(refusal.code, sent, status.SerializeToString())
+            context.abort_with_status(rpc_status.to_status(status))
         except LostAnswer:
+            note(journal.LOST, sent)
             # What a client sees of a connection that broke.
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         for unknown in deviations.unknown_fields(cloud.deviations, rpc.name, caller):
             message.MergeFromString(unknown)
-        return message
+        found_bytes: bytes = message.SerializeToString()
+        note(0, sent, found_bytes)
+        return found_bytes
 
-    return grpc.unary_unary_rpc_method_handler(
-        answer, request_deserializer=rpc.request.FromString, response_serializer=rpc.response.SerializeToString
-    )
+    return grpc.unary_unary_rpc_method_handler(answer, lambda sent: (rpc.request.FromString(sent), sent))
 
 
 class RestServer:
@@ -203,6 +214,7 @@ class RestServer:
         self.door = door
         self.neighbours = neighbours
         self.signer = signer
+        self._journal = journal.asked_for()
         self._server = _Server(self)
         self.port: int = self._server.server_address[1]
         self.url = door.url(self.port)
@@ -230,6 +242,11 @@ class RestServer:
             refused = refusals.failed(method, path, error)
             _log.exception(refused.message)
         return refused.http, said.refused(refused), said.kind
+
+    def note(self, method: str, target: str, kind: str, body: bytes, status: int, page: bytes, sent: str) -> None:
+        if self._journal is not None:
+            planted = tuple(self.cloud.planted)
+            self._journal.write(Exchange("rest", method, target, status, body, kind, page, sent, planted))
 
     def _found(self, method: str, path: str, said: Parameters, query: _Query, body: bytes, caller: Caller) -> Json:
         if path == "/certs":
@@ -326,7 +343,13 @@ class _Handler(BaseHTTPRequestHandler):
             target = owner.door.enter(self.path, headers, owner.port)
             demand_json(headers)
             body = self.rfile.read(int(headers.get("content-length") or 0))
-            status, page, kind = owner.answer(self.command, target, headers, body)
+            asked = self.command, target, headers.get("content-type", ""), body
+            try:
+                status, page, kind = owner.answer(self.command, target, headers, body)
+            except LostAnswer:
+                owner.note(*asked, journal.LOST, b"", "")
+                raise
+            owner.note(*asked, status, page, kind)
         except Shut as shut:
             self.close_connection = True  # its body was not read
             refusal = Refusal(_SHUT_CODES[shut.status], shut.message)

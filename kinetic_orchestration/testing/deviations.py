@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from kinetic_orchestration.testing import journal
 from kinetic_orchestration.testing.faults import Caller
 from kinetic_orchestration.testing.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json
@@ -33,6 +34,8 @@ class Deviation(NamedTuple):
 def apply(planted: Sequence[Deviation], call: str, request: Json, caller: Caller, act: Callable[[], Json]) -> Json:
     """Return what the caller is answered; raises what it is refused with."""
     met = [deviation for deviation in planted if deviation.meets(call, caller)]
+    if met:
+        journal.plant()
     for deviation in met:
         if deviation.instead is not None and (other := deviation.instead(request)) is not None:
             return other

@@ -109,6 +109,7 @@ class Lives:
         self.timing = timing
         self.faults = Faults()
         self.deviations: list[Deviation] = []
+        self.planted: set[int] = set()
         self.history: deque[Happening] = deque(maxlen=10_000)
         self.told: Callable[[Happening], None] | None = None
         self.requests: list[tuple[str, Caller]] = []
@@ -181,6 +182,7 @@ class Lives:
         `shows` is what it then looks like: a state, `DELETING` (and then gone), or `gone` at once; with
         `suspends=False` its queued resource does not hear of it."""
         found = self._some_node(node)
+        self._plant(shows)
         if notice is None:
             self._preempted(found, shows, suspends)
             return
@@ -397,6 +399,10 @@ class Lives:
                 self._show(node, "READY")
 
         self._later(seconds, repaired)
+
+    def _plant(self, *shown: State | None) -> None:
+        """Note the numbers among states that a test shows: no value of an enumeration has them."""
+        self.planted.update(state for state in shown if isinstance(state, int))
 
     def _preempted(self, node: Node, shows: State, suspends: bool) -> None:
         if self._nodes.get(node.name) is not node or node.state == "DELETING":

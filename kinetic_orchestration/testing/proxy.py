@@ -84,6 +84,9 @@ class Owner(Protocol):
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer: ...
 
+    def bare(self, request: Request, status: int) -> int | None:
+        """The status of an answer that has no body, whatever the server sends; None: it may have one."""
+
     def dress(self, fields: _Fields) -> _Fields:
         """The headers of an answer as the client shall see them."""
 
@@ -100,6 +103,12 @@ class Owner(Protocol):
 
     def failed(self, line: str, error: Exception) -> Answer:
         """What is said of a request at which the emulator itself went wrong; it is noted."""
+
+    def keeps(self, request: Request, status: int) -> bool:
+        """Whether `keep` wants to be handed the body of the answer."""
+
+    def keep(self, request: Request, answer: Answer, fault: Fault) -> None:
+        """What is about to be answered; status 0: nothing is."""
 
 
 class Proxy:
@@ -205,7 +214,7 @@ class Proxy:
             return False
         if fault.answer is not None and not fault.after:
             _drain(body)
-            return self._reply(client, request, fault.answer)
+            return self._reply(client, request, fault.answer, fault)
         status, fields, answer = self._ask(line, _head(first, fields) + opening, body)
         if status == 416:
             line.leave()  # fake-gcs-server hangs up after this answer, without saying so in it
@@ -213,25 +222,43 @@ class Proxy:
         blocks = _body(answer, frames, method=method, status=status)
         if fault.answer is not None:
             _drain(blocks)
-            return self._reply(client, request, fault.answer)
+            return self._reply(client, request, fault.answer, fault)
         if self._owner.revises(request, status):
-            return self._reply(client, request, self._owner.revise(request, status, b"".join(_plain(blocks, frames))))
-        if self._owner.has_links(request):
+            revised = self._owner.revise(request, status, b"".join(_plain(blocks, frames)))
+            return self._reply(client, request, revised, fault)
+        if (bare := self._owner.bare(request, status)) is not None:
+            _drain(blocks)
+            status, blocks = bare, iter(())
+            fields = [*_unframed(fields), *([("Content-Length", "0")] if bare != 204 else [])]
+        elif self._owner.has_links(request):
             fields, blocks = _framed(fields, self._owner.link(b"".join(_plain(blocks, frames))))
+        self._pass_on(client, request, status, fields, blocks, fault)
+        return fault.cut is None and headers.get("connection", "").lower() != "close"
+
+    def _pass_on(
+        self, client: socket.socket, request: Request, status: int, fields: _Fields, blocks: Iterator[bytes],
+        fault: Fault,
+    ) -> None:  # fmt: skip
+        """An answer as it comes from the server."""
+        frames = {name.lower(): value for name, value in fields}
         self._owner.note(request, status if fault.cut is None else 0)
         pending = _head(f"HTTP/1.1 {status} {_REASONS.get(status, 'Other')}", self._owner.dress(fields))
         if fault.garbled:
             blocks = _garbled(blocks)
+        kept: list[bytes] | None = [] if self._owner.keeps(request, status) else None
         try:
             for block in blocks if fault.cut is None else _first(blocks, fault.cut):
+                if kept is not None:
+                    kept.append(block)
                 pending += block
                 if len(pending) >= _BLOCK:  # a small answer is one packet
                     client.sendall(pending)
                     pending = b""
         except ValueError as error:  # too late to say so
             raise ConnectionError("the server's answer cannot be read to its end") from error
+        page = b"".join(_plain(iter(kept or ()), frames)) if fault.cut is None else b""
+        self._owner.keep(request, Answer(status, page, frames.get("content-type", "")), fault)
         client.sendall(pending)
-        return fault.cut is None and headers.get("connection", "").lower() != "close"
 
     def _ask(self, line: _Line, to_server: bytes, body: Iterator[bytes]) -> tuple[int, _Fields, BufferedReader]:
         address, start = self._owner.upstream()
@@ -247,8 +274,9 @@ class Proxy:
             if status != 100:
                 return status, head[1], reader
 
-    def _reply(self, client: socket.socket, request: Request, answer: Answer) -> bool:
+    def _reply(self, client: socket.socket, request: Request, answer: Answer, fault: Fault) -> bool:
         self._owner.note(request, answer.status)
+        self._owner.keep(request, answer, fault)
         if not answer.status:
             return False
         page = _page(answer, self._owner.dress([]))
@@ -297,8 +325,11 @@ _REASONS: Final = {
 
 def _framed(fields: _Fields, body: bytes) -> tuple[_Fields, Iterator[bytes]]:
     """An answer with another body."""
-    kept = [(name, value) for name, value in fields if name.lower() not in ("content-length", "transfer-encoding")]
-    return [*kept, ("Content-Length", str(len(body)))], iter([body])
+    return [*_unframed(fields), ("Content-Length", str(len(body)))], iter([body])
+
+
+def _unframed(fields: _Fields) -> _Fields:
+    return [(name, value) for name, value in fields if name.lower() not in ("content-length", "transfer-encoding")]
 
 
 def _hung_up(server: socket.socket) -> bool:

@@ -150,9 +150,11 @@ class Script(Lives):
         """A node or queued resource shows that state, for once: also a number that no client knows."""
         found = self._find(self._nodes, name)
         if found is not None:
+            self._plant(state, health)
             self._show(found, state)
             found.health = found.health if health is None else health
             return
+        self._plant(state)
         self._become(self._some_queued(name), state)
 
     @step

@@ -31,8 +31,9 @@ from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.testing import parameters, unserved
+from kinetic_orchestration.testing import journal, parameters, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.journal import Exchange
 from kinetic_orchestration.testing.parameters import Parameters
 from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
 from kinetic_orchestration.testing.refusals import Refusal
@@ -161,6 +162,7 @@ class StorageServer:
         """By how many seconds the store's clock is ahead of this machine's."""
         self._root = None if root is None else Path(root)
         self._door = door or Door()
+        self._journal = journal.asked_for()
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
@@ -416,6 +418,13 @@ class StorageServer:
             bucket["customPlacementConfig"] = {"dataLocations": list(regions)}
         return json.dumps(bucket).encode()
 
+    def bare(self, request: Request, status: int) -> int | None:
+        """As Google answers, and the server does not: https://cloud.google.com/storage/docs/json_api/v1/objects/delete,
+        https://cloud.google.com/storage/docs/performing-resumable-uploads."""
+        if request.method == "DELETE" and status == 200:
+            return 204
+        return status if status == 308 else None
+
     def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
         kept = [(name, value) for name, value in fields if name.lower() != "date"]
         if self.skew:
@@ -457,6 +466,22 @@ class StorageServer:
         with self._lock:
             self._calls.append(Call("other", "", 500, "", "", said))
         return _worded(500, "internalError", f"The emulator failed at {said}", "")
+
+    def keeps(self, request: Request, status: int) -> bool:
+        return self._journal is not None and not _is_contents(request, status)
+
+    def keep(self, request: Request, answer: Answer, fault: Fault) -> None:
+        if self._journal is None:
+            return
+        lost = not answer.status or fault.cut is not None
+        self._journal.write(
+            Exchange(
+                "storage", request.method, request.target, journal.LOST if lost else answer.status,
+                _without_contents(request), request.headers.get("content-type", ""),
+                b"" if _is_contents(request, answer.status) else answer.body, answer.kind,
+                (journal.PLANTED,) if fault.garbled else (),
+            )
+        )  # fmt: skip
 
     def _add(self, match: str, fault: Fault, times: int | None, caller: str = "", refusal: str = "") -> None:
         with self._lock:
@@ -595,6 +620,22 @@ def _verb(request: Request, name: str, action: str, bucket: str) -> tuple[str, s
     else:
         verb = {"DELETE": "delete", "PATCH": "patch", "PUT": "patch"}.get(request.method, "other")
     return verb, f"{bucket}/{name}"
+
+
+def _is_contents(request: Request, status: int) -> bool:
+    """Whether what is answered are the bytes of an object."""
+    return status in (200, 206) and _what(request)[0] == "get"
+
+
+def _without_contents(request: Request) -> bytes:
+    """Returns the body of a request as far as it is JSON: of a multipart one, up to where the object's bytes begin."""
+    if not request.path.startswith(("/upload/", "/resumable/")) or request.query("uploadType") == "resumable":
+        return b"" if request.query("upload_id") else request.opening
+    if request.query("uploadType") != "multipart":
+        return b""
+    metadata = request.opening.find(b"\r\n\r\n")
+    contents = request.opening.find(b"\r\n\r\n", metadata + 1)
+    return request.opening[: contents + 4]
 
 
 def _caller(request: Request) -> str:

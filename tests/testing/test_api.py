@@ -27,6 +27,7 @@ from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.api import token
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import Timing
+from tests.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"
 PARENT = f"projects/p/locations/{ZONE}"
@@ -366,13 +367,15 @@ def test_the_asyncio_client_is_served_too(cloud: Emulator) -> None:
     cloud.ledger.assert_nothing_left()
 
 
-def test_json_that_makes_no_sense_is_a_bad_request(cloud: Emulator) -> None:
+def test_json_that_makes_no_sense_is_a_bad_request(cloud: Emulator, recorder: Recorder) -> None:
     url = f"{cloud.rest.url}/v2/{PARENT}/queuedResources?queuedResourceId=q"
-    for body in ("{", "[]", '{"nonsense": 1}'):
-        answer = requests.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=WAIT)
+    for body, wrong in (("{", "it is JSON"), ("[]", "it is an object"), ('{"nonsense": 1}', "has no such field")):
+        with recorder.wrong(f"queuedResources.create: request .*{wrong}"):
+            answer = requests.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=WAIT)
         assert answer.status_code == 400
         assert answer.json()["error"]["status"] == "INVALID_ARGUMENT"
-    assert requests.get(f"{cloud.rest.url}/v2/nowhere", timeout=WAIT).status_code == 404
+    with recorder.wrong("GET /v2/nowhere: there is no such method"):
+        assert requests.get(f"{cloud.rest.url}/v2/nowhere", timeout=WAIT).status_code == 404
 
 
 # Its neighbours, as anybody reaches them over REST
