@@ -223,13 +223,13 @@ class Proxy:
         if fault.answer is not None:
             _drain(blocks)
             return self._reply(client, request, fault.answer, fault)
-        if self._owner.revises(request, status):
-            revised = self._owner.revise(request, status, b"".join(_plain(blocks, frames)))
-            return self._reply(client, request, revised, fault)
         if (bare := self._owner.bare(request, status)) is not None:
             _drain(blocks)
             status, blocks = bare, iter(())
             fields = [*_unframed(fields), *([("Content-Length", "0")] if bare != 204 else [])]
+        elif self._owner.revises(request, status):
+            revised = self._owner.revise(request, status, b"".join(_plain(blocks, frames)))
+            return self._reply(client, request, revised, fault)
         elif self._owner.has_links(request):
             fields, blocks = _framed(fields, self._owner.link(b"".join(_plain(blocks, frames))))
         self._pass_on(client, request, status, fields, blocks, fault)

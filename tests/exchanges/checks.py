@@ -78,7 +78,7 @@ def _over_http(exchange: Exchange) -> Iterator[Finding]:
     address = urlsplit(exchange.target)
     if exchange.face == "rest" and address.path in WITHOUT_DOCUMENT:
         return
-    method = documents.find(exchange.method, address.path)
+    method = documents.find("GET" if exchange.method == "HEAD" else exchange.method, address.path)
     if method is None:
         names = ", ".join(documents.NAMES)
         wrong = Wrong(f"{exchange.method} {address.path}", None, "there is no such method")
@@ -87,8 +87,13 @@ def _over_http(exchange: Exchange) -> Iterator[Finding]:
     query = parse_qsl(address.query, keep_blank_values=True)
     yield from _told(method, exchange, "request", rules.parameters(method, query))
     yield from _told(method, exchange, "request", _sent(method, exchange, dict(query)))
-    if exchange.status != journal.LOST and journal.PLANTED not in exchange.planted:
+    if exchange.method != "HEAD" and _has_answer(exchange):
         yield from _told(method, exchange, "answer", _answered(method, exchange, dict(query)))
+
+
+def _has_answer(exchange: Exchange) -> bool:
+    """Of the emulator's own."""
+    return exchange.status != journal.LOST and journal.PLANTED not in exchange.planted
 
 
 def _told(method: Method, exchange: Exchange, side: str, wrongs: Iterable[Wrong]) -> Iterator[Finding]:
@@ -109,17 +114,33 @@ def _sent(method: Method, exchange: Exchange, query: dict[str, str]) -> Iterator
     if not body and method.uploads:
         return
     if body and method.request is None:
-        if json.loads(body) != {}:
+        if body.strip() != b"{}":
             yield Wrong("body", _text(body), f"{method.id} has no body")
         return
     if method.request is None:
         return
     try:
-        found = json.loads(body or b"{}")
+        found = _parsed(body or b"{}")
     except ValueError as error:
         yield Wrong("body", _text(body), f"it is JSON: {error}")
         return
     yield from shape.wrongs(method.request, found)
+
+
+def _parsed(body: bytes) -> Any:
+    """Raises ValueError for what is no JSON, and for what no API reads as such."""
+    try:
+        return json.loads(body, parse_constant=lambda name: float(f"no {name}"))
+    except RecursionError:
+        raise ValueError("too many brackets") from None
+
+
+def _unwrapped(page: bytes, callback: str) -> bytes:
+    """What is in an answer that calls a function."""
+    before, after = f"// API callback\n{callback}(".encode(), b");"
+    if not page.startswith(before) or not page.endswith(after):
+        raise ValueError(f"it is a call of {callback}")
+    return page[len(before) : -len(after)]
 
 
 def _metadata(exchange: Exchange) -> bytes | None:
@@ -133,7 +154,7 @@ def _metadata(exchange: Exchange) -> bytes | None:
 
 
 def _in_numbers(query: dict[str, str]) -> bool:
-    return query.get("$alt", "").endswith("enum-encoding=int")
+    return (query.get("$alt") or query.get("alt", "")).endswith("enum-encoding=int")
 
 
 def _answered(method: Method, exchange: Exchange, query: dict[str, str]) -> Iterator[Wrong]:
@@ -145,16 +166,21 @@ def _answered(method: Method, exchange: Exchange, query: dict[str, str]) -> Iter
         if exchange.answer.strip():
             yield Wrong("", _text(exchange.answer), "there is no body")
         return
-    if not exchange.answer_type.startswith("application/json"):
-        yield Wrong("", exchange.answer_type, "it is application/json")
+    callback = query.get("callback", "")
+    kind = "text/javascript" if callback else "application/json"
+    if not exchange.answer_type.startswith(kind):
+        yield Wrong("", exchange.answer_type, f"it is {kind}")
         return
     try:
-        found = json.loads(exchange.answer)
+        found = _parsed(_unwrapped(exchange.answer, callback) if callback else exchange.answer)
     except ValueError as error:
         yield Wrong("", _text(exchange.answer), f"it is JSON: {error}")
         return
     if status >= 400:
-        yield from (rules.storage_error if method.document.is_storage else rules.rpc_error)(found, status)
+        if method.document.is_storage:
+            yield from rules.storage_error(found, status)
+        else:
+            yield from rules.rpc_error(found, status, listed=query.get("$.xgafv") == "1")
         return
     assert method.response is not None
     numbers = frozenset(number for number in exchange.planted if isinstance(number, int))
@@ -191,7 +217,7 @@ def _over_grpc(exchange: Exchange) -> Iterator[Finding]:
         yield from _told(method, shown, "request", [Wrong("body", asked.body, f"{method.id} has no body")])
     elif asked.body is not None and method.request is not None:
         yield from _told(method, shown, "request", request.wrongs(method.request, asked.body))
-    if exchange.status == journal.LOST or journal.PLANTED in exchange.planted:
+    if not _has_answer(exchange):
         return
     try:
         answer, unknown = (

@@ -42,10 +42,10 @@ class Recorder:
         """Around what a test does wrong on purpose: each pattern is found in what is told of it, and nothing else."""
         before = self.findings()
         yield
-        found = self.findings()
-        missed = [pattern for pattern in patterns if not any(re.search(pattern, str(finding)) for finding in found)]
-        others = [finding for finding in found if not any(re.search(pattern, str(finding)) for pattern in patterns)]
-        assert not missed, f"nothing wrong was found with {missed}; found was:\n{told(found)}"
+        found = {str(finding): finding for finding in self.findings()}
+        missed = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in found)]
+        others = [found[text] for text in found if not any(re.search(pattern, text) for pattern in patterns)]
+        assert not missed, f"nothing wrong was found with {missed}; found was:\n{told([*found.values()])}"
         if before or others:
             raise AssertionError(told([*before, *others]))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from tests.exchanges import documents
 from tests.exchanges.documents import Document, Method, Schema
 
 
@@ -29,8 +30,11 @@ Wrongs = Sequence[Wrong]
 NONE: Wrongs = ()
 
 # Where the real APIs are known to take or give what their documents do not name.
-SYSTEM_PARAMETERS = re.compile(r"\$(alt|fields|prettyPrint|key|quotaUser|userProject|outputDefaults|callback|apiKey)")
-"""https://cloud.google.com/apis/docs/system-parameters: newer APIs take them with a $ before their names, too."""
+SYSTEM = "tpu.v2"
+"""https://cloud.google.com/apis/docs/system-parameters: those that this document names for each of its methods are of
+all APIs, also of those whose documents name fewer; and each may have a $ before its name."""
+ALT = re.compile(r"json(;enum-encoding=int)?|media", re.IGNORECASE)
+"""google-cloud-tpu itself sends `$alt=json;enum-encoding=int`. For the case of letters see docs/emulator.md."""
 UPLOAD_ID = {"upload_id": {"type": "string"}}
 """https://cloud.google.com/storage/docs/performing-resumable-uploads: Google's own addresses of uploads name them."""
 NUMBERS = ("int64", "uint64")
@@ -212,13 +216,15 @@ def _message(full: str, fields: Mapping[str, Any]) -> Wrongs:
 
 def parameters(method: Method, given: Sequence[tuple[str, str]]) -> Iterator[Wrong]:
     """Those of a query, in their order."""
-    known = {**method.document.parameters, **method.parameters, **(UPLOAD_ID if method.uploads else {})}
+    system = {**documents.read(SYSTEM)["parameters"], **method.document.parameters}
+    known = {**system, **method.parameters, **(UPLOAD_ID if method.uploads else {})}
     seen: set[str] = set()
     for name, value in given:
-        described = known.get(name)
+        described = known.get(name) or system.get(name.removeprefix("$"))
         if described is None:
-            if method.document.is_storage or not SYSTEM_PARAMETERS.fullmatch(name):
-                yield Wrong(name, value, f"{method.id} has no such parameter")
+            yield Wrong(name, value, f"{method.id} has no such parameter")
+        elif described is system["alt"] and ALT.fullmatch(value):
+            continue
         elif described.get("location", "query") != "query":
             yield Wrong(name, value, "it is a part of the path")
         elif name in seen and not described.get("repeated"):
@@ -260,18 +266,21 @@ CODES: Mapping[int, tuple[str, int]] = {
 }  # fmt: skip
 
 
-def rpc_error(body: Any, status: int) -> Wrongs:
-    """The body of an error of a newer API: google.rpc.Status, with the status of HTTP in place of the code."""
+def rpc_error(body: Any, status: int, *, listed: bool = False) -> Wrongs:
+    """The body of an error of a newer API: google.rpc.Status, with the status of HTTP in place of the code.
+
+    `listed`: with errors as the first format has them, which `$.xgafv=1` asks for.
+    """
     names = [name for name, http in CODES.values() if http == status]
-    wrongs = _members(body, {"error": dict}, {})
-    if wrongs:
+    if wrongs := _members(body, {"error": dict}, {}):
         return wrongs
     error = body["error"]
-    found = _members(error, {"code": int, "message": str, "status": str}, {"details": list})
+    others = {"details": list, **({"errors": list} if listed else {})}
+    found = _members(error, {"code": int, "message": str, "status": str}, others)
     if not found:
         found += [] if error["code"] == status else [Wrong("code", error["code"], f"it is {status}, as of HTTP")]
         found += [] if error["status"] in names else [Wrong("status", error["status"], f"{status} is {names}")]
-        found += details(error.get("details", []))
+        found += details(error.get("details", [])) + _listed(error.get("errors", []))
     return [wrong.within("error") for wrong in found]
 
 
@@ -284,7 +293,7 @@ def rpc_status(body: Mapping[str, Any]) -> Wrongs:
     return found
 
 
-def details(given: Sequence[Any]) -> Wrongs:
+def details(given: Sequence[Any]) -> list[Wrong]:
     found: list[Wrong] = []
     for index, detail in enumerate(given):
         kind = detail.get("@type") if isinstance(detail, dict) else None
@@ -303,12 +312,16 @@ def storage_error(body: Any, status: int) -> Wrongs:
     found = _members(error, {"code": int, "message": str, "errors": list}, {})
     if not found:
         found += [] if error["code"] == status else [Wrong("code", error["code"], f"it is {status}, as of HTTP")]
-        for index, item in enumerate(error["errors"]):
-            wrongs = _members(
-                item, {"domain": str, "reason": str, "message": str}, {"locationType": str, "location": str}
-            )
-            found += [wrong.within(f"errors[{index}]") for wrong in wrongs]
+        found += _listed(error["errors"])
     return [wrong.within("error") for wrong in found]
+
+
+def _listed(errors: Sequence[Any]) -> list[Wrong]:
+    """Errors as the first format has them."""
+    needed, others = {"domain": str, "reason": str, "message": str}, {"locationType": str, "location": str}
+    return [
+        wrong.within(f"errors[{index}]") for index, item in enumerate(errors) for wrong in _members(item, needed, others)
+    ]
 
 
 def _members(body: Any, needed: Mapping[str, type], others: Mapping[str, type]) -> list[Wrong]:

@@ -22,6 +22,7 @@ from kinetic_orchestration.testing.api import _RPCS
 from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
+from tests.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"
 PLACE = f"/v2/projects/p/locations/{ZONE}"
@@ -164,10 +165,10 @@ PLACES = (
 
 
 def test_a_request_that_makes_no_sense_is_refused_by_the_apis_and_never_fails_them(
-    cloud: Emulator, no_thread_ends: None
+    cloud: Emulator, no_thread_ends: None, recorder: Recorder
 ) -> None:
     cloud.add_secret("s", "value", project="p")
-    with requests.Session() as session:
+    with requests.Session() as session, recorder.wrong(": request "):
         for place in PLACES:
             method, _, path = place.partition(" ")
             for body in BODIES if method != "GET" else (b"",):
@@ -182,7 +183,7 @@ def test_a_request_that_makes_no_sense_is_refused_by_the_apis_and_never_fails_th
 
 
 def test_a_request_that_makes_no_sense_is_refused_by_the_storage_and_never_fails_it(
-    cloud: Emulator, no_thread_ends: None
+    cloud: Emulator, no_thread_ends: None, recorder: Recorder
 ) -> None:
     storage = cloud.storage
     storage.forget()
@@ -198,7 +199,7 @@ def test_a_request_that_makes_no_sense_is_refused_by_the_storage_and_never_fails
         "POST /storage/v1/b/bucket/o/x/rewriteTo/b/bucket/o/y",
     )
     bodies = (b"", b"{", b"[]", b"null", b'{"name": 5}', b'{"name": "\\ud800"}', b'{"name": "\\x"}', b"\xff" * 64)
-    with requests.Session() as session:
+    with requests.Session() as session, recorder.wrong(": request "):
         for place in places:
             method, _, path = place.partition(" ")
             for body in bodies if method != "GET" else (b"",):
