@@ -320,7 +320,9 @@ def _listed(errors: Sequence[Any]) -> list[Wrong]:
     """Errors as the first format has them."""
     needed, others = {"domain": str, "reason": str, "message": str}, {"locationType": str, "location": str}
     return [
-        wrong.within(f"errors[{index}]") for index, item in enumerate(errors) for wrong in _members(item, needed, others)
+        wrong.within(f"errors[{index}]")
+        for index, item in enumerate(errors)
+        for wrong in _members(item, needed, others)
     ]
 
 

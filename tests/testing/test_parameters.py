@@ -123,7 +123,9 @@ def test_a_token_in_the_query_says_who_calls(cloud: Emulator) -> None:
 
 
 def test_a_parameter_that_no_method_has_is_refused_by_name(cloud: Emulator, recorder: Recorder) -> None:
-    with recorder.wrong("nonsense: .* no such parameter", "page_size: .* no such parameter", "pageSize: .* whole number"):
+    with recorder.wrong(
+        "nonsense: .* no such parameter", "page_size: .* no such parameter", "pageSize: .* whole number"
+    ):
         answer = requests.get(f"{cloud.rest.url}{PLACE}/nodes?nonsense=1", timeout=60)
         assert answer.status_code == 400
         assert 'Unknown name "nonsense": Cannot bind query parameter.' in answer.json()["error"]["message"]
@@ -146,7 +148,9 @@ def test_nothing_is_done_for_an_answer_that_cannot_be_given(cloud: Emulator, rec
     replication = {"replication": {"automatic": {}}}
     with recorder.wrong("the queries are"):
         for query in ("alt=zzz", "fields=((", "$.xgafv=0"):
-            made = requests.post(f"{cloud.rest.url}/v1/projects/p/secrets?secretId=t&{query}", json=replication, timeout=60)
+            made = requests.post(
+                f"{cloud.rest.url}/v1/projects/p/secrets?secretId=t&{query}", json=replication, timeout=60
+            )
             assert made.status_code == 400
             upload = f"{cloud.storage.url}/upload/storage/v1/b/bucket/o?uploadType=media&name=t&{query}"
             assert requests.post(upload, data=b"x", timeout=60).status_code == 400
