@@ -49,7 +49,7 @@ class Parameters(NamedTuple):
             raise refusals.system_parameter(_ERROR_FORMAT, self.error_format)
         if self.fields:
             field_masks.tree(self.fields)
-        if self.callback and not _CALLBACK.fullmatch(self.callback):
+        if self.callback and not self._calls:
             raise refusals.system_parameter("callback", self.callback)
 
     @property
@@ -60,7 +60,12 @@ class Parameters(NamedTuple):
     @property
     def kind(self) -> str:
         """The Content-Type of an answer."""
-        return _SCRIPT if self.callback else JSON
+        return _SCRIPT if self._calls else JSON
+
+    @property
+    def _calls(self) -> bool:
+        """Whether the answer is a call of a function: what is no function's name is put into none."""
+        return bool(_CALLBACK.fullmatch(self.callback))
 
     def select(self, found: Any, message: Any = None) -> Any:
         """Return the fields that the caller wants; with a message's descriptor, unknown ones are refused."""
@@ -72,7 +77,7 @@ class Parameters(NamedTuple):
             text = json.dumps(found, ensure_ascii=False, indent=2) + "\n"
         else:
             text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        if self.callback:
+        if self._calls:
             text = f"// API callback\n{self.callback}({text});"
         return text.encode("utf-8", "backslashreplace")
 

@@ -366,11 +366,16 @@ class StorageServer:
         return any(rule.matches("delete", where, caller) for rule in rules) and self._exists(where)
 
     def _exists(self, where: str) -> bool:
+        return self._metadata(where)[0] == 200
+
+    def _metadata(self, where: str) -> tuple[int, bytes]:
+        """What the server says of an object that it keeps."""
         bucket, _, name = where.partition("/")
         connection = http.client.HTTPConnection(*self._place, timeout=10)
         try:
             connection.request("GET", f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}")
-            return connection.getresponse().status == 200
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
             connection.close()
 
@@ -379,7 +384,7 @@ class StorageServer:
         return (
             status in (404, 405)
             or request.path == "/storage/v1/b"
-            or verb == "bucket"
+            or verb in ("bucket", "patch")
             or (bool(self.skew) and verb != "get")
             or (status == 200 and verb in _SHAPED and _shapes(request))
         )
@@ -391,6 +396,8 @@ class StorageServer:
         if verb == "bucket" and status == 200 and (name_of := _name_of(body)):  # a listing has no name
             self._buckets.add(name_of)
             body = self._placed(name_of, body)
+        if verb == "patch" and status == 200:  # the server answers with its own record of the object
+            status, body = self._metadata(where)
         if status == 405:
             return _worded(405, "methodNotAllowed", f"{request.method} {request.path} is not defined", verb)
         if status == 404 and verb in PERMISSIONS and bucket:

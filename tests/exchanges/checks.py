@@ -19,6 +19,7 @@ from tests.exchanges.rules import Shape, Wrong
 # No document describes them. https://cloud.google.com/compute/docs/instances/verifying-instance-identity: Google has the
 # certificates that identity tokens are proved with at an address of their own.
 WITHOUT_DOCUMENT = ("/certs", "/certs/keys")
+FUNCTION = re.compile(r"[\w$.\[\]]+")  # that an answer can call
 BYTES = 2000  # of each side of an exchange, in what is told of it
 VALUE = 300
 
@@ -167,6 +168,8 @@ def _answered(method: Method, exchange: Exchange, query: dict[str, str]) -> Iter
             yield Wrong("", _text(exchange.answer), "there is no body")
         return
     callback = query.get("callback", "")
+    if not FUNCTION.fullmatch(callback):
+        callback = ""
     kind = "text/javascript" if callback else "application/json"
     if not exchange.answer_type.startswith(kind):
         yield Wrong("", exchange.answer_type, f"it is {kind}")

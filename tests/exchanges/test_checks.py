@@ -153,7 +153,7 @@ WRONG = {
     'get: request alt: "yaml": it is one of json, media, proto': answered(query="alt=yaml"),
     'list: request maxResults: "-1": it is a whole number of the format uint32': exchange("GET /storage/v1/b/b/o?maxResults=-1", None, {}),
     'compose: request ifGenerationMatch: "new": it is a string of the format int64': composed({"sourceObjects": []}, "ifGenerationMatch=new"),
-    'get: request $fields: "name": storage.objects.get has no such parameter': stored(query="$fields=name"),
+    'get: request $nonsense: "name": storage.objects.get has no such parameter': stored(query="$nonsense=name"),
     'get: request upload_id: "u": storage.objects.get has no such parameter': stored(query="upload_id=u"),
     "testIamPermissions: request permissions: storage.buckets.testIamPermissions needs it": exchange("GET /storage/v1/b/b/iam/testPermissions", None, {}),
     # Bodies of requests
