@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.agent.distributed import TRACE
 from kinetic_orchestration.agent.frames import SPENT
 
@@ -102,7 +103,7 @@ HERE = _Here()
 
 def current() -> HostContext:
     """This host's context."""
-    environ = os.environ
+    environ = copies.environ()
     if not environ.get("KINETIC_EVENTS"):
         output_dir = environ.get("KINETIC_OUTPUT_DIR") or _temporary("output")
         return HostContext(output_dir=output_dir, checkpoint_dir=_temporary("checkpoints"))

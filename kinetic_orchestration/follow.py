@@ -13,9 +13,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, copies, lifecycle, roll, visible
+from kinetic_orchestration import act, attempts, lifecycle, roll, visible
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import frames, names, wire
+from kinetic_orchestration.agent import copies, frames, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable

@@ -17,9 +17,9 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, copies, emulation, owner, roll, settings, trust
+from kinetic_orchestration import act, emulation, owner, roll, settings, trust
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import digest, names, wire
+from kinetic_orchestration.agent import copies, digest, names, wire
 from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends import Backend, open_backend

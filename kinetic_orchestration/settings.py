@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import copies, price_list
 from kinetic_orchestration import home as home_module
+from kinetic_orchestration import price_list
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.price_list import BUILT_IN, PriceList

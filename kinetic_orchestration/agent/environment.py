@@ -14,6 +14,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.agent import copies
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -390,7 +392,7 @@ def _all_hashed(lock_text: str) -> bool:
 
 
 def _environ(env: Mapping[str, str] | None) -> dict[str, str]:
-    environ = {**os.environ, **(env or {})}
+    environ = {**copies.environ(), **(env or {})}
     for name in _FOREIGN:
         environ.pop(name, None)
     return environ

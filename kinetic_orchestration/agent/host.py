@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import distributed, frames, names, processes, program, rules, wire
+from kinetic_orchestration.agent import copies, distributed, frames, names, processes, program, rules, wire
 from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.minder import Minder
@@ -354,7 +354,7 @@ class Host:
                 self._spawn(self.ready.python, program.FUNCTION)
         extra = {**self._compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
         place = self.addresses, self._ports()
-        message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], os.environ)
+        message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
         message["env"] = {**self._own_secrets(), **message["env"]}  # a process that was started ahead lacks them
         self.minder.begin(message)
         self.run_began = self.minder.active
@@ -366,7 +366,7 @@ class Host:
                 own = int(message["env"][distributed.OWN])
                 seen = {name: value.split(",")[own] for name, value in seen.items()}
             variable, value = self.at.marker.split("=", 1)
-            environ = {**os.environ, **task["env"], **seen, variable: value}
+            environ = {**copies.environ(), **task["env"], **seen, variable: value}
             self._measuring().begin(kind, self.ready.python, environ)
 
     def _compile_cache(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import frames, memory, names, tracers
+from kinetic_orchestration.agent import copies, frames, memory, names, tracers
 from kinetic_orchestration.agent.distributed import TRACE
 
 TYPE_CHECKING = False
@@ -75,7 +75,7 @@ def install() -> Profiler | None:
     if asked.setdefault("process", os.getpid()) == os.getpid():
         os.environ[TRACE] = json.dumps(asked)
         fields = {name: asked[name] for name in Asked._fields}
-        _here = Profiler(Asked(**fields), os.environ)
+        _here = Profiler(Asked(**fields), copies.environ())
         atexit.register(_here.close)
         return _here
     return None

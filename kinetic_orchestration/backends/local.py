@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import copies, secret_manager
+from kinetic_orchestration import secret_manager
 from kinetic_orchestration.accelerators import Slice
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.backends import gpus
@@ -86,14 +86,14 @@ class LocalBackend:
         for mount in plan.volumes:
             _check_mount(mount)
         if plan.secret_refs and self._settings is not None:
-            secret_manager.check_here(self._settings, plan.secret_refs, os.environ)
+            secret_manager.check_here(self._settings, plan.secret_refs, copies.environ())
 
     def prepare(self) -> None:
         pass
 
     def emulates(self, slice_: Slice) -> bool:
         if slice_.kind == "gpu":
-            return not gpus.choice(slice_, gpus.here(os.environ).gpus).kinds
+            return not gpus.choice(slice_, gpus.here(copies.environ()).gpus).kinds
         return not has_real(slice_)
 
     def dry_run(self, plan: Plan) -> str:
@@ -151,7 +151,7 @@ class LocalBackend:
         if not plan.secret_refs or self._settings is None:
             return {}
         if job_id not in self._known:
-            self._known[job_id] = secret_manager.values_here(self._settings, plan.secret_refs, os.environ)
+            self._known[job_id] = secret_manager.values_here(self._settings, plan.secret_refs, copies.environ())
         return self._known[job_id]
 
     def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
@@ -186,12 +186,12 @@ class LocalBackend:
 
     def _choice(self, slice_: Slice) -> gpus.Choice:
         """Return the GPUs that suit a slice. Raises UsageError, which says what is there, if none ever could."""
-        found = gpus.here(os.environ)
+        found = gpus.here(copies.environ())
         choice = gpus.choice(slice_, found.gpus)
         if choice.kinds:
             return choice
         seen = _held_by(found.gpus, self.leases()) if found.gpus else "none"
-        hidden = len(gpus.listed(os.environ).gpus) - len(found.gpus)
+        hidden = len(gpus.listed(copies.environ()).gpus) - len(found.gpus)
         if hidden:
             variables = "CUDA_VISIBLE_DEVICES and its like"
             seen += f" ({hidden} more {'is' if hidden == 1 else 'are'} hidden from this process by {variables})"
@@ -210,7 +210,7 @@ class LocalBackend:
         """Return the GPUs that this placement has already, when its submission is made once more."""
         for lock in _locks(run).values():
             if (names := _devices_of(lock).get("taken", [])) and _held(lock):
-                there = {gpu.id: gpu for gpu in gpus.here(os.environ).gpus}
+                there = {gpu.id: gpu for gpu in gpus.here(copies.environ()).gpus}
                 return tuple(there[name] for name in names if name in there)
         return ()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration import accelerators as table
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def doctor(arguments: Namespace) -> int:
     from kinetic_orchestration import preflight
 
-    report = preflight.examine(os.environ, store=arguments.store, deployment=arguments.deployment)
+    report = preflight.examine(copies.environ(), store=arguments.store, deployment=arguments.deployment)
     read = None
     if arguments.verify and report.settings:
         report, read = _verify(arguments, report)
@@ -133,7 +133,7 @@ def _gpus(here: Settings) -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
     from kinetic_orchestration.backends import local
 
-    rows, _ = local.gpus_and_holders(here, os.environ)
+    rows, _ = local.gpus_and_holders(here, copies.environ())
     return [
         {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
         for gpu, holder in rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import operator
-import os
 import sys
 import tempfile
 import traceback
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import copies, cost, emulation, launch, regions
+from kinetic_orchestration import cost, emulation, launch, regions
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.bucket_location import bucket_of, location_of
@@ -96,12 +96,12 @@ def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle, str]:
         bucket, egress = _bucket(
             here, zones_named(spec.options, here), real=launch.settings_for(spec).store == here.store
         )
-        planned = replace(make_plan(spec, here, os.environ, bucket), emulated=planned.emulated)
+        planned = replace(make_plan(spec, here, copies.environ(), bucket), emulated=planned.emulated)
         egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
     parent = here.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=parent, ignore_cleanup_errors=True) as folder:
-        return planned, package(spec, planned, here, Path(folder), os.environ), egress
+        return planned, package(spec, planned, here, Path(folder), copies.environ()), egress
 
 
 def _bucket(here: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:

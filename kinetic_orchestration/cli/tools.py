@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from kinetic_orchestration import settings
 from kinetic_orchestration.accelerators import parse
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.packaging.requirements import File, Hosts, Lock
@@ -53,11 +53,11 @@ def stage_tools(arguments: Namespace) -> int:
     store = open_store(here.store, here.deployment)
     version = arguments.python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     with working(f"staging uv and Python {version} in {store.url}"):
-        staged = [tools.stage_uv(store, here), tools.stage_python(store, here, version, os.environ)]
+        staged = [tools.stage_uv(store, here), tools.stage_python(store, here, version, copies.environ())]
     if arguments.target:
         with working(f"staging the wheels of {arguments.target}"):
             found, _ = _lock(arguments, here)
-            staged += tools.stage_wheels(store, found, os.environ)
+            staged += tools.stage_wheels(store, found, copies.environ())
     if arguments.json:
         show_json({"store": store.url, "tools": [tool._asdict() for tool in staged]})
         return codes.OK
@@ -87,12 +87,14 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     lines: File | Sequence[str] = target
     pins: list[str] = []
     if spec is not None and hosts is not None and spec.options.requirements is None:
-        lines, pins = remote.needed(code_of(spec, source_of(spec)), hosts, os.environ, first_party)
+        lines, pins = remote.needed(code_of(spec, source_of(spec)), hosts, copies.environ(), first_party)
     found = requirements.lock(
         lines,
-        environ=os.environ,
+        environ=copies.environ(),
         cache=cache,
-        python=requirements.interpreter_for(arguments.python, os.environ) if hosts is not None else arguments.python,
+        python=requirements.interpreter_for(arguments.python, copies.environ())
+        if hosts is not None
+        else arguments.python,
         platform=getattr(arguments, "platform", None),
         first_party=first_party,
         refresh=getattr(arguments, "refresh", False),

@@ -19,6 +19,7 @@ import sys
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from kinetic_orchestration.data import Data
@@ -90,7 +91,7 @@ def _texts(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         if type(value) is str:
             yield way, name, value
         elif type(value) is dict and len(waiting) < MOST_TEXTS:
-            pairs = list(value.items())[:MOST_TEXTS]
+            pairs = list(islice(value.copy().items(), MOST_TEXTS))
             waiting += [(f"{way}[{key!r:.40}]", str(key)[:80], each) for key, each in pairs]
         elif type(value) in (list, tuple) and len(waiting) < MOST_TEXTS:
             waiting += [(way, name, each) for each in value[:MOST_TEXTS]]
@@ -160,12 +161,12 @@ class _Form:
 
     def _take_many(self, value: Any, depth: int) -> None:
         if isinstance(value, dict):
-            parts = sorted(self._part(pair, depth) for pair in value.items())
+            parts = sorted(self._part(pair, depth) for pair in dict.copy(value).items())
         elif isinstance(value, (set, frozenset)):
-            parts = sorted(self._part(each, depth) for each in value)
+            parts = sorted(self._part(each, depth) for each in tuple(value))
         else:
             self._say("sequence", str(len(value)).encode())
-            for each in value:
+            for each in tuple(value):
                 self.take(each, depth + 1)
             return
         self._say("mapping" if isinstance(value, dict) else "set", b"".join(parts))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic_orchestration import copies
+from kinetic_orchestration.agent import copies
 
 DEPTH = 40
 SECONDS = 10.0
@@ -89,7 +89,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_container(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, item in list(value.items()):
+        for key, item in dict.copy(value).items():
             yield f"item {_short(key)}", item
             yield f"key {_short(key)}", key
     elif isinstance(value, (list, tuple, deque)):
@@ -107,9 +107,10 @@ def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield f"closure variable {variable!r} of {name}", cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+    shared = function.__globals__.copy()
     for variable in dict.fromkeys(_globals(function.__code__)):
-        if variable in function.__globals__:
-            yield f"global {variable!r} used by {name}", function.__globals__[variable]
+        if variable in shared:
+            yield f"global {variable!r} used by {name}", shared[variable]
     for item in function.__defaults__ or ():
         yield f"a default value of {name}", item
     for parameter, item in (function.__kwdefaults__ or {}).items():
@@ -153,7 +154,7 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     state = reduced[2] if len(reduced) > 2 else None
     for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if isinstance(part, dict):
-            for attribute, item in list(part.items()):
+            for attribute, item in dict.copy(part).items():
                 yield f"attribute .{attribute} of {name}", item
         elif part is not None:
             yield f"the state of {name}", part

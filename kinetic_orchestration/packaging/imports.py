@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration import copies
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS, ENVIRONMENT_MARKS
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -23,8 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from kinetic_orchestration import copies, visible
-from kinetic_orchestration.agent import payload, wire
+from kinetic_orchestration import visible
+from kinetic_orchestration.agent import copies, payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import (
     Corrupt,
@@ -368,11 +368,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
         attributes = []
         for name, module in list(self._used.items()):
-            for attribute in sorted(self._names & copies.members(module).keys()):
+            members = copies.members(module)
+            for attribute in sorted(self._names & members.keys()):
                 if (name, attribute) in self._sent or attribute.startswith("__"):
                     continue
                 self._sent.add((name, attribute))
-                value = vars(module)[attribute]
+                value = members[attribute]
                 if isinstance(value, types.ModuleType) or _problem(value, self._modules) is None:
                     attributes.append((module, attribute, value))
         return attributes
@@ -480,8 +481,9 @@ def _surroundings(function: types.FunctionType, modules: Mapping[str, types.Modu
     for label, part in of_function(function):
         yield label, part
         if isinstance(part, types.ModuleType) and part.__name__ in modules:
-            for name in sorted(names & copies.members(part).keys()):
-                yield f"global {part.__name__}.{name} used by {function.__name__}", vars(part)[name]
+            members = copies.members(part)
+            for name in sorted(names & members.keys()):
+                yield f"global {part.__name__}.{name} used by {function.__name__}", members[name]
 
 
 def _culprit(call: tuple[Any, tuple[Any, ...], dict[str, Any]], modules: Mapping[str, types.ModuleType]) -> str | None:

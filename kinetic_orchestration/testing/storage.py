@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.testing import journal, parameters, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
@@ -538,7 +539,7 @@ class StorageServer:
             ["/bin/sh", "-c", _KEEPER, "sh", self._binary(), *flags],
             # Links that the server gives (the next chunk's address) lead back through the proxy. They have the token,
             # and what is in a command line everybody on the machine reads.
-            env={**_environment(), "FAKE_GCS_EXTERNAL_URL": self.url},
+            env={**copies.environ(), "FAKE_GCS_EXTERNAL_URL": self.url},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -571,11 +572,6 @@ class StorageServer:
         shutil.copyfile(found, copy)
         copy.chmod(0o700)
         return str(copy)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, out of which another thread may be taking something."""
-    return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
 
 
 def _hidden_address() -> str:

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
@@ -346,7 +346,7 @@ class Machines:
         self.sign_identity = sign_identity
         self.door = door or Door()
         self.environ = dict(environ or {})
-        self.index = dict(route_to_index(os.environ) if index is None else index)
+        self.index = dict(route_to_index(copies.environ()) if index is None else index)
         self.python = python
         find_python(python)  # here, so that the first VM takes no longer than the others
         self.namespace = _namespace() if isolate else None

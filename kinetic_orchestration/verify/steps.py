@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration import preflight, reaper
+from kinetic_orchestration.agent import copies
 from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.values import JobStatus
@@ -46,7 +47,7 @@ class Step(NamedTuple):
 
 
 def _doctor(scene: Scene) -> Seen:
-    report = preflight.examine(os.environ, store=scene.settings.store, deployment=scene.settings.deployment)
+    report = preflight.examine(copies.environ(), store=scene.settings.store, deployment=scene.settings.deployment)
     checks = [{"check": check.name, "state": check.state.upper(), "found": check.found} for check in report.checks]
     return {
         "checks": checks,

@@ -21,8 +21,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from kinetic_orchestration import copies
-from kinetic_orchestration.agent import payload, wire
+from kinetic_orchestration.agent import copies, payload, wire
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
 from kinetic_orchestration.packaging.payload import (

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 
 def modules() -> dict[str, ModuleType]:

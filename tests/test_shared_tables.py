@@ -1,0 +1,119 @@
+"""What all threads of a process share is walked over in a copy: another thread changes it at any line."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kinetic_orchestration as kinetic
+
+ROOT = Path(__file__).parents[1]
+SHARED = (("os", "environ"), ("sys", "modules"))
+SINGLE = {"get", "pop", "setdefault", "update"}  # of its methods, those that look at one item, or none
+EXCEPT = {
+    "kinetic_orchestration/agent/copies.py": "makes the copies",
+    "kinetic_orchestration/agent/boot.py": "a script of one thread, without the agent beside it",
+    "kinetic_orchestration/testing/vm_init.py": "a script of one thread",
+}
+
+
+def walks(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Yields each use of a shared table that is not of a single item of it."""
+    parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if (node.value.id, node.attr) not in SHARED:
+            continue
+        parent = parents[node]
+        single = (
+            (isinstance(parent, ast.Subscript) and parent.value is node)
+            or (isinstance(parent, ast.Attribute) and parent.attr in SINGLE)
+            or (isinstance(parent, ast.Compare) and node in parent.comparators)
+        )
+        if not single:
+            yield node
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{**os.environ, 'A': '1'}",
+        "dict(os.environ)",
+        "[name for name in os.environ]",
+        "os.environ.items()",
+        "os.environ | {}",
+        "walk(os.environ)",
+        "list(sys.modules)",
+        "for name, module in sys.modules.items(): pass",
+    ],
+)
+def test_a_walk_over_a_shared_table_is_found(line: str) -> None:
+    assert len([*walks(ast.parse(line))]) == 1
+
+
+@pytest.mark.parametrize("line", ["os.environ['A'] = ''", "os.environ.get('A')", "'A' in os.environ", "sys.modules[a]"])
+def test_a_look_at_one_item_is_none(line: str) -> None:
+    assert not [*walks(ast.parse(line))]
+
+
+def test_no_code_of_ours_walks_over_them() -> None:
+    found = []
+    for package in ("kinetic_orchestration", "airflow_kinetic", "dagster_kinetic"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if name not in EXCEPT:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                found += [f"{name}:{node.lineno}: {ast.unparse(node)}" for node in walks(tree)]
+    assert not found, "\n".join(found)
+
+
+@contextmanager
+def others_at_work() -> Iterator[list[str]]:
+    """Modules and variables that come and go whenever the garbage collector runs, which is at nearly any line: what
+    other threads do, without waiting for the unlucky moment. Yields their names so far."""
+    made: list[str] = []
+
+    def come_and_go(phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            name = f"meanwhile_{len(made)}"
+            made.append(name)
+            sys.modules[name] = types.ModuleType(name)
+            os.environ[name] = "1"
+            for gone in made[-3:-2]:
+                sys.modules.pop(gone, None)
+                os.environ.pop(gone, None)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(come_and_go)
+    gc.set_threshold(20)
+    try:
+        yield made
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(come_and_go)
+        for name in made:
+            sys.modules.pop(name, None)
+            os.environ.pop(name, None)
+
+
+@kinetic.run(accelerator="cpu", capture_env_vars=["OF_THIS_TEST_*"])
+def with_variables(table: dict[str, int]) -> tuple[str, int]:
+    return os.environ["OF_THIS_TEST_A"], sum(table.values())
+
+
+@pytest.mark.usefixtures("home")
+def test_a_job_is_submitted_while_others_import_and_set_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THIS_TEST_A", "a")
+    with others_at_work() as made:
+        job = with_variables.run_async({"one": 1, "two": 2})
+    assert job.result(timeout=60) == ("a", 3)
+    assert len(made) > 100
