@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic_orchestration import attempts, goodput
+from kinetic_orchestration import attempts, goodput, lifecycle
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.agent.schema import Fields
@@ -119,7 +119,7 @@ def _stay(store: Store, job_id: str, number: int, times: attempts.Times) -> Stay
         intent = Intent(number, "", {}, 0.0, record.updated, damage=str(error))
     verdict = store.read(names.verdict(job_id, number))
     unplaced = verdict is not None and verdict_at(verdict.data, names.verdict(job_id, number)).unplaced
-    shown = 0 if intent.before is None or unplaced else number - intent.before.spent.moved
+    shown = 0 if intent.before is None or unplaced else lifecycle.count(number, intent.before.spent)
     return replace(_stay_of(store, job_id, number, intent, times, verdict), shown=shown)
 
 

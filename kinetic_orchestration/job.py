@@ -235,7 +235,7 @@ class JobHandle(Generic[R]):
 
     def events(self) -> Iterator[Event]:
         """Everything recorded so far, attempt by attempt: output, metrics, progress."""
-        for attempt in attempts.with_hosts(self._job.store, self.job_id, self.attempts()):
+        for attempt in attempts.with_hosts(self._job.store, self.job_id, self._newest()):
             reader = Follower(self._job)
             reader.cursor = reader.cursor._replace(attempt=attempt)
             logs = map(reader.log_of, self._hosts_there(attempt))
@@ -307,7 +307,7 @@ class JobHandle(Generic[R]):
         """Release what the job holds of compute. Its records (Keras Kinetic's `gcs`) live on by retention."""
         del gcs, cleanup_timeout, cleanup_poll_interval
         if k8s and self.status().final:
-            act.release_all(self._job, self.attempts())
+            act.release_all(self._job, self._newest())
 
     def cost(self) -> Estimate:
         """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
@@ -320,7 +320,11 @@ class JobHandle(Generic[R]):
         return bill.ready_seconds(bill.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
-        """How many attempts there were."""
+        """How many attempts there were, without those that got no hosts: as `peek`, `cost` and `ko status` count."""
+        return self.peek().attempts
+
+    def _newest(self) -> int:
+        """The last attempt by the number of its records, those count too that got no hosts."""
         return max(1, attempts.newest(self._job.store, self.job_id))
 
     @property
@@ -370,7 +374,7 @@ class JobHandle(Generic[R]):
     def profile_dir(self) -> str:
         """Where XProf finds what `profile=` captured (`xprof --logdir`); "" as long as nothing is there."""
         plan, store = self._job.plan(), self._job.store
-        for attempt in attempts.with_hosts(store, self.job_id, self.attempts()) if plan.profile else ():
+        for attempt in attempts.with_hosts(store, self.job_id, self._newest()) if plan.profile else ():
             hosts = self._hosts_there(attempt) if plan.profile.get("hosts") == EVERY_HOST else [0]
             if any(store.read_all([names.host(self.job_id, attempt, host, "profile.json") for host in hosts])):
                 return names.profile(self.output_dir)

@@ -209,7 +209,14 @@ def shown(cursor: Cursor, seen: Glimpse | None = None) -> int:
         placeless = seen.verdict.unplaced
     elif seen is not None:
         placeless = seen.intent is None and cursor.phase == "resuming"
-    return max(1, cursor.attempt - cursor.spent.moved - placeless)
+    return count(cursor.attempt, cursor.spent, unplaced=placeless)
+
+
+def count(attempt: int, spent: Spent, *, unplaced: bool = False) -> int:
+    """The number that people give to an attempt: those before it that never had hosts are none (`spent`, before this
+    one), nor is one that was never promised a place.
+    """
+    return max(1, attempt - spent.moved - unplaced)
 
 
 def classify(verdict: wire.Verdict) -> str:

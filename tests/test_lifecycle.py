@@ -374,6 +374,26 @@ def test_an_attempt_that_ended_without_a_place_is_none_whatever_is_written_after
     assert wire.Verdict.decode(early.encode()).unplaced
 
 
+@pytest.mark.parametrize(
+    ("attempt", "moved", "unplaced", "number"),
+    [
+        (1, 0, False, 1),
+        (1, 0, True, 1),  # a job has had one at least
+        (2, 0, False, 2),
+        (2, 0, True, 1),
+        (2, 1, False, 1),  # the first got no hosts
+        (9, 6, False, 3),
+        (9, 6, True, 2),
+        (9, 8, True, 1),
+    ],
+)
+def test_attempts_are_counted_without_those_that_never_had_hosts(
+    attempt: int, moved: int, unplaced: bool, number: int
+) -> None:
+    assert lifecycle.count(attempt, Spent(moved=moved), unplaced=unplaced) == number
+    assert lifecycle.shown(Cursor(attempt, spent=Spent(moved=moved))) == lifecycle.count(attempt, Spent(moved=moved))
+
+
 def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_limit_of_cost() -> None:
     def seen(held: float, *beats: wire.Beat | None, state: str = PRESENT, **fields: Any) -> Glimpse:
         found = glimpse(state, *beats, **fields)
