@@ -483,9 +483,14 @@ def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None
     if memory is None or memory.told or not memory.charged or any(beat is not None for beat in seen.beats[:1]):
         return
     if not present or seen.now - charged > HEARD_SOON:
-        with suppress(StoreError):  # whoever may only read is told so when there is more to be done
-            job.store.create(names.ready(job.job_id, attempt), wire.encode({"since": charged, "writer": ME}))
+        tell_held(job.store, job.job_id, attempt, charged)
         memory.told = True
+
+
+def tell_held(store: Store, job_id: str, attempt: int, since: float) -> None:
+    """Tell those who ask what the job cost since when its hosts can have been charged for."""
+    with suppress(StoreError):  # whoever may only read is told so when there is more to be done
+        store.create(names.ready(job_id, attempt), wire.encode({"since": since, "writer": ME}))
 
 
 def close(job: Job, attempt: int, cause: str, reason: str, *, unplaced: bool = False) -> str:

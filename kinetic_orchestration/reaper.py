@@ -154,6 +154,7 @@ def _placements(
         {"age": max(0.0, now - entry.get("created", now)), **entry} for entry in listed if "unread" not in entry
     ]
     going: list[tuple[dict[str, Any], Reaped]] = []
+    late: list[dict[str, Any]] = []  # whose hosts cost on after their attempt's verdict
     for placement, seen in zip(placements, backend.observe(placements) if placements else (), strict=True):
         name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
         try:
@@ -161,9 +162,7 @@ def _placements(
             if not why:
                 continue
             usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
-            unread = (
-                _close(store, backend, placement, believed, cause, seen.message or why) if cause and not dry_run else ""
-            )
+            unread = _close(store, backend, placement, believed, cause, why, seen) if cause and not dry_run else ""
         except Unreachable:
             raise
         except StoreError as error:  # one that cannot be read keeps none of the others
@@ -171,8 +170,12 @@ def _placements(
         if unread and cause != wire.DEADLINE:  # which costs money, whatever can be written of it
             yield Reaped("placement", name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
             continue
+        if not cause and store.remote and seen.state in (PRESENT, WOUNDED):
+            late.append(placement)
         going.append((placement, Reaped("placement", name, why, placement.get("zone", ""), placement["age"], usd)))
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
+    for placement in late if not dry_run else ():
+        attempts.tell_release(store, placement["job"], placement["attempt"], done=placement not in left)
     states = {_key(entry): entry.get("state") for entry in backend.leftovers()} if left and settings else {}
     for placement, reaped in going:
         if placement not in left:
@@ -236,17 +239,22 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
 
 
 def _close(
-    store: Store, backend: Backend, placement: Mapping[str, Any], believed: trust.Trust, cause: str, reason: str
-) -> str:
-    """Whoever follows the job one day learns why its hosts are gone, as if they had been followed all the time.
+    store: Store, backend: Backend, placement: Mapping[str, Any], believed: trust.Trust, cause: str, why: str,
+    seen: Observation,
+) -> str:  # fmt: skip
+    """Whoever follows the job one day learns why its hosts are gone, and since when they may have cost, as if they had
+    been followed all the time.
 
     What is said is why that could not be written; then the hosts stay until the next pass.
     """
+    reason = seen.message or why
     try:
         job = act.open_job(placement["job"], store, backend, believed)
         if cause == wire.CANCELLED:  # whoever asks for it again may have it anew, if nobody has cancelled it for good
             act.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
+            if seen.charged and not job.doubt:
+                act.tell_held(store, job.job_id, placement["attempt"], seen.charged)
             act.close(job, placement["attempt"], cause, reason)
     except StoreError as error:
         if not isinstance(error, (NewerWire, Corrupt)):

@@ -258,6 +258,22 @@ def test_f25_with_the_deadlines_process_dead_too_the_reaper_deletes_once_the_dea
     assert verdict_of(job).cause == wire.DEADLINE  # type: ignore[union-attr]
 
 
+def test_f25_of_a_slice_that_nobody_followed_and_whose_host_never_booted_the_reaper_says_since_when_it_cost(
+    cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.never_boots(0)
+    job = run(jobs.attempt)
+    wait_until(lambda: [node["state"] for node in cloud.nodes()] == ["READY"], "a slice")
+    since = job._job.store.now()
+    assert job.seconds() == 0.0, "nobody has seen it"
+    monkeypatch.setattr(reaper, "EXPIRED", -1e9)
+    wait_until(lambda: job._job.store.now() > since + 3.0, "seconds that cost")
+    assert [found.result for found in reap()] == [reaper.REMOVED]
+    charged = cloud.ledger.chip_seconds()  # of one chip
+    assert charged > 3.0
+    assert charged - 0.5 < job.seconds() < charged + 10.0
+
+
 def test_f25_somebody_who_follows_gives_silent_hosts_up_and_the_next_attempt_follows(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
