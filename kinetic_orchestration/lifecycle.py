@@ -154,7 +154,8 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
         action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
     elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):
         cause = seen.observation.cause or wire.INFRASTRUCTURE
-        action = Close(cause, seen.observation.message or _vanished(seen))
+        said = seen.observation.message
+        action = Close(cause, said + _last_sign(seen) if said else _vanished(seen))
     elif state == ELSEWHERE and (silence := _silence(seen)) > (SILENT_BEATS if began else SILENT_START):
         action = Close(wire.INFRASTRUCTURE, f"no host has given a sign of life for {silence:.0f} s")
     elif mute := _mute(seen, policy):
@@ -355,7 +356,7 @@ def _vanished(seen: Glimpse) -> str:
     """Of hosts that are gone: what was seen of them, and when."""
     here, place = seen.observation, seen.intent.placement if seen.intent is not None else {}
     if not here.shown:
-        return "the hosts are gone without a word"
+        return "the hosts are gone without a word" + _last_sign(seen)
     told = (
         f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(here.since)} to "
         f"{_clock(here.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); nobody of this job deleted it. "
@@ -367,6 +368,15 @@ def _vanished(seen: Glimpse) -> str:
         f"{told}. Hosts that may not use the bucket end themselves without a word, too: see that their account has "
         "roles/storage.objectUser on it"
     )
+
+
+def _last_sign(seen: Glimpse) -> str:
+    """When hosts that are gone were last seen or, by somebody who never saw them, heard."""
+    if seen.observation.shown:
+        there, now = _clock(seen.observation.shown), _clock(seen.now)
+        return f"; all its hosts were last seen at {there}, and no longer at {now} (UTC)"
+    heard = [age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None]
+    return f"; one of its hosts last spoke at {_clock(seen.now - min(heard))} (UTC)" if heard else ""
 
 
 def _mute(seen: Glimpse, policy: Policy) -> Close | None:

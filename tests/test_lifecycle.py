@@ -28,6 +28,7 @@ from kinetic_orchestration.values import (
     PRESENT,
     PROVISIONING,
     QUEUED,
+    WOUNDED,
     Cancel,
     Cursor,
     Glimpse,
@@ -414,3 +415,27 @@ def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_l
     (close,) = actions(seen(10.0, state=ABSENT), policy)
     assert isinstance(close, Close)
     assert close.reason.startswith("the slice  was seen READY in")
+
+
+@pytest.mark.parametrize(
+    ("shown", "age", "said"),
+    [
+        (NOW - 7.0, None, "; all its hosts were last seen at 02:46:33, and no longer at 02:46:40 (UTC)"),
+        (NOW - 7.0, 2.0, "; all its hosts were last seen at 02:46:33, and no longer at 02:46:40 (UTC)"),
+        (0.0, 2.0, "; one of its hosts last spoke at 02:46:38 (UTC)"),
+        (0.0, None, ""),
+    ],
+    ids=["seen", "seen and heard", "heard", "neither"],
+)
+@pytest.mark.parametrize(("state", "why"), [(GONE, "PREEMPTED in a"), (WOUNDED, "node n-1 is TERMINATED"), (GONE, "")])
+def test_of_hosts_that_are_gone_it_is_said_when_they_were_last_seen_or_heard(
+    state: str, why: str, shown: float, age: float | None, said: str
+) -> None:
+    beats, ages = ((None,), (0.0,)) if age is None else ((BEAT,), (age,))
+    seen = glimpse(state, *beats, ages=ages)._replace(observation=Observation(state, why, since=shown, shown=shown))
+    (close,) = actions(seen)
+    assert isinstance(close, Close)
+    if why or not shown:
+        assert close.reason == (why or "the hosts are gone without a word") + said
+    else:
+        assert "was seen READY" in close.reason

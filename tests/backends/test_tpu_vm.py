@@ -328,6 +328,28 @@ def test_an_operation_that_failed_without_a_trace_is_found_by_the_next_create(cl
     assert caught.value.cause == wire.CONFIGURATION
 
 
+@pytest.mark.parametrize(("stuck", "limit"), [(False, "SHOWN"), (True, "UNSHOWN")], ids=["made", "under way"])
+def test_a_slice_that_is_not_shown_is_waited_for_and_then_told_of_with_what_nobody_here_did(
+    cloud: Emulator, here: Here, monkeypatch: pytest.MonkeyPatch, stuck: bool, limit: str
+) -> None:
+    """Somebody deletes it before anybody saw it."""
+    if stuck:
+        cloud.stuck_operations("create")
+    intent = here.intent()
+    assert here.submit(intent) == ""
+    cloud.call("DeleteQueuedResource", {"name": tpu_request.resource_of(intent.placement), "force": True})
+    cloud.wait_until_empty(WITHIN)
+    zone = intent.placement["zone"]
+    assert here.submit(intent) == f"waiting: {zone} has taken the request and not shown it yet"
+    monkeypatch.setattr(tpu_vm, limit, -1.0)
+    with pytest.raises(
+        BackendError, match=f"^{zone}: the slice was made, was not shown for 0 s, and nobody here saw"
+    ) as it:
+        here.submit(intent)
+    assert it.value.cause == wire.INFRASTRUCTURE
+    assert "tpu.nodes.delete" in str(it.value)
+
+
 def test_an_operation_that_never_ends_hinders_nothing(cloud: Emulator, here: Here) -> None:
     cloud.stuck_operations("create")
     intent = here.intent()
