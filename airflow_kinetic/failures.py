@@ -12,11 +12,12 @@ from kinetic_orchestration import visible
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.values import Outcome
 
-_FRAME = re.compile(r'^[ |+-]*File "')
+_FRAME = re.compile(r'^([ |]*)File "')
+_DEEPEST = 100  # causes that are followed
 
 
 class RemoteTraceback(Exception):
-    """Where on its host an exception was raised: the cause of the same exception here."""
+    """Where on its host an exception was raised: the last cause of the same exception here."""
 
 
 def tell(error: Exception, outcome: Outcome, job_id: str) -> None:
@@ -30,16 +31,32 @@ def tell(error: Exception, outcome: Outcome, job_id: str) -> None:
         f"{visible.log(_said(failure))}\n{last_frame(traceback)}\nRaised on host {host} of job {job_id}. "
         f"All of it:\n{traceback}"
     )
-    if error.__cause__ is None:
-        error.__cause__ = RemoteTraceback(f"on host {host} of job {job_id}:\n{traceback}")
+    _put_last(error, RemoteTraceback(f"on host {host} of job {job_id}:\n{traceback}"))
+
+
+def _put_last(error: BaseException, cause: Exception) -> None:
+    """Below all causes that the exception has already, which are its own."""
+    seen = {id(error)}
+    while (deeper := error.__cause__) is not None:
+        if id(deeper) in seen or len(seen) > _DEEPEST:
+            return
+        seen.add(id(deeper))
+        error = deeper
+    error.__cause__ = cause
 
 
 def last_frame(traceback: str) -> str:
-    """Return the lines of the frame that raised: what comes after it is the exception, and deeper its source."""
+    """Return the lines of the frame that raised: what comes after it is the exception, and deeper its source. Of a
+    group of exceptions, it is the last one's.
+    """
     lines = traceback.splitlines()
-    begins = max((at for at, line in enumerate(lines) if _FRAME.match(line)), default=len(lines))
-    ends = next((at for at in range(begins + 1, len(lines)) if not lines[at].startswith("    ")), len(lines))
-    return "\n".join(lines[begins:ends])
+    begins, margin = max(
+        ((at, found[1]) for at, line in enumerate(lines) if (found := _FRAME.match(line))), default=(0, "")
+    )
+    if not margin:
+        return ""
+    ends = next((at for at in range(begins + 1, len(lines)) if not lines[at].startswith(margin + "  ")), len(lines))
+    return "\n".join(line.removeprefix(margin) for line in lines[begins:ends])
 
 
 def _said(failure: wire.Failure) -> str:
