@@ -102,6 +102,7 @@ class TaskLog:
     def __init__(
         self,
         hosts: int,
+        job_id: str,
         *,
         budget: Budget | None = None,
         whole_log: str = "",
@@ -112,7 +113,7 @@ class TaskLog:
         self._since = round(since * 1e6)
         self.metrics = dict(metrics or {})
         self._hosts = hosts
-        self._echoes = Echoes(hosts)
+        self._echoes = Echoes(hosts, job_id)
         self._budget = budget
         self._whole_log = whole_log
         self._lines = lines
@@ -245,7 +246,7 @@ def _texts(event: Event) -> Iterator[str]:
     else:
         written: list[str] = []
         write: Callable[[str], object] = written.append
-        Printer(1, write)(event)
+        Printer(1, write, job_id="")(event)
         text = "".join(written)
     for line in text.removesuffix("\n").split("\n") if text else ():
         shown = line.rstrip("\r").rpartition("\r")[2]

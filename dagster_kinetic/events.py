@@ -47,7 +47,7 @@ class Narrator:
         self._context = context
         self._handle = handle
         self._call = call
-        self._print = Printer(handle.hosts, write)
+        self._print = Printer(handle.hosts, write, job_id=handle.job_id)
         step = step_name(context, call)
         self._logs = HostLogs(context, lambda host: f"{step} [host {host}]") if handle.hosts > 1 else None
         self._changes = Paced(self._log, lambda: CHANGE_SECONDS, CHANGES_AT_ONCE)

@@ -13,21 +13,21 @@ from typing import Final
 from kinetic_orchestration.agent import frames
 from kinetic_orchestration.values import Event, Output
 
-FULL: Final = "kinetic-orchestration logs ID --full"
 # As absl logs it: https://github.com/openxla/xla, pjrt/distributed/client.h and coordination_service_agent.cc
 _FIRST: Final = re.compile(
     rb"^[EFW]\d{4} [^\n]*(?:rom coordination service|JAX distributed service detected fatal errors)", re.MULTILINE
 )
-_FOLDED: Final = f"this host's framework ends it, as another host is gone; its report is folded ({FULL} shows it)\n"
 
 
 class Echoes:
     """Receives every event of one job in its order, and returns what of it is to be shown; None for nothing."""
 
-    __slots__ = ("_alone", "_folded")
+    __slots__ = ("_alone", "_folded", "_instead")
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, job_id: str) -> None:
         self._alone = hosts < 2
+        full = f"kinetic-orchestration logs {job_id} --full"
+        self._instead = f"this host's framework ends it, as another host is gone; {full} shows its report\n".encode()
         self._folded: set[tuple[int, int]] = set()  # attempts and hosts of which only echoes come
 
     def __call__(self, event: Event) -> Event | None:
@@ -39,4 +39,4 @@ class Echoes:
         if first is None:
             return event
         self._folded.add((event.attempt, event.host))
-        return event._replace(text=event.text[: first.start()] + _FOLDED.encode())
+        return event._replace(text=event.text[: first.start()] + self._instead)

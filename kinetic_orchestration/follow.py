@@ -497,11 +497,11 @@ class Printer:
     """
 
     def __init__(
-        self, hosts: int, write: Callable[[str], object], *, changes: Callable[[str], object] | None = None,
-        full: bool = False, of: int = 0,
+        self, hosts: int, write: Callable[[str], object], *, job_id: str,
+        changes: Callable[[str], object] | None = None, full: bool = False, of: int = 0,
     ) -> None:  # fmt: skip
         self._hosts = hosts
-        self._echoes = Echoes(1 if full else of or hosts)
+        self._echoes = Echoes(1 if full else of or hosts, job_id)
         self._write = write
         self._changes = changes or write
 

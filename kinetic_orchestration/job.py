@@ -224,9 +224,8 @@ class JobHandle(Generic[R]):
         if not follow:
             return "".join(self._lines())
         with self._detaching():
-            self._watch(Printer(self.hosts, _write))
-        if cause := cause_of(self):
-            _write(visible.log(cause) + "\n")
+            self._watch(Printer(self.hosts, _write, job_id=self.job_id))
+        show_cause(self)
         return None
 
     def tail(self, n: int = 100) -> str:
@@ -253,7 +252,7 @@ class JobHandle(Generic[R]):
         """Wait for the value, or raise what the job raised. Ctrl-C detaches: the job goes on."""
         timeout = settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
-        emit = Printer(self.hosts, _write) if stream_logs else None
+        emit = Printer(self.hosts, _write, job_id=self.job_id) if stream_logs else None
         with self._detaching():
             outcome = self._watch(emit, on_status_change, timeout=timeout)
         if outcome is None:
@@ -424,7 +423,13 @@ class JobHandle(Generic[R]):
             raise
 
 
-def cause_of(handle: JobHandle[Any]) -> str:
+def show_cause(handle: JobHandle[Any]) -> None:
+    """End a log on stdout with what the job failed of, in bold on a terminal; with nothing, if it did not."""
+    if cause := visible.log(_cause_of(handle)):
+        _write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
+
+
+def _cause_of(handle: JobHandle[Any]) -> str:
     """What a job failed of, and on which host, with the traceback; "" of one that did not fail, or has not ended."""
     try:
         outcome = handle.peek().outcome
@@ -526,7 +531,7 @@ def run_to_end(job: Job) -> Any:
     """What a blocking call does: every host's lines as they come, the cost, the value. Ctrl-C cancels."""
     handle: JobHandle[Any] = submitted(job)
     try:
-        outcome = handle._watch(Printer(handle.hosts, _write, changes=_write_error))
+        outcome = handle._watch(Printer(handle.hosts, _write, job_id=handle.job_id, changes=_write_error))
     except KeyboardInterrupt:
         say(f"cancelling {job.job_id}")
         try:

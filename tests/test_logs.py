@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import pty
+import re
 import sys
 import threading
 import time
@@ -216,7 +220,10 @@ def test_metrics_and_progress_are_records_beside_the_lines(jobs: Any) -> None:
 def test_lines_of_several_hosts_never_mix_on_the_terminal(jobs: Any) -> None:
     shown: list[str] = []
     job = started(jobs.writes_lines, 200, accelerator="v5e-16")
-    assert follow(Follower(job._job), Printer(4, shown.append, changes=lambda _: None), timeout=60) is not None
+    assert (
+        follow(Follower(job._job), Printer(4, shown.append, job_id=job.job_id, changes=lambda _: None), timeout=60)
+        is not None
+    )
     lines = "".join(shown).splitlines()
     assert sorted(lines) == sorted(
         f"[host {host}] line {number} of host {host}" for host in range(4) for number in range(200)
@@ -245,9 +252,35 @@ def test_the_first_cause_ends_the_log_and_what_other_hosts_say_of_it_is_folded(
     assert main(["logs", job.job_id]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert "Fatal Python error" not in "\n".join(shown)
-    for host in range(1, job.hosts):
-        assert len([line for line in shown if line.startswith(f"[host {host}]")]) <= 1
+    others = [line.partition("] ") for line in shown if re.match(r"\[host [1-9]", line)]
+    hint = f"kinetic-orchestration logs {job.job_id} --full"
+    told = f"this host's framework ends it, as another host is gone; {hint} shows its report"
+    assert {said for _, _, said in others} == {told}
+    assert len({host for host, _, _ in others}) == len(others)
     assert shown[-1] == "ValueError: no column 'label'"
     assert any(f"job {job.job_id} failed on host 0 (user):" in line for line in shown[-12:])
     assert main(["logs", "--full", job.job_id]) == 0
     assert capsys.readouterr().out.startswith(whole)
+
+
+def fails() -> None:
+    raise ValueError("no column 'label'")
+
+
+@pytest.mark.parametrize("way", ["ko logs", "ko logs -f", "logs(follow=True)"])
+@pytest.mark.parametrize("terminal", [True, False], ids=["a terminal", "a pipe"])
+def test_what_a_job_failed_of_ends_its_log_in_bold_on_a_terminal(way: str, terminal: bool) -> None:
+    job = started(fails)
+    heard(job)
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    with os.fdopen(theirs, "w") as stream, contextlib.redirect_stdout(stream):
+        if way == "logs(follow=True)":
+            assert job.logs(follow=True) is None
+        else:
+            main(["logs", job.job_id, *way.split()[2:]])
+    with os.fdopen(ours, "rb", buffering=0) as reader:
+        shown = reader.read(1 << 20).replace(b"\r", b"").decode()
+    cause = f"kinetic: job {job.job_id} failed (user):\nTraceback"
+    assert ("\x1b[1m" + cause in shown) is terminal
+    assert cause in shown
+    assert shown.endswith("\x1b[0m\n" if terminal else "\n")

@@ -256,7 +256,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
                     if not defers:
-                        log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
+                        log = TaskLog(job.policy.hosts, job.job_id, lines=self.get_logs, since=time.time())
                         outcome = follow(Follower(job), log)
                 if defers:
                     if time.time() - began > LONG_LAUNCH:
@@ -669,7 +669,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             return
         limit = self.execution_timeout
         patience = min(LAST_LINES, limit.total_seconds() / 2) if limit is not None else LAST_LINES
-        log = TaskLog(job.policy.hosts, lines=self.get_logs, since=time.time())
+        log = TaskLog(job.policy.hosts, job.job_id, lines=self.get_logs, since=time.time())
         try:
             follow(Follower(job, Cursor.from_json(cursor)), log, timeout=patience if self.cancel_on_kill else 0.0)
         except KineticError as error:  # the task is out of time all the same

@@ -114,8 +114,8 @@ class KineticJobTrigger(BaseTrigger):
                 job = self._job = await self._opened()
                 follower = _Follower(job, Cursor.from_json(self.cursor))
                 log = TaskLog(
-                    job.policy.hosts, budget=line_budget(), whole_log=self._whole_log(), lines=self.get_logs,
-                    metrics=self.metrics, since=self.deferred + LEFT,
+                    job.policy.hosts, self.job_id, budget=line_budget(), whole_log=self._whole_log(),
+                    lines=self.get_logs, metrics=self.metrics, since=self.deferred + LEFT,
                 )  # fmt: skip
                 log.hold()
                 await afollow(follower, log, pause=self.poll_interval * random.uniform(1.0, 1.0 + JITTER))

@@ -27,7 +27,7 @@ from kinetic_orchestration.cli.output import (
 from kinetic_orchestration.cost import Estimate, times, went_to
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, Printer, pace
-from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, cause_of, find_job, live_jobs
+from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
 from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Outcome, Output, Peek, Progress
 
 PAGE = 100  # jobs that --all lists at once, as text
@@ -132,7 +132,9 @@ def logs(arguments: Namespace) -> int:
     else:
         # One host's lines are told apart by the command line that asked for them.
         apart = 1 if arguments.host is not None else handle.hosts
-        tell = Printer(apart, sink.text, changes=sys.stderr.write, full=arguments.full, of=handle.hosts)
+        tell = Printer(
+            apart, sink.text, job_id=handle.job_id, changes=sys.stderr.write, full=arguments.full, of=handle.hosts
+        )
 
     def emit(event: Event) -> None:
         if arguments.host is None or getattr(event, "host", arguments.host) == arguments.host:
@@ -156,9 +158,8 @@ def logs(arguments: Namespace) -> int:
 
 def _end_with_cause(handle: JobHandle[Any], arguments: Namespace) -> None:
     """What a failed job failed of comes last, however much its other hosts said of it."""
-    if not arguments.json and (cause := cause_of(handle)):
-        cause = visible.log(cause)
-        _write(f"\x1b[1m{cause}\x1b[0m\n" if sys.stdout.isatty() else f"{cause}\n")
+    if not arguments.json:
+        show_cause(handle)
 
 
 def _tell_traceback(outcome: Outcome | None, emit: Emit) -> None:

@@ -20,7 +20,7 @@ def output(text: bytes, host: int = 0, attempt: int = 1) -> Output:
 
 
 def written(*events: Event, hosts: int = 1, **options: Any) -> list[dict[str, Any]]:
-    log = TaskLog(hosts, **options)
+    log = TaskLog(hosts, "job-1", **options)
     with structlog.testing.capture_logs() as records:
         for event in events:
             log(event)
@@ -97,7 +97,7 @@ def test_what_is_beyond_the_budget_is_counted_and_the_whole_log_is_named() -> No
     clock = [0.0]
     budget = Budget(0.2, now=lambda: clock[0])  # two lines at once, then one in five seconds
     lines = [output(b"%d\n" % number) for number in range(6)]
-    log = TaskLog(1, budget=budget, whole_log="kinetic-orchestration logs job-1")
+    log = TaskLog(1, "job-1", budget=budget, whole_log="kinetic-orchestration logs job-1")
     with structlog.testing.capture_logs() as records:
         for line in lines[:4]:
             log(line)
@@ -113,7 +113,7 @@ def test_what_is_beyond_the_budget_is_counted_and_the_whole_log_is_named() -> No
 
 def test_of_a_job_that_pours_so_many_lines_a_second_are_told_and_once_what_was_left_out() -> None:
     clock = [0.0]
-    log = TaskLog(1, budget=Budget(10.0, now=lambda: clock[0]), whole_log="")
+    log = TaskLog(1, "job-1", budget=Budget(10.0, now=lambda: clock[0]), whole_log="")
     with structlog.testing.capture_logs() as records:
         for line in range(400):  # in four seconds
             clock[0] = line / 100
@@ -125,7 +125,9 @@ def test_of_a_job_that_pours_so_many_lines_a_second_are_told_and_once_what_was_l
 
 def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_are_written() -> None:
     """A triggerer that was restarted reads all of it again, and what nobody has shown yet is at its end."""
-    log = TaskLog(2, budget=Budget(10.0, now=lambda: 0.0), whole_log="ko logs job-1")  # a hundred lines at once
+    log = TaskLog(
+        2, "job-1", budget=Budget(10.0, now=lambda: 0.0), whole_log="ko logs job-1"
+    )  # a hundred lines at once
     with structlog.testing.capture_logs() as records:
         log.hold()
         for host in range(2):
@@ -144,7 +146,7 @@ def test_of_what_was_there_before_a_trigger_began_the_newest_lines_of_all_hosts_
 
 def test_what_was_there_before_is_written_as_it_was_written_then() -> None:
     events = [output(b"a\nb\n", host=1), output(b"c\n", host=0)]
-    log = TaskLog(2, budget=Budget(now=lambda: 0.0))
+    log = TaskLog(2, "job-1", budget=Budget(now=lambda: 0.0))
     with structlog.testing.capture_logs() as records:
         log.hold()
         for event in events:
@@ -194,7 +196,7 @@ def test_who_gives_up_while_a_line_is_being_told_ends_after_it_and_nothing_follo
             assert go_on.wait(30)
         return 0.0
 
-    log = TaskLog(1, budget=Budget(0.1, now), whole_log="")
+    log = TaskLog(1, "job-1", budget=Budget(0.1, now), whole_log="")
     with structlog.testing.capture_logs() as records:
         teller = threading.Thread(target=log, args=(output(b"a\nb\n"),))
         teller.start()
@@ -215,7 +217,7 @@ def test_a_loop_that_reports_each_step_fills_no_log() -> None:
 
 
 def test_the_newest_metrics_of_host_0_are_kept_and_they_are_json() -> None:
-    log = TaskLog(2, lines=False, metrics={"loss": 9.0, "old": 1.0})
+    log = TaskLog(2, "job-1", lines=False, metrics={"loss": 9.0, "old": 1.0})
     with structlog.testing.capture_logs() as records:
         log(Metrics(0, TIME, 7, {"loss": 0.5, "gap": float("nan")}, 1))
         log(Metrics(1, TIME, 8, {"loss": 5.0}, 1))
