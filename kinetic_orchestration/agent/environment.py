@@ -14,8 +14,6 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.agent import copies
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -392,7 +390,8 @@ def _all_hashed(lock_text: str) -> bool:
 
 
 def _environ(env: Mapping[str, str] | None) -> dict[str, str]:
-    environ = {**copies.environ(), **(env or {})}
+    found = ((name, os.environ.get(name)) for name in os.environ)  # of which another thread may take one away
+    environ = {name: value for name, value in found if value is not None} | dict(env or {})
     for name in _FOREIGN:
         environ.pop(name, None)
     return environ

@@ -145,6 +145,10 @@ class Neighbours:
         for key in ("replication", "labels", "annotations"):
             if not isinstance(body.get(key, {}), dict):
                 raise refusals.typed(f"secret.{key}", "an object", body[key])
+        for key in ("labels", "annotations"):
+            for index, value in enumerate(body.get(key, {}).values()):
+                if not isinstance(value, str):
+                    raise refusals.typed(f"secret.{key}[{index}].value", "TYPE_STRING", value)
         ttl, until = body.get("ttl"), body.get("expireTime")
         try:
             if ttl is not None:

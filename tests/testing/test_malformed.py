@@ -88,7 +88,7 @@ def sent(address: str, what: bytes) -> bytes:
 @pytest.mark.parametrize("which", ["rest", "storage"])
 def test_what_is_no_request_ends_its_connection_alone(cloud: Emulator, no_thread_ends: None, which: str) -> None:
     address = getattr(cloud, which).url
-    path = "/storage/v1/b" if which == "storage" else f"{PLACE}/nodes"
+    path = "/storage/v1/b?project=p" if which == "storage" else f"{PLACE}/nodes"
     place = urlsplit(address)
     for what in lines(f"{place.path}{path}", place.port or 0):
         answer = sent(address, what)
@@ -248,8 +248,16 @@ def test_a_mistake_of_the_apis_own_is_told_with_the_request(
 @pytest.mark.parametrize(
     "name", ["", "x", "projects", "projects/p", "projects/p/locations", "projects//locations/x/nodes/n"]
 )
-def test_a_name_that_names_nothing_is_refused_over_grpc_whatever_the_method(cloud: Emulator, name: str) -> None:
+def test_a_name_that_names_nothing_is_refused_over_grpc_whatever_the_method(
+    cloud: Emulator, name: str, recorder: Recorder
+) -> None:
     channel = emulated_channel(cloud.grpc.address)
+    with recorder.wrong(": request "):
+        _ask_each_about(channel, name)
+    channel.close()
+
+
+def _ask_each_about(channel: grpc.Channel, name: str) -> None:
     for rpc in _RPCS:
         if rpc.place.fullmatch(name):
             continue
@@ -267,7 +275,6 @@ def test_a_name_that_names_nothing_is_refused_over_grpc_whatever_the_method(clou
         with pytest.raises(grpc.RpcError) as refused:
             call(ParseDict(asked, rpc.request()), timeout=60)
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, rpc.name
-    channel.close()
 
 
 def test_bytes_that_are_no_message_and_methods_that_are_none_end_no_server(cloud: Emulator) -> None:
