@@ -1,22 +1,26 @@
 """`python -m tests.simulation --seed N` plays one seed and prints all of it; without a seed, many, and what they reached.
 
-A run of many says where it is about once a minute, names each seed that breaks a promise at once, and can be gone on
-with: `--first` is the seed to begin with, and one that is interrupted, or ended, tells which that would be.
-`--by-date` begins with a seed that only today has, so that whoever plays some each day searches where nobody has.
+Many are played on all cores, or by as many `--processes` as are named. A run of many says where it is about once a
+minute, names each seed that breaks a promise at once, and can be gone on with: `--first` is the seed to begin with, and
+one that is interrupted tells which that would be. `--by-date` begins with a seed that only today has, so that whoever
+plays some each day searches where nobody has.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
 from tests.simulation.cloud_scenario import CloudSchedule
 from tests.simulation.edges import simulated_edges
+from tests.simulation.many import played_by
 from tests.simulation.scenario import Failed, Schedule, command_of, play, trace_of
 from tests.simulation.world import World
 
@@ -26,20 +30,24 @@ NAMED = 20  # seeds that broke the same promise; of the others only the number i
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
-    parser.add_argument("--seed", type=int, help="play this one, and print its trace")
+    parser.add_argument("--seed", type=int, nargs="+", help="play these alone; of one, print the trace")
     parser.add_argument("--seeds", type=int, default=1_000, help="play so many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--by-date", action="store_true", help="the first of them is today's, by UTC")
     parser.add_argument("--cloud", action="store_true", help="on the simulated Cloud TPU API")
     parser.add_argument("--stop", action="store_true", help="at the first seed that breaks a promise")
+    parser.add_argument(
+        "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each core"
+    )
     arguments = parser.parse_args()
     kind = CloudSchedule if arguments.cloud else Schedule
-    if arguments.seed is not None:
-        return _play_one(arguments.seed, kind)
+    if arguments.seed is not None and len(arguments.seed) == 1:
+        return _play_one(arguments.seed[0], kind)
     first = first_of(datetime.now(UTC).date()) if arguments.by_date else arguments.first
     if arguments.by_date:
         print(f"{arguments.seeds} seeds of today, from {first} on{' --cloud' * arguments.cloud}", flush=True)
-    return _play_many(range(first, first + arguments.seeds), kind, stop=arguments.stop)
+    seeds = arguments.seed or range(first, first + arguments.seeds)
+    return _play_many(seeds, kind, stop=arguments.stop, processes=arguments.processes)
 
 
 def first_of(day: date) -> int:
@@ -59,41 +67,36 @@ def _play_one(seed: int, kind: type[Schedule]) -> int:
     return 0
 
 
-def _play_many(seeds: range, kind: type[Schedule], *, stop: bool) -> int:
-    worlds: list[World] = []
+def _play_many(seeds: Sequence[int], kind: type[Schedule], *, stop: bool, processes: int) -> int:
     reached, failures = Counter[str](), Counter[str]()
-    requests, played = 0, 0
-    began, told, used = time.perf_counter(), time.perf_counter(), time.process_time()
-    with simulated_edges(worlds):
-        try:
-            for seed in seeds:
-                try:
-                    play(seed, worlds, kind=kind, lines=0)
-                except Failed as failed:
-                    line = str(failed).splitlines()[0]
+    requests, played, cpu = 0, 0, 0.0
+    began = told = time.perf_counter()
+    try:
+        with played_by(processes, seeds, kind, stop=stop) as parts:
+            for part in parts:
+                for seed, line in part.broken:
                     broken = re.sub(r"(kinetic|job)-[\w-]+|[\d.]+", "…", line.split(":", 1)[1])[:100]
                     failures[broken] += 1
                     if failures[broken] <= NAMED:
                         print(line, f"  to see it: {command_of(seed, kind)}", sep="\n", flush=True)
-                reached.update(worlds[0].reached)
-                requests += worlds[0].requests
-                played += 1
+                reached.update(part.reached)
+                requests, played, cpu = requests + part.requests, played + len(part.seeds), cpu + part.cpu
                 if (now := time.perf_counter()) - told > TOLD_EVERY:
                     told = now
                     broke = f", {failures.total()} of them broke a promise" if failures else ""
-                    print(f"… {played} of {len(seeds)} seeds{broke}; the next is {seed + 1}", flush=True)
+                    print(f"… {played} of {len(seeds)} seeds{broke}; the next is {part.seeds[-1] + 1}", flush=True)
                 if stop and failures:
                     break
-        except KeyboardInterrupt:
-            print(f"interrupted: go on with --first {seeds.start + played} --seeds {len(seeds) - played}")
+    except KeyboardInterrupt:
+        print(f"interrupted: go on with --first {seeds[0] + played} --seeds {len(seeds) - played}")
     for what, count in sorted(reached.items()):
         print(f"{count:7d}  {what}")
     for what, count in failures.most_common():
         print(f"FAILED {count:7d}  {what}")
     each = 1000 / max(1, played)
     print(
-        f"{played} seeds from {seeds.start} on, {requests} requests, {failures.total()} broke a promise; "
-        f"{(time.perf_counter() - began) * each:.1f} ms each, of which {(time.process_time() - used) * each:.1f} of CPU"
+        f"{played} seeds from {seeds[0]} on, {requests} requests, {failures.total()} broke a promise; "
+        f"{(time.perf_counter() - began) * each:.1f} ms each, of which {cpu * each:.1f} of CPU"
     )
     return 1 if failures else 0
 

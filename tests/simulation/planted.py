@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -290,8 +291,14 @@ PLANTED = (
 )  # fmt: skip
 
 
-def plant(bug: Planted, folder: Path) -> None:
-    """In a copy of this tree."""
+class Change(NamedTuple):
+    file: str  # of this tree
+    right: str
+    wrong: str
+
+
+def copy_with(changes: Sequence[Change], folder: Path) -> None:
+    """A copy of this tree, in which what is right is replaced by what is wrong."""
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -299,24 +306,31 @@ def plant(bug: Planted, folder: Path) -> None:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         elif source.exists():
             shutil.copy(source, target)
-    file = folder / "kinetic_orchestration" / bug.file
-    text = file.read_text(encoding="utf-8")
-    if text.count(bug.right) != 1:
-        raise LookupError(f"{bug.name}: {bug.file} has {text.count(bug.right)} times what it replaces, and not once")
-    file.write_text(text.replace(bug.right, bug.wrong), encoding="utf-8")
+    for change in changes:
+        file = folder / change.file
+        text = file.read_text(encoding="utf-8")
+        if (count := text.count(change.right)) != 1:
+            raise LookupError(f"{change.file} has {count} times what is to be replaced, and not once: {change.right}")
+        file.write_text(text.replace(change.right, change.wrong), encoding="utf-8")
+
+
+def broken_with(changes: Sequence[Change], *options: str) -> list[str]:
+    """What `python -m tests.simulation OPTIONS` tells of broken promises in such a copy: a line for each seed."""
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        copy_with(changes, Path(folder))
+        played = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", *options],
+            cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+        )  # fmt: skip
+    if played.returncode not in (0, 1):
+        raise RuntimeError(played.stderr)
+    return re.findall(r"(?m)^seed \d+: .*", played.stdout)
 
 
 def find(bug: Planted, *, seeds: int = SEEDS, first: int = 0) -> str:
     """The first broken promise, or ""."""
-    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-        plant(bug, Path(folder))
-        played = subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--cloud", "--stop", f"--first={first}", f"--seeds={seeds}"],
-            cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
-        )  # fmt: skip
-    if played.returncode not in (0, 1):
-        raise RuntimeError(f"{bug.name}: {played.stderr}")
-    return next((line for line in played.stdout.splitlines() if re.match(r"seed \d+: ", line)), "")
+    change = Change(f"kinetic_orchestration/{bug.file}", bug.right, bug.wrong)
+    return next(iter(broken_with([change], "--cloud", "--stop", f"--first={first}", f"--seeds={seeds}")), "")
 
 
 def main() -> int:
@@ -332,7 +346,7 @@ def main() -> int:
             found = find(bug, seeds=arguments.seeds, first=arguments.first)
         except (LookupError, RuntimeError) as error:
             found = ""
-            print(error)
+            print(f"{bug.name}: {error}")
         missed += not found
         print(f"{bug.name:68}  {found[:150] or 'NOT FOUND'}", flush=True)
     return 1 if missed else 0

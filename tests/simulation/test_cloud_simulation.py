@@ -21,15 +21,13 @@ from tests.simulation import planted
 from tests.simulation.cloud import QUEUE, Cloud, Odds, Zone
 from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance
 from tests.simulation.edges import simulated_edges
+from tests.simulation.mended import BROKE_ON_THE_CLOUD
 from tests.simulation.scenario import STAGED, Failed, check, play, trace_of
 from tests.simulation.vms import CloudGround, DistantStore
 from tests.simulation.world import Task, World
 
 SEEDS = 600
 MANY = 10_000
-
-# In the schedule that it was then.
-BROKE = (51011240, 51016795, 51019799, 52000895)
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
 REACHED = """
@@ -149,7 +147,7 @@ def test_every_promise_holds_in_hundreds_of_schedules_and_every_interesting_stat
 
 
 def test_what_broke_a_promise_once_does_so_no_more() -> None:
-    check(BROKE, [], CloudSchedule)
+    check(BROKE_ON_THE_CLOUD, [], CloudSchedule)
 
 
 @pytest.mark.offline

@@ -14,23 +14,18 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import names, rules
-from kinetic_orchestration.values import Intent
+from kinetic_orchestration.agent import names, rules, wire
+from kinetic_orchestration.identity import Identity
+from kinetic_orchestration.values import Intent, Limits, Plan, Retry
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
-from tests.simulation.scenario import Failed, check, play, trace_of
+from tests.simulation.mended import BROKE, CLOUD, LOCAL, Mend, still_broken
+from tests.simulation.scenario import REQUESTS, SLICES, Failed, Judge, check, play, trace_of
 from tests.simulation.slices import Box, Ground, Place, SimulatedHost
-from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, World
+from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, Violation, World
 
 SEEDS = 3_000
 MANY = 10_000
-
-# Each broke a promise, in the schedule that it was then, and some of them by what the world took for one.
-BROKE = """
-9900928 9905694 9906715 9908265 9909276 9912910 9916140 9919683 9921490 9931599 9933405 9933729 9936301 9940774 9943826
-9946867 9949097 9951344 20049128 20049250 20062073 20115810
-20119611 20122015 41006399 41022386 41028909
-"""
 
 # What a run of all seeds must have met at least once; a simulation that never gets there cannot fail.
 REACHED = """
@@ -109,7 +104,25 @@ def test_never_two_results_never_a_lost_result_never_a_leaked_placement_and_ever
 
 
 def test_what_broke_a_promise_once_does_so_no_more() -> None:
-    check([int(seed) for seed in BROKE.split()], [])
+    check(BROKE, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mend", [*LOCAL, *CLOUD], ids=lambda mend: mend.seeds[0])
+def test_each_seed_that_broke_a_promise_breaks_it_again_without_its_mend(mend: Mend) -> None:
+    assert still_broken(mend) == set(mend.seeds), f"drop what is missing: it holds nothing any more ({mend.reason})"
+
+
+def test_many_seeds_are_played_by_several_processes_and_told_as_if_by_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for processes in ("1", "2"):
+        monkeypatch.setattr(sys, "argv", ["simulation", "--first=9909200", "--seeds=60", "--processes", processes])
+        assert main() == 0
+        told.append(capsys.readouterr().out.rsplit(";", 1)[0])
+    assert told[0] == told[1]
+    assert "60 seeds from 9909200 on" in told[0]
 
 
 def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_with_the_command_that_plays_it(
@@ -118,7 +131,7 @@ def test_each_day_has_seeds_of_its_own_and_one_that_breaks_a_promise_is_told_wit
     today, tomorrow = first_of(date(2026, 11, 24)), first_of(date(2026, 11, 25))
     assert tomorrow - today == 1_000_000
     monkeypatch.setattr(rules, "_all_ended_well", _first_exit_is_enough)
-    monkeypatch.setattr(sys, "argv", ["simulation", "--by-date", "--seeds", "300", "--stop"])
+    monkeypatch.setattr(sys, "argv", ["simulation", "--by-date", "--seeds", "300", "--stop", "--processes", "1"])
     assert main() == 1
     told = capsys.readouterr().out
     first, seed = (int(re.search(pattern, told)[1]) for pattern in (r"from (\d+) on", r"(?m)^seed (\d+): "))  # type: ignore[index]
@@ -174,6 +187,55 @@ def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(ba
         world.at(EPOCH + 15.5, lambda: world.suspend(7200.0))
         world.run()
     assert found[0] == pytest.approx(7302.0 if back else 7215.5 + rules.OWNER_PATIENCE, abs=2.0)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_jobs_that_do_not_end_in_a_healed_world_break_a_promise_and_one_that_is_asked_for_anew_is_one_more(
+    anew: bool,
+) -> None:
+    """Each of its hosts has requests of its own to make."""
+    worlds = [World(1)]
+    world = worlds[0]
+    identity = Identity("test", "simulation", "1")
+    plan = Plan("train", SLICES[0], "local", "memory://", "test", Limits(), Retry())
+    judge = Judge(world, Ground(world, cloud=False), plan, identity)
+    world.on_write = judge.on_write
+    world.limits = (world.now + 100.0, REQUESTS)
+
+    def asks(task: Task) -> None:
+        store = SimulatedStore(world)
+        for generation in (1, 2) if anew else (1,):
+            store.put(f"identities/{generation}", wire.encode({"generation": generation}))
+        world.limits = (world.limits[0], world.limits[1] - REQUESTS)  # the first job's are those that there were
+        while world.requests < REQUESTS + 1_000:
+            store.read(names.cancel("job"))
+            world.sleep(0.001)
+
+    with simulated_edges(worlds):
+        world.spawn("follower", asks, odds=Odds(delay=0.0))
+        if anew:
+            world.run()
+        else:
+            with pytest.raises(Violation, match="healed, and yet its jobs do not come to an end"):
+                world.run()
+        world.end()
+
+
+def test_a_healed_world_has_so_much_time_and_no_more() -> None:
+    worlds = [World(1)]
+    world = worlds[0]
+    world.limits = (world.now + 100.0, REQUESTS)
+
+    def waits(task: Task) -> None:
+        while True:
+            world.sleep(30.0)
+
+    with simulated_edges(worlds):
+        world.spawn("follower", waits)
+        with pytest.raises(Violation, match="healed, and yet its jobs do not come to an end"):
+            world.run()
+        world.end()
+    assert world.now - EPOCH == pytest.approx(120.0, abs=1.0)
 
 
 def _never_spent(spent: Any, _budget: Any) -> Any:

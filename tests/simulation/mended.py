@@ -1,0 +1,126 @@
+"""Seeds that broke a promise once, each with what was broken and what was mended: the code, or the world that judged it.
+
+A seed stays here for as long as it breaks the promise again in a copy of this tree from which its mend is taken out.
+What each seed draws changes with the code, and one that holds nothing any more is dropped; a mend that no seed holds
+has a scene of its own among the tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.simulation.planted import Change, broken_with
+
+JUDGE = "tests/simulation/scenario.py"
+CLOUD_JUDGE = "tests/simulation/cloud_scenario.py"
+RELEASES = "tests/simulation/slices.py"
+
+
+class Mend(NamedTuple):
+    reason: str
+    seeds: tuple[int, ...]
+    out: tuple[Change, ...]  # what takes it out
+
+    @property
+    def mended(self) -> str:
+        return "the world" if all(change.file.startswith("tests/") for change in self.out) else "the code"
+
+
+LOCAL = (
+    Mend(
+        "an owner that woke after its hosts was lost to them, by the age of a beat from before they slept",
+        (9943826,),
+        (
+            Change(
+                "kinetic_orchestration/agent/host.py",
+                "unchanged = now - self.owner[1] > rules.OWNER_PATIENCE",
+                "unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT",
+            ),
+        ),
+    ),
+    Mend(
+        "an owner that was back at the last moment, and is heard too late, had been lost for long enough",
+        (20115810,),
+        (Change(JUDGE, "return late or awake", "return awake"),),
+    ),
+    Mend(
+        "hosts that were suspended may have been ready too late by a clock that went on",
+        (9919683, 9933405, 9946867, 9951344),
+        (Change(JUDGE, 'if "was not ready within" in verdict.reason and world.suspended > 0:', "if False:"),),
+    ),
+    Mend(
+        "the intent of the attempt before is read when the next is intended, and began no look at the cancel",
+        (9905694, 9908265, 9940774, 9949097),
+        (
+            Change(
+                "tests/simulation/world.py",
+                "        del name\n        return False",
+                '        return name.endswith("/intent.json")',
+            ),
+            Change("tests/simulation/edges.py", "task is not None and not store.remote", "False"),
+        ),
+    ),
+    Mend(
+        "a machine that had said nothing when its releaser looked was not at work to anybody's knowledge",
+        (9909276, 9921490, 9931599, 9936301),
+        (
+            Change(
+                RELEASES,
+                "return not self._ground.cloud or (bool(spoken) and spoken[0] <= looked)",
+                "return True",
+            ),
+        ),
+    ),
+    Mend(
+        "what a listing did not show yet was gone for who read it, although it is shown when that one acts",
+        (41006399, 41022386),
+        (Change(RELEASES, "visible = looked > place.visible", "visible = now > place.visible"),),
+    ),
+    Mend(
+        "a host that a slow submitter made after the verdict was wanted by nobody, although a killed one had begun there",
+        (41028909,),
+        (Change(RELEASES, "max(started.updated, box.made) >= verdict", "started.updated >= verdict"),),
+    ),
+    Mend(
+        "a job that failed and has a successor was followed to its end by nobody who lived",
+        (20049250,),
+        (Change(JUDGE, "(newest or there) and not late", "not late"),),
+    ),
+    Mend(
+        "who came to a machine after others, elsewhere, had gone through many attempts had the last two to free",
+        (20062073, 20119611),
+        (Change(JUDGE, "(newest or there) and not late", "(newest or there)"),),
+    ),
+)
+CLOUD = (
+    Mend(
+        "an attempt was counted by whether anybody intended it, and not by what its verdict says of its place",
+        (51011240,),
+        (
+            Change(
+                CLOUD_JUDGE,
+                "placeless = self.verdicts[job, outcome.attempt].unplaced",
+                "placeless = (job, outcome.attempt) not in self.intents",
+            ),
+        ),
+    ),
+    Mend(
+        "an attempt that nobody who might start it started was closed as if it had been promised a place",
+        (51019799,),
+        (Change("kinetic_orchestration/act.py", ", unplaced=seen.intent is None)", ")"),),
+    ),
+    Mend(
+        "a scene that was begun before an answer came hid what the answer had shown",
+        (52000895,),
+        (Change("kinetic_orchestration/watch.py", "memory.not_before = store.now()  # a scene", "# a scene"),),
+    ),
+)
+BROKE = {seed: mend for mend in LOCAL for seed in mend.seeds}
+BROKE_ON_THE_CLOUD = {seed: mend for mend in CLOUD for seed in mend.seeds}
+
+
+def still_broken(mend: Mend) -> set[int]:
+    """Its seeds that break a promise again once it is taken out."""
+    cloud = ["--cloud"] if mend in CLOUD else []
+    told = broken_with(mend.out, *cloud, "--processes=1", "--seed", *map(str, mend.seeds))
+    return {int(line.split()[1].rstrip(":")) for line in told}
