@@ -67,7 +67,7 @@ def _no_python(version: str) -> Callable[[], bool]:
 
 
 KNOWN = (
-    *(Known(rf"this machine has no Python {re.escape(one)}", _no_python(one)) for one in ("2.7", "3.8", "3.10")),
+    *(Known(rf"this machine has no Python {re.escape(one)}", _no_python(one)) for one in ("2.7", "3.8", "3.10", "3.12", "3.13")),
     Known("this machine has no other Python", lambda: not any(map(interpreter, ("3.9", "3.10", "3.12", "3.13")))),
     Known("root may write anywhere", _is_root),
     Known("only root .*", lambda: not _is_root()),
@@ -86,6 +86,7 @@ KNOWN = (
     Known("there is no chromium.*", _no_chromium),
     Known("keras is not installed", _without("keras")),
     Known("keras-kinetic is not installed", _without("kinetic")),  # whose versions the other extras exclude
+    Known("the newest Dagster cannot be installed from here", _always),
     Known("torch .* cannot be had here.*", _always),  # the index may not have it, or not answer
 )  # fmt: skip
 

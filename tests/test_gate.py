@@ -1,0 +1,147 @@
+"""What the gate repeats, what it names, and how it fails; its steps themselves are what `.ci/run` runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import again, skips
+
+ROOT = Path(__file__).parents[1]
+
+PROJECT = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("which", ["a b", "c[d]"])
+def test_flaky(which):
+    assert "PYTEST_XDIST_WORKER" not in os.environ
+
+def test_twice():
+    mark = pathlib.Path(__file__).with_name("mark")
+    was_there = mark.exists()
+    mark.touch()
+    assert was_there
+
+def test_good():
+    assert False, "what passed does not run again"
+
+def test_crashing():
+    os._exit(7)
+"""
+
+
+def _remember(cache: Path, *names: str) -> None:
+    """As pytest remembers what failed."""
+    (cache / "v" / "cache").mkdir(parents=True)
+    failed = {f"test_it.py::{name}": True for name in names}
+    (cache / "v" / "cache" / "lastfailed").write_text(json.dumps(failed), encoding="utf-8")
+
+
+def _again(folder: Path) -> tuple[int, list[str], list[str]]:
+    """How it ends, what it prints of flaky ones, and what it writes down."""
+    (folder / "test_it.py").write_text(PROJECT, encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 2 -p no:kinetic -p no:anyio\n", encoding="utf-8")
+    file = folder / "flaky"
+    file.write_text("")
+    command = [sys.executable, again.__file__, "1", sys.executable, str(folder / "cache"), str(file)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    told = [line for line in done.stdout.splitlines() if line.startswith("flaky: ")]
+    return done.returncode, told, file.read_text(encoding="utf-8").splitlines()
+
+
+def test_what_failed_runs_once_more_alone_and_what_then_passes_is_named_while_the_rest_fails(tmp_path: Path) -> None:
+    _remember(tmp_path / "cache", "test_flaky[a b]", "test_flaky[c[d]]", "test_twice")
+    flaky = ["flaky: test_it.py::test_flaky[a b]", "flaky: test_it.py::test_flaky[c[d]]"]
+    assert _again(tmp_path) == (1, flaky, flaky)
+    flaky = ["flaky: test_it.py::test_twice"]  # which is all that pytest remembers now
+    assert _again(tmp_path) == (0, flaky, flaky)
+
+
+def test_a_crash_of_the_second_try_fails_and_names_nothing(tmp_path: Path) -> None:
+    _remember(tmp_path / "cache", "test_flaky[a b]", "test_crashing")
+    assert _again(tmp_path) == (7, [], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        (1, again.MOST + 1),  # more than a busy machine explains
+        (1, 0),  # nobody knows what failed
+        (2, 1),  # it was interrupted, or a file could not be collected
+        (3, 1),  # a crash
+        (4, 1),  # a bad option
+        (137, 1),  # killed
+    ],
+)
+def test_nothing_else_is_repeated(tmp_path: Path, code: int, names: int, capsys: pytest.CaptureFixture[str]) -> None:
+    _remember(tmp_path, *(f"test_{number}" for number in range(names)))
+    assert again.main(code, str(tmp_path / "no python"), tmp_path) == code
+    assert capsys.readouterr().out == ""
+
+
+def _gate(tmp_path: Path, steps: str) -> tuple[int, str]:
+    """A gate of these steps, in a folder that has what the real one's checkout has."""
+    for name in (".venv", "tests", ".ci"):
+        (tmp_path / name).symlink_to(ROOT / name if name != ".venv" else Path(sys.prefix))
+    script = f"set -euo pipefail\nwork=$(mktemp -d)\n. .ci/steps\n{steps}\n"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+SKIPPED = 'skipped "the newest Dagster" "the newest Dagster cannot be installed from here"'
+
+
+def test_a_red_gate_says_how_long_its_steps_took_what_was_flaky_and_what_was_skipped(tmp_path: Path) -> None:
+    code, told = _gate(
+        tmp_path,
+        f'step first 100\n{SKIPPED}\necho "flaky: a test" >>"$work/flaky"\nstep second 0\n'
+        "set -m; sleep 300 & set +m\necho left $!\nsleep 1.1\nexit 3\n",
+    )
+    assert code == 3
+    first, second, *_ = re.findall(r"(?m)^ +(\d+s of +\d+s  .*)$", told)
+    assert re.fullmatch(r"[01]s of   100s  first", first)
+    assert re.fullmatch(r"[12]s of     0s  second, which is more than it should be", second)
+    assert "\nflaky: a test\n" in told
+    assert "skipped: the newest Dagster: the newest Dagster cannot be installed from here" in told
+    assert "failed with 3" in told
+    [left] = re.findall(r"left (\d+)", told)
+    state = Path(f"/proc/{left}/stat")
+    assert not state.exists() or state.read_text().rpartition(") ")[2].startswith("Z"), "what ran beside it goes on"
+
+
+@pytest.mark.parametrize(("reason", "code"), [("the newest Dagster cannot be installed from here", 0), ("no time", 1)])
+def test_a_gate_of_which_something_was_skipped_for_a_reason_that_nobody_knows_is_red(
+    tmp_path: Path, reason: str, code: int
+) -> None:
+    ended, told = _gate(tmp_path, f'step only 100\nskipped something "{reason}"')
+    assert ended == code
+    assert f"skipped: something: {reason}" in told
+    assert ("== done" in told) == (code == 0)
+    assert skips.trouble(skips.Skip("something", reason)) == "" or code == 1
+
+
+def test_tests_that_fail_have_their_second_try_and_the_gate_its_end(tmp_path: Path) -> None:
+    """Nothing is remembered of what failed here, so nothing is repeated."""
+    assert _gate(tmp_path, "step only 100\ntests true\necho went on")[1].count("went on") == 1
+    for name in (".venv", "tests", ".ci"):
+        (tmp_path / name).unlink()
+    code, told = _gate(tmp_path, "step only 100\ntests bash -c 'exit 5'\necho went on")
+    assert code == 5
+    assert "went on" not in told
+
+
+def test_the_gate_has_steps_with_bounds_that_come_to_no_more_than_all_may_take_and_the_readme_says_so() -> None:
+    run, steps = ((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("run", "steps"))
+    bounds = dict(re.findall(r'(?m)^step "([^"]+)" (\d+)$', run))
+    assert len(bounds) == run.count('\nstep "')
+    [most] = re.findall(r"(?m)^LONGEST=(\d+)", steps)
+    assert sum(map(int, bounds.values())) <= int(most)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    minutes = {"six": 6, "eight": 8, "ten": 10}
+    [said] = re.findall(r"its tests, which take about (\w+) minutes on two cores", readme)
+    assert int(bounds["README, second command"]) == minutes[said] * 60
