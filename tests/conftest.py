@@ -156,13 +156,17 @@ def _own_home(folder: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _left(folder: Path, within: float) -> list[processes.Process]:
-    """Processes that carry a placement of this home in their environment, once they had time to end."""
-    deadline = time.monotonic() + within
+    """Processes that carry a placement of this home in their environment, once they had time to end. Two looks in a row
+    find none: one that forks and ends in the middle of a look may be missed by it, and so may its child.
+    """
+    deadline, quiet = time.monotonic() + within, 0
     while True:
         left = list(_of(folder))
-        if not left or time.monotonic() > deadline:
+        quiet = 0 if left else quiet + 1
+        if quiet == 2 or time.monotonic() > deadline:
             return left
-        time.sleep(0.02)
+        if left:
+            time.sleep(0.02)
 
 
 def _of(folder: Path) -> Iterator[processes.Process]:

@@ -37,7 +37,7 @@ OF_SEVERAL_HOSTS = ("insert */exit.json",)
 ONE_HOST = "v5e-1"
 READS = ("GetNode", "ListNodes", "GetQueuedResource", "ListQueuedResources")
 KILLED = -9
-SILENCE = 1.5
+REFUSED = 3  # requests, so that whoever asks has asked again
 
 
 def assert_one_good_attempt(cloud: Emulator, job: Any, value: Any) -> None:
@@ -112,6 +112,10 @@ def _read(submitters: Any, job: Any, cursor: Path, heard: Path, most: int) -> in
     return int(submitters.do("read", job_id=job.job_id, cursor=str(cursor), heard=str(heard), most=most))
 
 
+def _refused(cloud: Emulator) -> int:
+    return sum(call.status == 503 for call in cloud.storage.calls)
+
+
 @pytest.mark.parametrize("match", ["get *", "list *", "*"])
 def test_f32_a_store_that_cannot_be_read_for_a_while_ends_no_attempt(
     cloud: Emulator, jobs: Any, tmp_path: Path, match: str
@@ -123,7 +127,7 @@ def test_f32_a_store_that_cannot_be_read_for_a_while_ends_no_attempt(
     values: list[Any] = []
     follower = threading.Thread(target=lambda: values.append(job.result(timeout=WITHIN)))
     follower.start()
-    follower.join(SILENCE)
+    wait_until(lambda: _refused(cloud) >= REFUSED, "refusals")
     assert follower.is_alive()
     cloud.storage.heal()
     (tmp_path / "go").touch()

@@ -209,6 +209,8 @@ def test_f30_a_job_that_waits_for_hardware_is_cancelled_promptly(
     wait_until(lambda: not cloud.queued_resources(), "the end of the queued resource")
     took = time.monotonic() - began
     follower.join(WITHIN)
+    cloud.wait_until_empty(WITHIN)
+    assert cloud.ledger.count("created", "queued resource") == 1  # and none after it
     assert isinstance(raised[0], JobCancelled)
     assert "no longer needed" in str(raised[0])
     assert job.status() is JobStatus.CANCELLED

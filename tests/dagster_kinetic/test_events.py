@@ -58,10 +58,9 @@ def test_metrics_are_observations_of_their_partition_few_with_the_last_one_alway
     assert made.metadata["~kinetic/running_seconds"].value > 0
     assert "~kinetic/goodput" not in made.metadata, "nobody told of steps"
     assert made.metadata["kinetic/logs"].value.startswith("kinetic-orchestration logs job-")
-    give_up = time.monotonic() + 30
-    while any(isinstance(thread, threading.Timer) for thread in threading.enumerate()):
-        assert time.monotonic() < give_up, "a timer goes on"
-        time.sleep(0.02)
+    for timer in (thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)):
+        timer.join(30)  # the next one, if there is one, begins before it ends
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)], "a timer goes on"
 
 
 def test_the_job_of_many_assets_is_told_of_each_and_an_op_has_its_output(instance):

@@ -180,13 +180,9 @@ def test_an_idle_emulator_uses_no_processor() -> None:
                     found += sum(map(int, stat.rpartition(") ")[2].split()[11:13]))
             return found
 
-        def in_a_second() -> int:
-            before = ticks()
-            time.sleep(1.0)
-            return ticks() - before
-
-        _until(lambda: 0 <= in_a_second() <= 2)  # of a hundred; once it is idle, it stays so
-        assert sum(in_a_second() for _ in range(3)) <= 6
+        before = ticks()
+        time.sleep(2.0)
+        assert ticks() - before <= 4  # of two hundred, from the moment when there is nothing more to do
         cloud.sweep()
 
 
