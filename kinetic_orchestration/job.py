@@ -184,7 +184,10 @@ class JobHandle(Generic[R]):
             status=lifecycle.status(step.cursor, seen, step.outcome),
             attempt=step.cursor.attempt,
             phase=step.cursor.phase,
-            message=next((action.reason for action in step.actions if isinstance(action, lifecycle.Close)), ""),
+            message=next(
+                (action.reason for action in step.actions if isinstance(action, lifecycle.Close)),
+                seen.observation.waits,
+            ),
             done=beat.done if beat is not None else 0.0,
             total=beat.total if beat is not None else 0.0,
             unit=beat.unit if beat is not None else "",

@@ -276,6 +276,9 @@ def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
 def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:
     """The phase an attempt is in, from what its hosts and its backend say."""
     states = [beat.state for beat in seen.beats if beat is not None]
+    if waits := seen.observation.waits:  # it comes and goes
+        told = () if cursor.phase == "waiting" else (Change("waiting", waits, cursor.attempt),)
+        return cursor._replace(phase="waiting"), told
     if unheard_of := unheard(seen):
         phase, message = "silent", unheard_of
     elif len(states) == policy.hosts and all(state in (wire.RUNNING, wire.ENDING, wire.DONE) for state in states):

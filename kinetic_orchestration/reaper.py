@@ -45,7 +45,7 @@ EXPIRED = 300.0  # past its deadline a slice deletes itself; after so long it ha
 ENDED = 3600.0  # an attempt that ended so long ago is followed by nobody who needs its beats or its secrets
 AGAIN = 1.0  # seconds between two looks at what is being deleted
 
-REMOVED, DELETING, LEFT, UNREAD = "removed", "deleting", "left", "not looked at"
+REMOVED, DELETING, LEFT, UNREAD, WAITS = "removed", "deleting", "left", "not looked at", "waits"
 
 
 class Reaped(NamedTuple):
@@ -160,6 +160,8 @@ def _placements(
         try:
             why, cause = _unwanted(store, placement, seen)
             if not why:
+                if seen.waits:
+                    yield Reaped("placement", name, seen.waits, "", placement["age"], 0.0, WAITS)
                 continue
             usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
             unread = _close(store, backend, placement, believed, cause, why, seen) if cause and not dry_run else ""

@@ -36,9 +36,13 @@ def live(store: Store, lives: Callable[[str], bool]) -> list[str]:
     if store.read(names.ROLL) is None:
         found = list(submitted(store))
         entered = side_by_side(lives, found, REQUESTS if store.remote else 1)
-        for job_id in (job_id for job_id, is_live in zip(found, entered, strict=True) if is_live):
-            enter(store, job_id)
-        store.create(names.ROLL, wire.encode({"whole": True}))
+        living = [job_id for job_id, is_live in zip(found, entered, strict=True) if is_live]
+        try:
+            for job_id in living:
+                enter(store, job_id)
+            store.create(names.ROLL, wire.encode({"whole": True}))
+        except StoreError:  # there is no room for a roll, or no right to write one: the next listing makes it
+            return living
     return [entry.name.removeprefix(names.LIVE) for entry in store.list(names.LIVE)]
 
 

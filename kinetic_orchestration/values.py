@@ -233,6 +233,7 @@ class Observation(NamedTuple):
     since: float = 0.0  # when all hosts of a placement that is present were there, where that is known
     shown: float = 0.0  # when they were last seen to be there, by whoever looks
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
+    waits: str = ""  # why hosts that are there cannot go on for now
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

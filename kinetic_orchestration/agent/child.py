@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -168,7 +169,7 @@ def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What the program came to is in memory, and nowhere else: while the disk is full, it waits, and says so."""
     from kinetic_orchestration.agent import payload, records, wire
 
-    until, pause, told = time.monotonic() + REPORT_PATIENCE, 0.05, False
+    pause, told = 0.05, False
     while True:
         try:
             record = write()
@@ -180,7 +181,7 @@ def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if number not in payload.PASSING:
             return record
         why = records.reason_of(OSError(number, os.strerror(number)))
-        if time.monotonic() > until:
+        if time.monotonic() > _give_up_at():
             _say(f"what this program came to was not written within {REPORT_PATIENCE:g} s ({why}), and is lost")
             if not record:
                 raise _Unreported(why)
@@ -193,6 +194,12 @@ def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             )
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+@functools.cache
+def _give_up_at() -> float:
+    """By the monotonic clock, from the first wait on: its value and the report of it have one deadline."""
+    return time.monotonic() + REPORT_PATIENCE
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import stat
 import time
 
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.agent.start import lock_of, told
+from kinetic_orchestration.agent.start import is_marked_full, lock_of, mark_full, told
 
 TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
     from kinetic_orchestration.agent import wire
     from kinetic_orchestration.agent.host import Host
 
+    if full := is_marked_full(lock_of(assignment)):
+        remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
+        evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
     how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
     host._write_verdict(
@@ -78,15 +81,21 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
         )
     )  # fmt: skip
     host._farewell(cut=True)
+    if full:
+        mark_full(assignment, False)
 
 
 def leave(assignment: Assignment) -> None:
-    """Nothing of this host stays on the machine, nor the machine itself if it was made for this host."""
+    """Nothing of this host stays on the machine, nor the machine itself if it was made for this host. What it could not
+    say on a disk that stayed full, its lock's file still tells.
+    """
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:
         from kinetic_orchestration.agent.retire import retire
 
         retire(assignment)
+    if is_marked_full(lock_of(assignment)):
+        return
     try:
         os.unlink(lock_of(assignment))
         os.rmdir(assignment.run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from kinetic_orchestration.agent.minder import Minder
 from kinetic_orchestration.agent.orders import orders
 from kinetic_orchestration.agent.output import LogWriter
 from kinetic_orchestration.agent.records import Record, TooLarge, open_records, read_bounded
+from kinetic_orchestration.agent.start import mark_full
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.compiled import CompileCache
@@ -72,6 +74,7 @@ class Host:
         else:
             from kinetic_orchestration.agent.sight import Sight
 
+            self.records.waits = functools.partial(mark_full, assignment)
             self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
         self.task: dict[str, Any] = {}
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)

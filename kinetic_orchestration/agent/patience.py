@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 STORE_PATIENCE = 60.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PASSING = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT,
     errno.EAGAIN,
@@ -23,7 +25,12 @@ PASSING = (
 
 
 class Patient(FileRecords):
-    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute."""
+    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute.
+
+    `waits` is told when the disk turns out to be full, and when there was room again.
+    """
+
+    waits: Callable[[bool], None] | None = None
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
         return self._again(super().create, name, data)
@@ -46,14 +53,26 @@ class Patient(FileRecords):
             return True  # moved already, by a try whose answer was lost
 
     def _again(self, verb: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-        deadline, pause = 0.0, 0.02
+        deadline, pause, full = 0.0, 0.02, False
         while True:
             try:
-                return verb(*arguments, **options)
+                done = verb(*arguments, **options)
             except OSError as error:
                 now = time.monotonic()
                 deadline = deadline or now + STORE_PATIENCE
+                if error.errno in FULL and not full:
+                    full = True
+                    self._say_that_it_waits(True)
                 if error.errno not in PASSING or now > deadline:
                     raise
+            else:
+                if full:
+                    self._say_that_it_waits(False)
+                return done
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
+
+    def _say_that_it_waits(self, full: bool) -> None:
+        if self.waits is not None:
+            with contextlib.suppress(OSError):
+                self.waits(full)

@@ -133,3 +133,16 @@ def told(assignment: Assignment, more: str) -> str:
 
 def lock_of(assignment: Assignment) -> str:
     return os.path.join(assignment.run, f"host-{assignment.host}.json")
+
+
+def mark_full(assignment: Assignment, full: bool) -> None:
+    """Say that this host waits for room on the store's disk, by the mode of its lock's file: that needs no room."""
+    os.chmod(lock_of(assignment), 0o700 if full else 0o600)
+
+
+def is_marked_full(lock: str) -> bool:
+    """Whether the host with that lock's file waits for room on the store's disk, or did so to its end."""
+    try:
+        return bool(os.stat(lock).st_mode & 0o100)
+    except OSError:
+        return False

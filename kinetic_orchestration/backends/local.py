@@ -27,6 +27,7 @@ from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
+from kinetic_orchestration.agent.start import is_marked_full
 from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.home import private
@@ -307,10 +308,13 @@ class LocalBackend:
         if not locks:
             return Observation(ABSENT)
         dead = sorted(host for host, lock in locks.items() if not _held(lock))
+        full = {host for host, lock in locks.items() if is_marked_full(str(lock))}
         if dead:
             state = GONE if len(dead) == len(locks) else WOUNDED
-            return Observation(state, f"host {dead[0]} and its guard were killed")
-        return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL)
+            why = "ended, as the disk of the store stayed full" if dead[0] in full else "and its guard were killed"
+            return Observation(state, f"host {dead[0]} {why}")
+        waits = f"host {min(full)} waits for room: the disk of the store is full ({self._store})" if full else ""
+        return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL, waits=waits)
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         return True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, errors
 from kinetic_orchestration.agent import names, processes, rules, wire
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.values import Event, Output
@@ -589,6 +592,78 @@ def test_what_cannot_be_written_on_a_full_disk_is_no_failure_of_the_user(small_h
     (small_home / "filler").unlink(missing_ok=True)
     assert verdict.cause == wire.INFRASTRUCTURE
     assert "could not be written" in verdict.reason
+
+
+@pytest.fixture
+def small_store(small_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store is on that disk, too."""
+    monkeypatch.delenv("KINETIC_STORE")
+    return small_home
+
+
+def fills_the_store(folder: str, raises: bool) -> int:
+    """A file that leaves no room for a byte more, and a line whose record needs some."""
+    with open(os.path.join(folder, "filler"), "wb", buffering=0) as file:  # noqa: PTH123
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    print("x" * 20_000, flush=True)
+    if raises:
+        raise ValueError("too steep")
+    return 7
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["a value", "an exception"])
+def test_a_store_whose_disk_is_full_is_told_of_at_once_and_waited_for(
+    small_store: Path, raises: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = kinetic.attach(launched(fills_the_store, str(small_store), raises, retry=NONE).job_id)
+    with ThreadPoolExecutor() as pool:
+        awaited = pool.submit(job.result, timeout=60)
+        wait_until(lambda: job.peek().phase == "waiting", 10)
+        assert "host 0 waits for room: the disk of the store is full" in job.peek().message
+        assert main(["status", job.job_id]) == codes.RUNNING
+        assert "RUNNING (waiting, host 0 waits for room" in capsys.readouterr().out
+        assert main(["jobs"]) == 0
+        assert job.job_id in capsys.readouterr().out
+        main(["reap"])
+        assert re.search(r" waits  +host 0 waits for room", capsys.readouterr().out)
+        assert not awaited.done()
+        (small_store / "filler").unlink()
+        if raises:
+            with pytest.raises(ValueError, match="too steep"):
+                awaited.result(60)
+        else:
+            assert awaited.result(60) == 7
+    assert job.attempts() == 1
+
+
+def test_a_dead_host_whose_last_words_had_no_room_left_a_sign_of_it(jobs: Any) -> None:
+    job = intended(jobs.of_host_0)
+    run = folder_of(job)
+    run.mkdir(parents=True)
+    lock = run / "host-0.json"
+    lock.touch()
+    seen = kinetic.attach(job.job_id)
+    for mode, said in ((0o600, "host 0 and its guard were killed"), (0o700, "host 0 ended, as the disk of the store")):
+        lock.chmod(mode)
+        assert said in seen.peek().message
+    act.release_all(job, 1)
+    assert not run.exists()
+
+
+def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: Path, tmp_path: Path) -> None:
+    job = intended(functools.partial(fills_the_store, str(small_store), False), retry=NONE)
+    run = folder_of(job)
+    start_broken(job, tmp_path, "patience.STORE_PATIENCE = 0.5")
+    seen = kinetic.attach(job.job_id)
+    wait_until(lambda: "the disk of the store stayed full" in str(seen.peek()), 30)
+    (small_store / "filler").unlink()
+    with pytest.raises(JobLost, match="the disk of the store stayed full"):
+        seen.result(timeout=60)
+    assert not run.exists()
 
 
 @pytest.mark.slow
