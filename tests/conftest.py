@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import journal
 from tests import interpreters, skips
 from tests.exchanges.recorder import Recorder, told
+from tests.leftovers import left_in
 
 # What is compiled here runs for a moment: XLA's optimisations take longer than they gain. What a program compiles once
 # more, it finds in its home, however short that took.
@@ -146,40 +146,10 @@ def _own_home(folder: Path, unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name)
     monkeypatch.setenv("KINETIC_HOME", str(folder))
     yield folder
-    left = _left(folder, within=60.0)
+    left = left_in(folder, within=60.0)
     jobs = sorted(path.parent.name for path in (folder / "run").glob("*/host-*.json"))
     for process in left:
         processes.send(process.pid, signal.SIGKILL)
     locks = sorted(path.name for path in (folder / "run").glob("*/host-*.json")) if not left else []
     assert not left, f"processes of {jobs} were left behind, perhaps by a test that failed before: {left}"
     assert not locks, f"locks were left behind: {locks}"
-
-
-def _left(folder: Path, within: float) -> list[processes.Process]:
-    """Processes that carry a placement of this home in their environment, once they had time to end. Two looks in a row
-    find none: one that forks and ends in the middle of a look may be missed by it, and so may its child.
-    """
-    deadline, quiet = time.monotonic() + within, 0
-    while True:
-        left = list(_of(folder))
-        quiet = 0 if left else quiet + 1
-        if quiet == 2 or time.monotonic() > deadline:
-            return left
-        if left:
-            time.sleep(0.02)
-
-
-def _of(folder: Path) -> Iterator[processes.Process]:
-    wanted = f"KINETIC_PLACEMENT={folder}".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            environ = Path(f"/proc/{entry}/environ").read_bytes()
-            arguments = Path(f"/proc/{entry}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if wanted in environ or f"home={folder}".encode() in arguments.split(b"\0"):
-            process = processes.find(int(entry))
-            if process is not None and not process.zombie:
-                yield process
