@@ -99,6 +99,7 @@ class Host:
         self.left_behind_reported = False
         self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
         self.owner_read = self.owner_silence = 0.0
+        self.keeper = (0, 0.0)  # the generation of its record, and when it was first seen
         self.keeper_looked = 0.0
         self.beaten = (0.0, "")
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
@@ -516,7 +517,10 @@ class Host:
         self.owner_silence = moment - beat.updated if unchanged else 0.0
 
     def _watch_keeper(self) -> None:
-        """End a job that was handed over and that nobody took. Whoever asks for it again may have it anew."""
+        """End a job that was handed over and that nobody took. Whoever asks for it again may have it anew. It is as old
+        as it was seen to be by our own steady clock: on a machine that wakes from its sleep, whoever was to take it
+        may wake later than we do.
+        """
         now = time.monotonic()
         if not self.task.get("kept") or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
             return
@@ -526,7 +530,9 @@ class Host:
         if (found := self.sight.keeper()) is None:
             return
         kept, moment = found
-        if reason := wire.untaken(kept.data, moment - kept.updated):
+        if kept.generation != self.keeper[0]:
+            self.keeper = kept.generation, now
+        if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self.keeper[1])):
             cancel = {"reason": reason, "by": "host 0", "writer": self.at.boot, "anew": True}
             with contextlib.suppress(OSError):  # said again at the next look
                 self.records.create(names.cancel(self.at.job), wire.encode(cancel))

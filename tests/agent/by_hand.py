@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,16 @@ from kinetic_orchestration.watch import look
 
 
 def intended(
-    function: Callable[..., Any] | None = None, argv: Sequence[str] = (), cwd: str = "", **options: Any
-) -> Job:
+    function: Callable[..., Any] | None = None, argv: Sequence[str] = (), cwd: str = "", orchestrator: str = "",
+    **options: Any,
+) -> Job:  # fmt: skip
     """A job in the store, with the intent of its first attempt, and nothing that runs yet. Of one host, as it is."""
     spec = JobSpec("by-hand", Options(**{"accelerator": "cpu", **options}), function, argv=tuple(argv), cwd=cwd)
     here = settings_for(spec)
     plan = make_plan(spec, here, os.environ)
     store = open_store(plan.store, plan.deployment)
     backend = LocalBackend(here.home, here.max_hosts, here.store, here.deployment)
-    identity = of(plan.deployment, None)
+    identity = replace(of(plan.deployment, None), orchestrator=orchestrator or "random")
     job_id, _ = claim(store, backend, identity)
     with staging_folder(store, here.home) as folder:
         staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention, here.home)

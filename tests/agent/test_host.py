@@ -547,6 +547,40 @@ def test_an_exception_of_ours_that_the_function_raises_by_itself_is_its_own(shar
         result(launched(raises, retry=NONE))
 
 
+def waits_long() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("slept", [False, True], ids=["awake", "slept"])
+def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoever_wakes_later(
+    tmp_path: Path, slept: bool
+) -> None:
+    """By the clock of the store, the record of who hands it over is then as old as the sleep was long."""
+    job = intended(waits_long, orchestrator="airflow", retry=NONE)
+    within = 30.0 if slept else 2.0
+    job.store.put(names.keeper(job.job_id), wire.encode({"keeper": "gone", "within": within}))
+    seen = tmp_path / "seen"
+    start_broken(
+        job,
+        tmp_path,
+        f"""
+        from kinetic_orchestration.agent import sight
+        def keeper(self, look=sight.Sight.keeper):
+            os.makedirs({str(seen)!r} + "/" + str(time.monotonic()))
+            kept, moment = look(self)
+            return kept, moment + {3600.0 if slept else 0.0}
+        sight.Sight.keeper = keeper
+        """,
+    )
+    if not slept:
+        assert "nobody has taken it over within 2 s" in verdict_of(job).reason
+        return
+    wait_until(lambda: seen.exists() and len(list(seen.iterdir())) > 1)  # the first look would have ended it
+    assert job.store.read(names.cancel(job.job_id)) is None
+    act.cancel(job, "enough", "this test")
+    assert verdict_of(job).cause == wire.CANCELLED
+
+
 @pytest.fixture
 def small_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home on a disk of its own, of a few MiB; the store lies elsewhere."""
