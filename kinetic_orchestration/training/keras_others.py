@@ -6,12 +6,19 @@ that are neither, the log says that they begin anew. Knows nothing of steps.
 
 from __future__ import annotations
 
+import glob
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kinetic_orchestration.training import trees
 
+_LOST = (
+    "{name}'s best so far, {best:.6g}, was written to a host that is gone: {file} is not here, so the next epoch is "
+    "the best again. Files that are to outlive a host go below kinetic.current().checkpoint_path()"
+)
 _COUNTED = ("_batches_seen_since_last_saving", "_last_batch_seen")
 
 # Of each class of keras.callbacks: what it learns from epoch to epoch. The others of Keras have files or connections.
@@ -65,8 +72,12 @@ class Others:
             elif trees.keeps(one):
                 one.set_state(known)
             else:
+                fresh = getattr(one, "best", None)
                 for attribute, value in known.items():
                     setattr(one, attribute, value)
+                if lost := _lost_file(one):
+                    say(_LOST.format(name=type(one).__qualname__, best=one.best, file=lost))
+                    one.best = fresh
                 if type(one).__name__ != kind:
                     anew.append(f"what {type(one).__qualname__} has beside Keras' {kind}")
         if anew:
@@ -74,6 +85,15 @@ class Others:
                 f"not kept from before, and begun anew: {', '.join(sorted(anew))}. A callback that has get_state and "
                 "set_state gets its own back"
             )
+
+
+def _lost_file(one: Any) -> str:
+    """Where the file of a best value ought to be that is not on this host: "" if it is, or there was to be none."""
+    path = getattr(one, "filepath", "")
+    if not path or not getattr(one, "save_best_only", False) or one.best is None or math.isinf(one.best):
+        return ""
+    pattern = re.sub(r"\{[^}]*\}", "*", re.sub(r"([*?[])", r"[\1]", path))  # of {epoch:02d} and the like
+    return "" if "://" in path or glob.glob(pattern) else path
 
 
 def _kind(one: Any) -> str:

@@ -207,6 +207,44 @@ def test_what_need_not_be_each_hosts_own_is_not() -> None:
     assert not trees.own(_Kept(Others()))
 
 
+BEST = """
+import sys
+from pathlib import Path
+import keras
+from kinetic_orchestration.training.keras_others import Others
+
+def met(path):
+    one = keras.callbacks.ModelCheckpoint(str(path), save_best_only=True)
+    others = Others()
+    others.meet([one])
+    return others, one
+
+for name in ("best.keras", "best-{epoch:02d}-[{val_loss:.2f}].keras"):
+    for here in (True, False):
+        path = Path(sys.argv[1]) / str(here) / name
+        path.parent.mkdir(exist_ok=True)
+        before, one = met(path)
+        fresh, one.best = one.best, 0.25
+        if here:
+            Path(str(path).format(epoch=3, val_loss=0.25)).touch()
+        others, again = met(path)
+        others.set_state(before.get_state())
+        said = []
+        others.give_back(said.append)
+        assert again.best == (0.25 if here else fresh), (name, here, again.best)
+        assert [("best so far, 0.25" in text, "checkpoint_path()" in text) for text in said] == [(True, True)] * (not here)
+print("seen")
+"""
+
+
+def test_a_best_value_whose_file_is_not_on_this_host_is_none(tmp_path: Path) -> None:
+    """Else a worse model would never be written, and there would be no file at all."""
+    environ = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", BEST, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environ)
+    assert done.stdout == "seen\n", done.stderr
+
+
 def test_nothing_is_pickled_and_a_kept_state_that_would_have_to_be_is_refused() -> None:
     class Odd:
         def get_state(self) -> Any:
