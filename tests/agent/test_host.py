@@ -218,10 +218,11 @@ def test_every_way_to_end_badly_is_told_as_what_it_is(jobs: Any, how: str, told:
 
 
 def test_a_program_whose_python_has_ended_is_not_killed_by_who_asks_for_its_stacks(jobs: Any, tmp_path: Path) -> None:
-    job = launched(jobs.lingers, str(tmp_path / "pid"), 15)
+    job = launched(jobs.lingers, str(tmp_path / "pid"), str(tmp_path / "go"))
     pid = pid_in(tmp_path / "pid")
     wait_until(lambda: processes.catches(pid, signal.SIGUSR2) is False)
     os.kill(pid, signal.SIGUSR2)
+    (tmp_path / "go").touch()
     assert result(job) == 4
 
 
@@ -249,6 +250,7 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
     assert text(events(job), 0) == "ready\nsaved the model\n"
 
 
+@pytest.mark.slow
 def test_a_command_that_is_stuck_shows_the_stacks_of_every_python_below_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "work.py").write_text(

@@ -187,12 +187,15 @@ def ends(how: str) -> int:
     return 1
 
 
-def lingers(pid: str, seconds: int) -> int:
-    """In a library's farewell, when there is no Python any more."""
+def lingers(pid: str, go: str) -> int:
+    """In a library's farewell, when there is no Python any more: it waits for a child, which waits for a file."""
     import ctypes
+    import subprocess
 
     libc = ctypes.CDLL(None)
-    libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(seconds), None)
+    libc.__cxa_atexit(ctypes.cast(libc.wait, ctypes.c_void_p), None, None)
+    child = subprocess.Popen(["sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done', go])
+    child.returncode = 0  # or Python would complain that it goes on
     Path(pid).write_text(str(os.getpid()))
     return 4
 
