@@ -46,6 +46,14 @@ def test_host_0_deletes_when_all_are_done(records: CloudRecords, monkeypatch: py
     assert seconds_of(records, monkeypatch) < 60.0
 
 
+def test_host_0_waits_for_none_that_never_came_up(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second of it is charged for."""
+    for host in range(2):
+        say(records, host, wire.DONE)
+    monkeypatch.setattr(retire, "LATE", 120.0)
+    assert seconds_of(records, monkeypatch) < 60.0
+
+
 def test_host_0_waits_for_the_others_no_longer_than_their_grace_and_a_while(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
