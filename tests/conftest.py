@@ -32,7 +32,8 @@ TESTS = Path(__file__).parent
 # What takes longest, as a whole or in one test: none of it is begun when another worker has nothing left to do.
 FIRST = (
     "simulation", "airflow_kinetic/live", "training/test_hosts.py", "dagster_kinetic/live", "training_frameworks",
-    "verify/test_baseline.py", "cloud/test_round_trips.py", "backends/test_frameworks.py",
+    "cloud/test_faults_hosts.py", "disasters", "cloud/test_faults_teardown.py", "verify/test_baseline.py",
+    "cloud/test_round_trips.py", "backends/test_frameworks.py",
 )  # fmt: skip
 
 # Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.

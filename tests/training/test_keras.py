@@ -66,6 +66,7 @@ def fit(code: int = 0, **how: Any) -> dict[str, Any]:
     return ended(start({"epochs": 3, **how}), code)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_killed_in_mid_epoch_resumes_at_its_step_and_comes_to_the_same_weights(
     host: Become, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_however_the_data_come_the_weights_are_the_same(host: Become, tmp_path: 
     assert fit(**how)["digest"] == ended(undisturbed)["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "every"), [(True, "epoch"), (False, 3)])
 def test_what_other_callbacks_know_comes_back_and_of_those_that_cannot_be_kept_a_line_says_so(
     host: Become, tmp_path: Path, first: bool, every: Any
@@ -142,6 +144,7 @@ def weights(file: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_optimizer_that_a_model_holds_is_kept_or_the_fit_is_refused_at_its_start(
     host: Become, tmp_path: Path
 ) -> None:
