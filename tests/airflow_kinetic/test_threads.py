@@ -50,13 +50,13 @@ def test_a_kill_waits_for_no_call_of_another_kind() -> None:
 
 
 def test_time_counts_from_the_start_of_a_call_and_not_from_its_turn() -> None:
-    before, within = threading.Event(), 5.0
+    before, within = threading.Event(), 2.0
 
     async def scene() -> str:
         ahead = [asyncio.create_task(threads.run(lambda: before.wait(60))) for _ in range(threads.AT_ONCE)]
         await asyncio.sleep(0)
         last = asyncio.create_task(threads.run(lambda: "well", within=within))
-        await asyncio.sleep(within + 1)
+        await asyncio.sleep(within + 0.5)
         assert not last.done(), "its turn has not come"
         before.set()
         await asyncio.gather(*ahead)
