@@ -183,7 +183,7 @@ def test_f04_a_submitter_that_wakes_up_after_its_attempt_was_followed_by_another
     cloud.fail("CreateQueuedResource", 13, at="provision")
     (job,) = all_jobs()
     wait_until(lambda: job.status().final)
-    assert job.attempts() == 2
+    assert job._newest() == 2
     submitters.wake(sleeper)
     assert submitters.wait(sleeper) == 0
     assert_one_of_all(cloud, marks, [json.loads(late.read_text())], slices=2)
