@@ -30,6 +30,7 @@ T = TypeVar("T")
 ZONES = ("us-west4-a", "us-central1-a")
 TICK = 1.0  # seconds of each attempt that had hosts: a look of a follower, and what a host needs to begin and end
 ALIKE = (0.95, 1.2)  # the cost by the ledger
+ALIKE_WHEN_BUSY = (0.9, 1.25)  # of short runs beside others: what comes after a verdict is longer, and is not told
 GONE_WITHIN = 120.0
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
