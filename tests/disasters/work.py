@@ -14,7 +14,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import lifecycle
 
 SECONDS = 200.0
-LIMITS = kinetic.Limits(provision=45.0)  # one host of several that never boots is not waited for as long as a real one
+LIMITS = kinetic.Limits(provision=60.0)  # one host of several that never boots is not waited for as long as a real one
 PLANTED = "DISASTERS_PLANTED"  # a mistake that the driver has to find; each is made in this program, and nowhere else
 NOT_AGAIN = "what a fault ended is not tried again"
 ANOTHER_JOB = "who asks again gets another job"
