@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def _again(folder: Path) -> tuple[int, list[str], list[str]]:
     file = folder / "flaky"
     file.write_text("")
     command = [sys.executable, again.__file__, "1", sys.executable, str(folder / "cache"), str(file)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # of a worker
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environ)
     told = [line for line in done.stdout.splitlines() if line.startswith("flaky: ")]
     return done.returncode, told, file.read_text(encoding="utf-8").splitlines()
 
