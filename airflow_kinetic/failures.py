@@ -56,7 +56,7 @@ def last_frame(traceback: str) -> str:
     if not margin:
         return ""
     ends = next((at for at in range(begins + 1, len(lines)) if not lines[at].startswith(margin + "  ")), len(lines))
-    return "\n".join(line.removeprefix(margin) for line in lines[begins:ends])
+    return "\n".join(f"  {line.removeprefix(margin)}" for line in lines[begins:ends])
 
 
 def _said(failure: wire.Failure) -> str:

@@ -49,7 +49,7 @@ def _raise() -> None:
 )
 def test_the_last_frame_is_the_line_that_raised(kind: str, source: str) -> None:
     shown = failures.last_frame("".join(traceback.format_exception(raised(kind)))).splitlines()
-    assert shown[0].startswith('File "')
+    assert shown[0].startswith('  File "')
     assert shown[1].strip() == source
     assert all(set(line.strip()) <= set("^~") for line in shown[2:])
 
