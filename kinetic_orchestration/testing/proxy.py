@@ -248,12 +248,12 @@ class Proxy:
         kept: list[bytes] | None = [] if self._owner.keeps(request, status) else None
         try:
             for block in blocks if fault.cut is None else _first(blocks, fault.cut):
+                if len(pending) >= _BLOCK:  # a small answer is one packet; of any, the last bytes go once it is kept
+                    client.sendall(pending)
+                    pending = b""
                 if kept is not None:
                     kept.append(block)
                 pending += block
-                if len(pending) >= _BLOCK:  # a small answer is one packet
-                    client.sendall(pending)
-                    pending = b""
         except ValueError as error:  # too late to say so
             raise ConnectionError("the server's answer cannot be read to its end") from error
         page = b"".join(_plain(iter(kept or ()), frames)) if fault.cut is None else b""

@@ -86,7 +86,7 @@ def test_the_test_in_which_it_is_wrong_fails_and_no_other(tmp_path: Path) -> Non
     assert "ERROR" in done.stdout
     assert "at teardown of test_wrong" in done.stdout
     assert "no method: request GET /v2/nowhere: there is no such method" in done.stdout
-    assert done.stdout.count("no such method") == done.stdout.count("at teardown of") == 1
+    assert done.stdout.count("at teardown of") == 1
 
 
 def test_what_a_test_plants_in_an_answer_is_no_departure(own: Recorder) -> None:
