@@ -221,6 +221,35 @@ def test_an_attempts_time_is_queued_ready_and_productive_by_its_records_alone(re
     assert records.stays() == [bill.Stay(1, ZONE, queued=120, ready=380, productive=pytest.approx(280))]
 
 
+def test_what_the_time_that_hosts_were_held_went_to_is_told_by_their_records(records: Records) -> None:
+    records.intend(1, 0)
+    records.start(1, 130, up=10)  # booted at 120
+    done = names.host(records.job, 1, 0, "done.json")
+    records.write(done, 500, began=NOW + 205, ended=NOW + 480, spent={"t": [0, 101, 200.0, 30.0, 4.0, 6.0]})
+    records.judge(1, 490)
+    assert records.stays()[0].took[:3] == (10, 75, 20), "provision, prepare and teardown"
+    told = bill.estimate_of(plan_of(), records.stays(), {})
+    assert told.parts == {
+        "queue": 120, "provision": 10, "prepare": 75, "restore": 4, "compile": 30, "steps": 200, "redone": 0,
+        "checkpoint": 6, "program": 35, "teardown": 20,
+    }  # fmt: skip
+    assert went_to(told) == (
+        "queue 2 min, provision 10 s, prepare 75 s, restore 4.0 s, compile 30 s, steps 3 min, checkpoint stall 6.0 s, "
+        "program time 35 s, teardown 20 s"
+    )
+    records.intend(2, 600)
+    records.start(2, 620, up=5)
+    records.judge(2, 700, wire.CLOSED, wire.PREEMPTION)  # before its program began
+    assert records.stays()[1].took[:3] == (5, 0, 0)
+    records.intend(3, 700)
+    records.write(names.ready(records.job, 3), 712, since=NOW + 710)
+    records.judge(3, 810, wire.CLOSED, wire.INFRASTRUCTURE)
+    assert records.stays()[2].took[:3] == (100, 0, 0), "its host never spoke"
+    told = bill.estimate_of(plan_of(), records.stays(), {})
+    assert sum(told.parts.values()) - told.parts["queue"] == pytest.approx(told.ready_seconds)
+    assert went_to(bill.estimate_of(plan_of(), [], {})) == "", "nobody told of steps"
+
+
 def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
     records.intend(1, 0)
     records.judge(1, 60, wire.CLOSED, wire.STOCKOUT)
