@@ -174,9 +174,10 @@ def install() -> None:
         join = None
     after.setdefault("keras", []).append(lambda keras: _attend_keras(keras, join))
     after.setdefault("torch", []).append(_hold_groups)
-    if join is not None and join["hosts"] > 1 and join["index"] == 0:
+    if join is None or join["index"] == 0:
+        hosts = join["hosts"] if join else 1
         for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer", "transformers.trainer"):
-            after.setdefault(name, []).append(lambda trainer: _tell_idle_trainer(trainer.Trainer, join["hosts"]))
+            after.setdefault(name, []).append(lambda trainer: _attend_trainer(trainer.Trainer, hosts))
     if os.environ.get(OWN):
         after.setdefault("tensorflow", []).append(_see_own)
     if TRACE in os.environ:
@@ -395,32 +396,50 @@ def _leave_together(state: Any, process: int, left: list[Any]) -> None:
         pass
 
 
-def _tell_idle_trainer(kind: Any, hosts: int) -> None:
-    """A Trainer of Lightning takes one host for all there are unless it is told of others, and one of Hugging Face does
-    on the CPU unless it is told that it may compute there.
-    """
+def _attend_trainer(kind: Any, hosts: int) -> None:
+    """Have a Trainer of Lightning or Hugging Face say at its start what it does without a word otherwise."""
     import functools
 
     name = "fit" if hasattr(kind, "fit") else "train"
     plain = getattr(kind, name)
-    told: list[int] = []
-    nodes, processes = os.environ.get("GROUP_WORLD_SIZE", str(hosts)), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    told: set[str] = set()
 
     @functools.wraps(plain)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        knows = self.world_size if name == "fit" else self.args.world_size
-        if knows < hosts and not told:
-            told.append(knows)
-            instead = f'Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")'
-            if name == "train":
-                instead = "Trainer(model, TrainingArguments(…, use_cpu=True)), if it is to compute on the CPU"
-            sys.stderr.write(
-                f"kinetic: the {hosts} hosts train a model each, because this Trainer knows of {knows}: make it as "
-                f"{instead}\n"
-            )
+        for said in _idle_trainer(self, name, hosts), _astray(self):
+            if said and said not in told:
+                told.add(said)
+                sys.stderr.write(f"kinetic: {said}\n")
         return plain(self, *args, **kwargs)
 
     setattr(kind, name, train)
+
+
+def _idle_trainer(trainer: Any, name: str, hosts: int) -> str:
+    """One of Lightning takes one host for all there are unless it is told of others, and one of Hugging Face does
+    on the CPU unless it is told that it may compute there.
+    """
+    knows = trainer.world_size if name == "fit" else trainer.args.world_size
+    if knows >= hosts:
+        return ""
+    nodes, processes = os.environ.get("GROUP_WORLD_SIZE", str(hosts)), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    instead = f'Trainer(num_nodes={nodes}, devices={processes}, strategy="ddp")'
+    if name == "train":
+        instead = "Trainer(model, TrainingArguments(…, use_cpu=True)), if it is to compute on the CPU"
+    return f"the {hosts} hosts train a model each, because this Trainer knows of {knows}: make it as {instead}"
+
+
+def _astray(trainer: Any) -> str:
+    """One of Hugging Face takes the address of a bucket for a path of this machine. Lightning does not: it writes there
+    if it has gcsfs, and fails without.
+    """
+    folder = str(getattr(getattr(trainer, "args", None), "output_dir", None) or "")
+    if "://" not in folder:
+        return ""
+    return (
+        f"this Trainer writes its checkpoints into the folder {os.path.abspath(folder)} of this machine, and not to "
+        f"{folder}: give TrainingArguments kinetic.current().checkpoint_path(), which is mirrored into the bucket"
+    )
 
 
 def _hold_groups(torch: Any) -> None:

@@ -106,6 +106,39 @@ def test_the_pages_trainers_train_one_model_and_go_on_where_the_attempt_before_e
     assert "train a model each" not in log
 
 
+def test_the_stand_ins_of_the_default_tests_take_what_the_real_ones_take(frameworks: Path) -> None:
+    import inspect
+
+    from tests.training import stand_ins
+
+    calls = {
+        "transformers:TrainingArguments": stand_ins.TrainingArguments,
+        "transformers:Trainer": stand_ins.HuggingFaceTrainer,
+        "transformers:Trainer.train": stand_ins.HuggingFaceTrainer.train,
+        "transformers.trainer_utils:get_last_checkpoint": stand_ins.get_last_checkpoint,
+        "lightning.pytorch.callbacks:ModelCheckpoint": stand_ins.ModelCheckpoint,
+        "lightning:Trainer": stand_ins.LightningTrainer,
+        "lightning:Trainer.fit": stand_ins.LightningTrainer.fit,
+    }
+    ours = {name: list(inspect.signature(call).parameters) for name, call in calls.items()}
+
+    def program() -> dict[str, list[str]]:
+        import importlib
+        import operator
+
+        found = {}
+        for name in ours:
+            module, _, call = name.partition(":")
+            real = operator.attrgetter(call)(importlib.import_module(module))
+            found[name] = list(inspect.signature(real).parameters)
+        return found
+
+    theirs = kinetic.run(accelerator="cpu", requirements=REQUIREMENTS, limits=BOUNDED)(program)()
+    for name, parameters in ours.items():
+        assert set(parameters) <= set(theirs[name]), name
+        assert parameters[0] == theirs[name][0] or name == "lightning:Trainer", name
+
+
 def test_what_torch_spreads_over_hosts_is_refused_before_it_is_trained(frameworks: Path) -> None:
     def program() -> list[str]:
         import torch
@@ -115,7 +148,14 @@ def test_what_torch_spreads_over_hosts_is_refused_before_it_is_trained(framework
         model = torch.nn.Linear(8, 2)
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
         optimizer, told = torch.optim.Adam(model.parameters()), []
-        for state in ({"model": model}, {"optimizer": optimizer}, {"weight": model.weight}):
+
+        class Around:
+            def state_dict(self) -> Any:
+                return {"within": model.state_dict()}
+
+            def load_state_dict(self, _: Any) -> None: ...
+
+        for state in ({"model": model}, {"optimizer": optimizer}, {"weight": model.weight}, {"ema": Around()}):
             try:
                 kinetic.Training(name="t").restore(state)
             except TypeError as error:
@@ -125,7 +165,9 @@ def test_what_torch_spreads_over_hosts_is_refused_before_it_is_trained(framework
 
     job = kinetic.run(accelerator="v4-8", requirements=REQUIREMENTS, limits=BOUNDED)(program).run_async()
     told = job.result()
-    assert [one.partition(" has parameters that torch spreads")[0] for one in told] == ["model", "optimizer", "weight"]
+    assert [one.partition(" has parameters that torch spreads")[0] for one in told] == [
+        *("model", "optimizer", "weight", "ema")
+    ]
     assert "keep it with torch.distributed.checkpoint in kinetic.current().checkpoint_path()" in told[0]
 
 
