@@ -68,18 +68,17 @@ def attend(keras: Any, host: int, hosts: int) -> None:
         _tell_idle(keras, _IDLE[backend], hosts)
 
 
-def optimizers_beside(model: Any) -> dict[str, tuple[Any, bool]]:
+def optimizers_beside(model: Any) -> dict[str, Any]:
     """Those that a model holds beside its `optimizer`, as one of two networks that play against each other does, by
-    the names of its attributes; and whether one is of a part that was compiled for itself.
+    the names of its attributes.
     """
     kind = sys.modules["keras"].optimizers.Optimizer
-    found: dict[str, tuple[Any, bool]] = {}
+    found: dict[str, Any] = {}
     for layer in model._flatten_layers():
         part = "" if layer is model else f"{layer.name}."
         for name, value in vars(layer).items():
-            of_part = bool(part) and name == "optimizer"
-            found.update({f"{part}{name}{key}": (one, of_part) for key, one in _held(value, kind, ())})
-    return {name: held for name, held in found.items() if held[0] is not model.optimizer}
+            found.update({f"{part}{name}{key}": one for key, one in _held(value, kind, ())})
+    return {name: one for name, one in found.items() if one is not model.optimizer}
 
 
 def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
@@ -315,7 +314,7 @@ def _callback(keras: Any, hosts: _Hosts) -> Any:
                     "as much data as the others, in batches of the same size, or name steps_per_epoch"
                 )
             first = getattr(self.model, "optimizer", None)
-            held = [*([] if first is None else [first]), *(one for one, _ in optimizers_beside(self.model).values())]
+            held = [*([] if first is None else [first]), *optimizers_beside(self.model).values()]
             kept = [*self.model.weights, *(variable for one in held for variable in one.variables)]
             hosts.take_from_first(variable.value for variable in kept)
             self.active = True

@@ -166,9 +166,12 @@ class Checkpoints:
         return found or newest
 
     def _has_nan(self, record: Commit) -> bool:
-        with contextlib.suppress(parts.Torn), self.shelf.opened(record, 0) as part:
-            return part.has_nan()
-        return False  # of what is torn it is told elsewhere
+        """In the part of any host."""
+        for host in range(record.hosts):
+            with contextlib.suppress(parts.Torn), self.shelf.opened(record, host) as part:  # what is torn is told later
+                if part.has_nan():
+                    return True
+        return False
 
     def _pass_over(self, folder: str, why: str) -> None:
         self.shelf.torn[folder] = why

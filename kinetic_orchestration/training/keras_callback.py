@@ -107,11 +107,11 @@ class KineticCallback:
         self._stride = int(getattr(model, "steps_per_execution", 1) or 1)
         total = self._epochs * self._per_epoch
         self._training = Training(**_of_training(self._options), total=total)
-        if not self._options["stream"] and self._epochs > 1 and _is_generator():
-            instead = "data that begin anew in each" if keras_backend() == "torch" else "KineticCallback stream=True"
+        if not self._options["stream"] and self._epochs > 1 and (goes_on := _what_goes_on()):
+            what, instead = goes_on
             self._training.say(
-                "the data are a generator, which goes on from epoch to epoch, and what is resumed in a later epoch "
-                f"would see other batches: give {instead}"
+                f"the data are {what} from epoch to epoch, and what is resumed in a later epoch would see other "
+                f"batches: give {instead}"
             )
         if not self._options["samples"] and self._training.alone:
             self._training.speed.samples = _batch_size()
@@ -119,10 +119,10 @@ class KineticCallback:
         self._done = self._base = self._epoch = self._batch = self._skip = 0
         self._restored = None
         self._first = True
-        self._kept = _Kept(self._others)
+        self._kept = _Kept(self._others, _Late(model, self))
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._refuse_unbuilt()
+        self._early = {name: one for name, one in optimizers_beside(model).items() if one.built}
         state, self._done = self._training.restore(self._places())
         more = self._training.restored
         if more is None:
@@ -138,19 +138,6 @@ class KineticCallback:
         self._then = _rates(model)
         # Keras' own place for it. The `initial_epoch` of fit counts where nothing was restored, or epoch 0.
         model._initial_epoch = self._epochs if more["ended"] else min(self._epoch, self._epochs)
-
-    def _refuse_unbuilt(self) -> None:
-        """Refuse one that makes its variables in the first step: it could be given nothing back before. Those of a part
-        that was compiled for itself may never be used."""
-        beside = optimizers_beside(self.model)
-        self._idle = {name: one for name, (one, of_part) in beside.items() if of_part and not one.built}
-        for name, (one, of_part) in beside.items():
-            if not of_part and not one.built:
-                raise CheckpointError(
-                    f"this model holds an optimizer, {name}, that makes its variables in its first step, and nothing "
-                    f"could be restored into them before: build it before fit, as model.{name}.build(…) with the "
-                    "variables that it trains, such as model.discriminator.trainable_variables"
-                )
 
     def _before_epoch(self) -> None:
         """Before any callback hears of an epoch that begins. One that is gone on with has its rate again, for whoever
@@ -186,13 +173,15 @@ class KineticCallback:
         """Batches that were trained on are taken from the data, and nothing is computed with them: those of epochs
         before, if the data go on, and those of this epoch."""
         model, stride, backend, left = self._model, self._stride, keras_backend(), self._skip
-        original = model.train_function
+        original, self._passing_since = model.train_function, time.monotonic()
 
         def take(*given: Any) -> Any:
             nonlocal before, left
             for _ in range(before):
                 next(given[-1])
             before = 0
+            if left <= 0:
+                self._passed_all()
             passed, left = left > 0, left - stride
             if left <= 0:
                 model.train_function = original
@@ -205,6 +194,10 @@ class KineticCallback:
 
         model.train_function = take
 
+    def _passed_all(self) -> None:
+        """That took its time, which is no step's."""
+        self._trained().passed_over(time.monotonic() - self._passing_since)
+
     # ---- every step --------------------------------------------------------------------------------------------------
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -212,6 +205,7 @@ class KineticCallback:
         if self._skip:  # all of them were passed over
             self._skip = 0
             self._kept.go_on()
+            self._passed_all()
         if batch:
             self._step(self._base + batch, {"epoch": self._epoch, "batch": batch})
 
@@ -276,19 +270,13 @@ class KineticCallback:
     def _variables(self) -> dict[str, dict[str, Any]]:
         """By their paths, which need not be unique, and by their numbers, which tell one model from another."""
         model: Any = self.model  # which puts JAX's own state back into the variables
-        for name, one in self._idle.items():
-            if one.built:
-                raise CheckpointError(
-                    f"the optimizer {name} made its variables within this fit, and nothing could be restored into them "
-                    f"at its start: build it before fit, as model.{name}.build(…) with the variables that it trains"
-                )
         groups = {
             "model": [*model.trainable_variables, *model.non_trainable_variables],
             "optimizer": model.optimizer.variables if model.optimizer is not None else [],
             "metrics": model.metrics_variables,
         }
         seen = {id(variable) for variable in groups["optimizer"]}
-        for name, (one, _) in optimizers_beside(model).items():
+        for name, one in self._early.items():
             if own := [variable for variable in one.variables if id(variable) not in seen]:
                 groups[f"optimizer {name}"] = own
                 seen.update(map(id, own))
@@ -321,12 +309,14 @@ class KineticCallback:
 class _Kept:
     """Holds all that a fit goes on with beside its variables: the global random generators, as they were when the epoch
     began, from which the order of its data is drawn, and as they are at a checkpoint, for on torch dropout draws from
-    the same one at every step; the learning rates that the epoch began with; what other callbacks know."""
+    the same one at every step; the learning rates that the epoch began with; what other callbacks know; optimizers that
+    were built in its midst."""
 
     each_hosts_own = False  # another number of hosts takes host 0's
 
-    def __init__(self, others: Others) -> None:
+    def __init__(self, others: Others, late: _Late) -> None:
         self.rates: list[float] = []
+        self._late = late
         self._others = others
         self._began: dict[str, Any] = {}
         self._then: dict[str, Any] = {}
@@ -344,12 +334,55 @@ class _Kept:
 
     def get_state(self) -> dict[str, Any]:
         of_others = {"rates": self.rates, "callbacks": self._others.get_state()}
+        of_others["late"] = self._late.get_state()
         return {"began": self._began, "then": _generators(), **of_others}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._began, self._then = state["began"], state["then"]
         self.rates = state.get("rates", [])
         self._others.set_state(state.get("callbacks", {}))
+        self._late.set_state(state.get("late", {}))
+
+
+class _Late:
+    """Optimizers beside the model's own that had no variables when the fit began: of those that have made them in its
+    midst their values, with which variables of the model they are for. So they can be made at the next one's start."""
+
+    def __init__(self, model: Any, fit: KineticCallback) -> None:
+        self._model = model
+        self._fit = fit
+
+    def _found(self) -> dict[str, Any]:
+        return {name: one for name, one in optimizers_beside(self._model).items() if name not in self._fit._early}
+
+    def get_state(self) -> dict[str, Any]:
+        numbers = {id(variable): number for number, variable in enumerate(self._model.weights)}
+        told = {}
+        for name, one in self._found().items():
+            if not one.built:
+                continue
+            trained = list(one._trainable_variables)
+            if not trained or any(id(variable) not in numbers for variable in trained):
+                raise CheckpointError(
+                    f"the optimizer {name} made its variables within this fit, for some that the model does not have, "
+                    f"and nothing could be restored into them: build it before fit, as model.{name}.build(…) with the "
+                    "variables that it trains"
+                )
+            trains = [numbers[id(variable)] for variable in trained]
+            told[name] = {"trains": trains, "values": [_value(variable) for variable in one.variables]}
+        return told
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        found = self._found()
+        for name, told in state.items():
+            if name not in found:
+                raise CheckpointError(
+                    f"the checkpoint has the state of an optimizer, {name}, that this model does not have when its fit "
+                    "begins: make it before fit"
+                )
+            found[name].build([self._model.weights[number] for number in told["trains"]])
+            for variable, value in zip(found[name].variables, told["values"], strict=True):
+                variable.assign(value)
 
 
 _fitting: weakref.WeakSet[KineticCallback] = weakref.WeakSet()
@@ -432,7 +465,7 @@ def _set_rates(model: Any, rates: list[float]) -> None:
 
 def _rate_variables(model: Any) -> list[Any]:
     held = [model.optimizer] if model.optimizer is not None else []
-    held += [one for one, _ in optimizers_beside(model).values()]
+    held += optimizers_beside(model).values()
     every = {id(variable): variable for one in held for variable in one.variables}
     return [variable for variable in every.values() if variable.name == "learning_rate"]
 
@@ -459,18 +492,37 @@ def _batch_size() -> int:
     return found if isinstance(found, int) else 0
 
 
-def _is_generator() -> bool:
-    return type(_adapter()).__name__ == "GeneratorDataAdapter"
+def _what_goes_on() -> tuple[str, str] | None:
+    """What kind of data of the fit that is calling an epoch takes up where the one before left them, and what to give
+    instead; None if each epoch begins them anew. Keras keeps one iterator for all epochs that are told their steps
+    (keras/src/trainers/epoch_iterator.py)."""
+    iterator = _iterator()
+    if iterator is None:
+        return None
+    steps, batches = iterator.steps_per_epoch, iterator.data_adapter.num_batches
+    anew = "data that begin anew in each"
+    if type(iterator.data_adapter).__name__ == "GeneratorDataAdapter":
+        return "a generator, which goes on", anew if keras_backend() == "torch" else "KineticCallback stream=True"
+    if not steps or (batches and steps >= batches):
+        return None
+    if batches is None:
+        what = "without an end or a known length, and with steps_per_epoch go on"
+        return what, anew if keras_backend() == "torch" else "KineticCallback stream=True"
+    return f"{batches} batches, which with steps_per_epoch={steps} go on", f"{anew}, without steps_per_epoch"
 
 
 def _adapter() -> Any:
-    """Of the data of the fit that is calling. Keras tells its callbacks all but that, on each backend."""
+    return getattr(_iterator(), "data_adapter", None)
+
+
+def _iterator() -> Any:
+    """Over the data of the fit that is calling. Keras tells its callbacks all but that, on each backend."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
-        adapter = getattr(frame.f_locals.get("epoch_iterator"), "data_adapter", None)
-        if adapter is not None:
-            return adapter
+        iterator = frame.f_locals.get("epoch_iterator")
+        if getattr(iterator, "data_adapter", None) is not None:
+            return iterator
     return None
 
 

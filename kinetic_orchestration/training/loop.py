@@ -161,6 +161,7 @@ class Training:
         """
         began = time.monotonic()
         trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
+        trees.refuse_spread(state)
         self._open()
         if self._checkpoints is None:
             return state, 0
@@ -458,6 +459,10 @@ class Training:
         """Of the time of the steps: a validation, or a checkpoint that they wait for."""
         self.speed.leave_out(seconds)
         self._spent.leave_out(seconds, stall=stall)
+
+    def passed_over(self, seconds: float) -> None:
+        """After a restoration: data that were trained on before it. Their time is a part of it."""
+        self._spent.passed_over(seconds)
 
     def _tell_spent(self) -> None:
         if not self._spent.told:

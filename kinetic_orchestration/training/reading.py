@@ -67,6 +67,7 @@ def _state(shelf: Shelf, record: Commit, into: Any, stack: contextlib.ExitStack)
     if into is None:
         arrays = {path: trees.whole(leaf, of.fetch, path) for path, leaf in record.leaves.items()}
         return arrays | {path: trees.plainly(told, of.fetch) for path, told in of.plain.items()}
+    trees.refuse_spread(into)
     if told := commits.differences(record.leaves, trees.described(into)):
         raise CheckpointDiffers(f"step {record.step} in {shelf.place} is of another model:\n  " + "\n  ".join(told))
     of.check_names(into)

@@ -45,8 +45,9 @@ class Speed:
 
 
 class Spent:
-    """What a training's time went to, in one program, by seconds: a restoration, the first step, in which programs are
-    compiled, the steps after it, and the waiting for checkpoints."""
+    """What a training's time went to, in one program, by seconds: a restoration, with what it takes to come to its
+    place in the data, the first step, in which programs are compiled, the steps after it, and the waiting for
+    checkpoints."""
 
     def __init__(self) -> None:
         self.told = False  # to anybody, as it is now
@@ -77,6 +78,13 @@ class Spent:
             self._since += seconds
         if stall:
             self._stall, self.told = self._stall + seconds, False
+
+    def passed_over(self, seconds: float) -> None:
+        """Until data that were trained on before had been taken from their iterator."""
+        self._restore += seconds
+        if self._since is not None:
+            self._since += seconds
+        self.told = False
 
     def numbers(self) -> list[float]:
         seconds = (self._steps, self._compile, self._restore, self._stall)

@@ -169,20 +169,35 @@ def described(state: Any) -> dict[str, Leaf]:
     for path, leaf in named(state):
         if not isinstance(leaf, PLAIN) and not keeps(leaf):
             found[path] = _leaf(_now(leaf), path)
-        elif hasattr(leaf, "load_state_dict"):
-            _refuse_spread(leaf, path)
     return found
 
 
-def _refuse_spread(kept: Any, path: str) -> None:
-    """What torch spreads over hosts by itself (FSDP2, tensor parallelism), in a module or in an optimizer."""
+def refuse_spread(state: Any) -> None:
+    """What torch spreads over hosts by itself (FSDP2, tensor parallelism) within what keeps its own state: a module, an
+    optimizer, or whatever is around them, which is asked for its state as it will be at a checkpoint."""
+    for path, leaf in named(state):
+        if hasattr(leaf, "load_state_dict") and (ways := _ways(leaf)) is not None:
+            held = _parameters(leaf)
+            if any(map(_is_spread, held)) or (not held and _holds_spread(ways[0]())):
+                raise Unstorable(_SPREAD.format(path or "the state"))
+
+
+def _parameters(kept: Any) -> list[Any]:
+    """Of a module or an optimizer, whose whole state need not be asked for."""
     parameters = getattr(kept, "parameters", None)
     held = list(parameters()) if callable(parameters) else []
     groups = getattr(kept, "param_groups", None)
     for group in groups if isinstance(groups, list) else []:
         held += group.get("params", []) if isinstance(group, dict) else []
-    if any(_is_spread(one) for one in held):
-        raise Unstorable(_SPREAD.format(path or "the state"))
+    return held
+
+
+def _holds_spread(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_spread, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_spread, value))
+    return _is_spread(value)
 
 
 def _is_spread(leaf: Any) -> bool:

@@ -6,10 +6,12 @@ python keras_moments.py plain twice …
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,73 @@ def validated(told: bool = False) -> None:
         print(fit(model(), callback, *others, **more).epoch)
     except kinetic.TrainingEnded as ended:
         print(ended.step, ended.saved)
+
+
+def passes() -> None:
+    """Batches that take long to come, of which seven were trained on when it failed."""
+
+    class Slow(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, at: int) -> Any:
+            time.sleep(0.2)
+            return X[:8], X[:8].sum(1)
+
+    class Breaks(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 7 and kinetic.current().attempt == 1:
+                raise KeyError("no data")
+
+    made, callback = model(), kinetic.KineticCallback(name="passes", every=7)
+    try:
+        made.fit(Slow(), verbose=0, shuffle=False, callbacks=[callback, Breaks()])
+        print(int(made.optimizer.iterations))
+    except KeyError:
+        print("fails")
+
+
+def endless() -> None:
+    """What it says of data that an epoch takes up where the one before left them, and of others."""
+
+    class Endless(keras.utils.PyDataset):  # type: ignore[misc]
+        num_batches = None
+
+        def __getitem__(self, at: int) -> Any:
+            return X[:4], X[:4].sum(1)
+
+    said = []
+
+    def tell(name: str, *data: Any, stream: bool = False, **more: Any) -> None:
+        callback = kinetic.KineticCallback(name=name, stream=stream)
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            model().fit(*data, epochs=2, verbose=0, callbacks=[callback], shuffle=False, **more)
+        found = [line for line in err.getvalue().splitlines() if "from epoch to epoch" in line]
+        said.append(found[0].removeprefix(f"{name}: ") if found else "none")
+
+    tell("endless", Endless(), steps_per_epoch=3)
+    tell("short", X, X.sum(1), batch_size=4, steps_per_epoch=3)
+    tell("whole", X, X.sum(1), batch_size=4, steps_per_epoch=4)
+    tell("all", X, X.sum(1), batch_size=4)
+    tell("streamed", Endless(), steps_per_epoch=3, stream=True)
+    print("; ".join(said))
+
+
+def elsewhere() -> None:
+    """An optimizer that the model holds trains what is no part of it."""
+
+    class Trains(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if not self.model.other.built:
+                self.model.other.build([keras.Variable(np.zeros(2))])
+
+    made = model()
+    made.other = keras.optimizers.Adam()
+    try:
+        fit(made, kinetic.KineticCallback(name="elsewhere"), Trains())
+        print("fits")
+    except CheckpointError as error:
+        print(" ".join(str(error).split()))
 
 
 def memory() -> None:

@@ -145,6 +145,8 @@ class Two(keras.Model):  # type: ignore[misc]
         (loss, fixed), slopes = jax.value_and_grad(loss_of, has_aux=True)(trained)
         split, moved = len(self.parts[0].trainable_variables), []
         for optimizer, part in ((self.first, slice(split)), (self.rest["second"][0], slice(split, None))):
+            if not optimizer.built:
+                optimizer.build(self.parts[bool(part.start)].trainable_variables)
             kept = [variable.value for variable in optimizer.variables]
             found, kept = optimizer.stateless_apply(kept, slopes[part], trained[part])
             moved += found

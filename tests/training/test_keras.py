@@ -145,19 +145,17 @@ def weights(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_optimizer_that_a_model_holds_is_kept_or_the_fit_is_refused_at_its_start(
-    host: Become, tmp_path: Path
+@pytest.mark.parametrize("two", ["built", "unbuilt"])
+def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
+    host: Become, tmp_path: Path, two: str
 ) -> None:
-    there = host()
-    refused = fit(1, two="unbuilt")["err"]
-    assert "holds an optimizer, first, that makes its variables in its first step" in refused
-    assert not list(there.checkpoints.rglob("commit.json"))
-    fit(-signal.SIGKILL, two="built", die=[1, 6])
-    host(attempt=2)
-    found = fit(two="built")
     host()
+    undisturbed = start({"epochs": 3, "two": two}, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
     os.environ["KINETIC_CHECKPOINT_DIR"] = str(tmp_path / "others")
-    assert found["digest"] == fit(two="built")["digest"]
+    fit(-signal.SIGKILL, two=two, die=[1, 6])
+    host(attempt=2)
+    os.environ["KINETIC_CHECKPOINT_DIR"] = str(tmp_path / "others")
+    assert fit(two=two)["digest"] == ended(undisturbed)["digest"]
 
 
 @pytest.mark.slow
@@ -265,8 +263,8 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
         assert done.returncode == 0, done.stderr
         return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
-    first = said(1, "failed", "plain", "twice", "stream", "unbuilt", "taken_back")
-    return there, first, said(2, "memory", "plain", "validated")
+    first = said(1, "failed", "plain", "twice", "stream", "unbuilt", "taken_back", "passes", "endless", "elsewhere")
+    return there, first, said(2, "memory", "plain", "validated", "passes")
 
 
 def test_after_a_fit_that_had_ended_already_the_next_one_begins_where_it_is_told_to(moments: Moments) -> None:
@@ -294,6 +292,31 @@ def test_a_model_that_cannot_be_built_before_its_first_step_is_refused_with_what
 
 def test_a_fit_that_an_exception_ended_leaves_nobody_who_listens(moments: Moments) -> None:
     assert moments[1]["failed"].split() == ["True", "0"] * 2
+
+
+def test_batches_that_are_passed_over_are_a_part_of_the_restoration_and_no_compilation(moments: Moments) -> None:
+    there, first, second = moments
+    assert (first["passes"], second["passes"]) == ("fails", "10")
+    steps, _, restores = [one["spent"][2:5] for one in there.told("t") if one["name"] == "passes"][-1]
+    assert restores >= 7 * 0.2, "seven batches took so long"
+    assert steps >= 2 * 0.2, "and so did those that were trained on"
+
+
+def test_of_all_data_that_go_on_from_epoch_to_epoch_a_line_says_what_they_lack(moments: Moments) -> None:
+    said = moments[1]["endless"].split("; ")
+    assert said[:2] == [
+        f"the data are {what} from epoch to epoch, and what is resumed in a later epoch would see other batches: give {more}"
+        for what, more in (
+            ("without an end or a known length, and with steps_per_epoch go on", "KineticCallback stream=True"),
+            ("4 batches, which with steps_per_epoch=3 go on", "data that begin anew in each, without steps_per_epoch"),
+        )
+    ]
+    assert said[2:] == ["none"] * 3, "of those that begin anew, and with stream=True"
+
+
+def test_an_optimizer_for_what_the_model_does_not_have_is_refused_at_a_checkpoint(moments: Moments) -> None:
+    said = moments[1]["elsewhere"]
+    assert said.startswith("the optimizer other made its variables within this fit, for some that the model does not")
 
 
 def test_a_notice_is_heard_within_a_validation_and_the_next_epoch_is_the_next(moments: Moments) -> None:

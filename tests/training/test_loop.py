@@ -238,6 +238,35 @@ def test_after_numbers_that_are_none_the_next_attempt_goes_on_before_them(
     assert (train("sound", 1.0), train("only", 1.0)) == (7, 7)
 
 
+def test_numbers_that_are_none_in_the_part_of_any_host_are_passed_over(
+    host: Become, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(until: int) -> list[int]:
+        """On both hosts: where each began. The second one's own state goes bad at step 4, and the loss with it."""
+        monkeypatch.setenv("KINETIC_HOST_COUNT", "2")
+        trainings = []
+        for index in "01":
+            monkeypatch.setenv("KINETIC_HOST_INDEX", index)
+            trainings.append(kinetic.Training(every=1, keep=1, name="t", log_every=1))
+
+        def loop(index: int) -> int:
+            with trainings[index] as training:
+                _, done = training.restore(state())
+                for number in range(done + 1, until + 1):
+                    bad = float("nan") if number > 3 else 1.0
+                    training.step(number, state(bad if index else 1.0), loss=bad)
+            return done
+
+        with ThreadPoolExecutor(2) as both:
+            return list(both.map(loop, range(2)))
+
+    there = host()
+    assert train(6) == [0, 0]
+    assert there.steps() == [3, 6]
+    host(attempt=2)
+    assert train(3) == [3, 3]
+
+
 def test_where_every_checkpoint_is_torn_it_says_that_it_begins_at_0(
     host: Become, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import kinetic_orchestration as kinetic
 from kinetic_orchestration.training import parts, trees
 from kinetic_orchestration.training.commits import Leaf
 
@@ -188,6 +189,31 @@ def test_a_kind_that_is_told_counts_for_torch_too(monkeypatch: pytest.MonkeyPatc
     assert [piece.path for piece in found.pieces] == ["chance"]
 
 
+class DTensor:
+    """As torch's, of which this environment has none; tests/training_frameworks has the real one."""
+
+    __module__ = "torch.distributed.tensor"
+
+
+class Around:
+    """Keeps the state of what is within, as a user's own class does."""
+
+    def __init__(self, *weights: Any) -> None:
+        self._weights = weights
+
+    def state_dict(self) -> Any:
+        return {"within": [{"weight": weight} for weight in self._weights], "step": 3}
+
+    def load_state_dict(self, _: Any) -> None: ...
+
+
+def test_what_torch_spreads_is_found_in_whatever_is_around_it_before_the_first_step() -> None:
+    for spread in (DTensor(), type("Parameter", (DTensor,), {})()):
+        with pytest.raises(trees.Unstorable, match=r"^ema has parameters that torch spreads over the hosts"):
+            kinetic.Training(name="t").restore({"ema": Around(np.zeros(2), spread)})
+    kinetic.Training(name="t").restore({"ema": Around(np.zeros(2), np.ones(2))})
+
+
 def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
     code = (
         "import jax, numpy\nfrom jax._src import xla_bridge\nfrom kinetic_orchestration.training import trees\n"
@@ -200,11 +226,11 @@ def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
 
 
 def test_what_need_not_be_each_hosts_own_is_not() -> None:
-    from kinetic_orchestration.training.keras_callback import _Kept
+    from kinetic_orchestration.training.keras_callback import _Kept, _Late
     from kinetic_orchestration.training.keras_others import Others
 
     assert trees.own(random.Random(1))
-    assert not trees.own(_Kept(Others()))
+    assert not trees.own(_Kept(Others(), _Late(None, None)))  # type: ignore[arg-type]
 
 
 BEST = """

@@ -100,3 +100,12 @@ def test_the_first_step_alone_may_be_compilation_whether_anything_was_restored_o
             spent.reached(step, now)
         found.append(spent.numbers())
     assert found == [[0, 3, 7.0, 8.0, 1.0, 0.0], [0, 3, 7.0, 0.0, 0.0, 0.0]], "of the other nobody knows when it began"
+
+
+def test_to_come_to_its_place_in_the_data_is_a_part_of_a_restoration() -> None:
+    spent = Spent()
+    spent.restored(5, since=1.0, now=2.0)
+    spent.passed_over(6.0)
+    for step, now in ((6, 10.0), (7, 13.0)):
+        spent.reached(step, now)
+    assert spent.numbers() == [5, 7, 3.0, 2.0, 7.0, 0.0]
