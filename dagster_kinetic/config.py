@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from kinetic_orchestration import profile
 from kinetic_orchestration.errors import KineticError, UsageError
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import Options, TpuVm, check_options, refuse_gone
-from kinetic_orchestration.values import Limits, Retry
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
 

@@ -23,9 +23,10 @@ from dagster_kinetic import _compat
 from dagster_kinetic._compat import PipesExecutionError, TreatAsResourceParam
 from dagster_kinetic.resource import KineticResource, options_of
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.limits import Limits
 from kinetic_orchestration.settings import seconds
 from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.values import Limits, Output
+from kinetic_orchestration.values import Output
 
 if TYPE_CHECKING:
     from kinetic_orchestration.follow import Emit

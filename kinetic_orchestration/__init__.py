@@ -5,6 +5,8 @@ The public names, loaded when they are first used: importing this package sets n
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # typing itself costs more than all the rest of this import
 if TYPE_CHECKING:
     from typing import Any
@@ -14,12 +16,13 @@ if TYPE_CHECKING:
     from kinetic_orchestration.data import Data
     from kinetic_orchestration.decorator import RemoteCallable, command, run
     from kinetic_orchestration.job import JobHandle, attach, list_jobs
+    from kinetic_orchestration.limits import Limits, Retry
     from kinetic_orchestration.profile import Profile
     from kinetic_orchestration.spec import TpuVm
     from kinetic_orchestration.training.keras_callback import KineticCallback
     from kinetic_orchestration.training.loop import Training, TrainingEnded
     from kinetic_orchestration.training.reading import read_checkpoint
-    from kinetic_orchestration.values import JobStatus, Limits, Retry
+    from kinetic_orchestration.values import JobStatus
 
 __version__ = "0.1.0"
 
@@ -31,10 +34,10 @@ _HOMES = {
     "JobHandle": "job",
     "JobStatus": "values",
     "KineticCallback": "training.keras_callback",
-    "Limits": "values",
+    "Limits": "limits",
     "Profile": "profile",
     "RemoteCallable": "decorator",
-    "Retry": "values",
+    "Retry": "limits",
     "TpuVm": "spec",
     "Training": "training.loop",
     "TrainingEnded": "training.loop",
@@ -83,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if sys._getframe(1).f_code.co_name == "_handle_fromlist":  # `from kinetic_orchestration import module` asks first
+        raise AttributeError(name)
     from kinetic_orchestration.keras_kinetic import without
 
     raise AttributeError(without("kinetic", name, f"module {__name__!r} has no attribute {name!r}"))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.notices import warn, warn_once
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
@@ -20,7 +21,6 @@ from kinetic_orchestration.spec import (
     name_of,
     options_from,
 )
-from kinetic_orchestration.values import Limits, Retry
 
 if TYPE_CHECKING:
     from kinetic_orchestration.batch import BatchHandle

@@ -13,6 +13,7 @@ from kinetic_orchestration.accelerators import Slice, by_process
 from kinetic_orchestration.accelerators import zones as zones_of
 from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.limits import Limits
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.regions import Location
 from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
@@ -28,7 +29,7 @@ from kinetic_orchestration.spec import (
     refuse,
     slice_of,
 )
-from kinetic_orchestration.values import Limits, Plan
+from kinetic_orchestration.values import Plan
 
 BACKENDS = (LOCAL, TPU_VM)
 KINETIC_BACKENDS = ("gke", "pathways")

@@ -6,7 +6,6 @@ not know how they are asked for, nor what a job costs.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -104,6 +103,8 @@ def read(home: Path) -> PriceList:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, changed: int, size: int) -> PriceList:
+    import json
+
     del changed  # only the key: another file is read again
     try:
         if size > LARGEST:
@@ -136,6 +137,8 @@ def check(rate: Rate) -> None:
 
 def write(home: Path, rates: Iterable[Rate], refreshed: str) -> Path:
     """Keep what was read; whole or not at all."""
+    import json
+
     path = home / FILE
     told: dict[str, Any] = {
         "version": VERSION, "refreshed": refreshed, "rates": [rate._asdict() for rate in rates],

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,6 +324,8 @@ def _usable(home: Path, source: str) -> Path:
         reason = error.strerror or str(error)
     if source != "default" or ours:
         raise UsageError(f"the home {home} ({source}) cannot be used: {reason}. {advice}.")
+    import tempfile
+
     fallback = Path(tempfile.gettempdir()) / f"kinetic-orchestration-{os.geteuid()}"
     try:
         home_module.make(fallback)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import os
@@ -14,8 +13,8 @@ from typing import Any, TypeVar
 from kinetic_orchestration import accelerators, profile, settings
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.values import Limits, Retry
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"
@@ -193,6 +192,8 @@ def _check_types(options: Options) -> None:
 
 def check_keras_backend(source: str, name: Any) -> None:
     if name not in KERAS_BACKENDS:
+        import difflib
+
         near = difflib.get_close_matches(name, KERAS_BACKENDS, 1) if isinstance(name, str) else []
         hint = f": did you mean {near[0]!r}?" if near else ""
         *most, last = map(repr, KERAS_BACKENDS)
@@ -322,6 +323,8 @@ def options_from(given: Mapping[str, Any]) -> Options:
     """Options by name; an unknown name is refused with what is near."""
     for name in given:
         if name not in OPTION_NAMES:
+            import difflib
+
             near = difflib.get_close_matches(name, OPTION_NAMES, 1)
             hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(sorted(OPTION_NAMES))}"
             raise UsageError(f"there is no option {name!r}: {hint}")

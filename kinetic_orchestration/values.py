@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent.wire import Beat, Verdict
+from kinetic_orchestration.limits import Limits, Retry
 
 EMULATED_HERE = "emulated on this machine's CPU"
 EMULATED_CLOUD = "emulated cloud"
@@ -26,29 +27,6 @@ class JobStatus(enum.Enum):
     @property
     def final(self) -> bool:
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.NOT_FOUND)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds in seconds: waiting for hardware, one attempt, all attempts, without progress; and dollars.
-
-    A string with a unit ("90s", "15m", "2h", "1d") is read as well.
-    """
-
-    provision: float | str | None = None
-    run: float | str | None = None
-    total: float | str | None = None
-    stall: float | str | None = None
-    cost: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How many failures of each kind a job survives."""
-
-    user: int = 0
-    preemption: int = 100
-    infra: int = 3
 
 
 @dataclass(frozen=True, slots=True)

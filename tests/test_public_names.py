@@ -70,6 +70,13 @@ def test_decorating_loads_no_sdk_either() -> None:
     assert "asyncio" not in loaded and "kinetic_orchestration.launch" not in loaded
 
 
+def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> None:
+    loaded = loaded_by("import kinetic_orchestration as kinetic; kinetic.run(accelerator='v5e-1')(lambda: None)")
+    ours = {name.removeprefix("kinetic_orchestration.") for name in loaded if name.startswith("kinetic_orchestration.")}
+    assert not ours & {"values", "agent.wire", "keras_kinetic", "job", "launch", "plan"}, ours
+    assert not loaded & {"difflib", "json", "tempfile", "shutil", "subprocess", "urllib.request"}, loaded
+
+
 def test_importing_sets_nothing(tmp_path: Path) -> None:
     program = (
         "import logging, os, signal, threading, warnings; before = (dict(os.environ), list(warnings.filters), "

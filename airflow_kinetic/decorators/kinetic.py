@@ -14,9 +14,9 @@ from airflow_kinetic.arguments import is_final
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from kinetic_orchestration import accelerators
 from kinetic_orchestration.data import Data
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import TpuVm
-from kinetic_orchestration.values import Limits, Retry
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -48,6 +48,7 @@ from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.identity import job_id as job_id_of
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import (
     DEFAULT_ACCELERATOR,
@@ -60,7 +61,7 @@ from kinetic_orchestration.spec import (
     name_of,
     refuse_gone,
 )
-from kinetic_orchestration.values import JobStatus, Limits, Outcome, Retry
+from kinetic_orchestration.values import JobStatus, Outcome
 
 if TYPE_CHECKING:
     import jinja2

@@ -10,6 +10,13 @@ from pathlib import Path
 from tests.benchmarks import measure
 from tests.benchmarks.measure import Figure
 
+DECLARES = """
+import kinetic_orchestration as kinetic
+
+@kinetic.run(accelerator="v5e-1")
+def train(): ...
+"""
+
 ADAPTERS = (
     ("dagster", "from dagster_kinetic import HostContext, KineticResource, kinetic_asset"),
     ("airflow.sdk", "from airflow_kinetic import KineticTPUOperator, kinetic_task"),
@@ -22,13 +29,17 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="kinetic-imports-") as name:
         site = agent.unpacked(Path(name)) / "site"
         load = f"import sys; sys.path.insert(0, {str(site)!r}); import kinetic_orchestration.agent.host"
-        floor, core, host = measure.interleaved(
+        declares = Path(name, "declares.py")
+        declares.write_text(DECLARES)
+        floor, core, one, host = measure.interleaved(
             25,
             lambda: measure.python("-c", "pass"),
             lambda: measure.python("-c", "import kinetic_orchestration"),
+            lambda: measure.python(str(declares)),
             lambda: measure.python("-I", "-S", "-c", load),
         )
         yield measure.figure("import.kinetic_orchestration", core * 1e3, "ms", floor * 1e3, 5.0)
+        yield measure.figure("import.one_function", one * 1e3, "ms", floor * 1e3, 3.5)
         yield measure.figure("import.agent", host * 1e3, "ms", floor * 1e3, 6.0)
         for theirs, ours in ADAPTERS:
             if not measure.has(theirs):

@@ -51,9 +51,9 @@ from typing import Any, TypedDict
 import dagster as dg
 
 from kinetic_orchestration.data import Data
+from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import TpuVm
-from kinetic_orchestration.values import Limits, Retry
 '''
 
 
