@@ -119,10 +119,11 @@ class KineticCallback:
         self._done = self._base = self._epoch = self._batch = self._skip = 0
         self._restored = None
         self._first = True
-        self._kept = _Kept(self._others, _Late(model, self))
+        late = _Late(model)
+        self._kept = _Kept(self._others, late)
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._early = {name: one for name, one in optimizers_beside(model).items() if one.built}
+        self._early = late.early = {name: one for name, one in optimizers_beside(model).items() if one.built}
         state, self._done = self._training.restore(self._places())
         more = self._training.restored
         if more is None:
@@ -348,12 +349,12 @@ class _Late:
     """Optimizers beside the model's own that had no variables when the fit began: of those that have made them in its
     midst their values, with which variables of the model they are for. So they can be made at the next one's start."""
 
-    def __init__(self, model: Any, fit: KineticCallback) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._fit = fit
+        self.early: Mapping[str, Any] = {}  # those that had
 
     def _found(self) -> dict[str, Any]:
-        return {name: one for name, one in optimizers_beside(self._model).items() if name not in self._fit._early}
+        return {name: one for name, one in optimizers_beside(self._model).items() if name not in self.early}
 
     def get_state(self) -> dict[str, Any]:
         numbers = {id(variable): number for number, variable in enumerate(self._model.weights)}

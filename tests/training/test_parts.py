@@ -230,7 +230,7 @@ def test_what_need_not_be_each_hosts_own_is_not() -> None:
     from kinetic_orchestration.training.keras_others import Others
 
     assert trees.own(random.Random(1))
-    assert not trees.own(_Kept(Others(), _Late(None, None)))  # type: ignore[arg-type]
+    assert not trees.own(_Kept(Others(), _Late(None)))
 
 
 BEST = """
