@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import sys
 import threading
@@ -26,6 +27,7 @@ from kinetic_orchestration.agent.files import Bell
 from kinetic_orchestration.agent.records import Record, Signal
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.backends import Backend
+from kinetic_orchestration.backends.pace import pace_of
 from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_at
@@ -33,16 +35,15 @@ from kinetic_orchestration.stores import Store
 from kinetic_orchestration.stores.local import LocalStore
 from kinetic_orchestration.values import ABSENT, ELSEWHERE, PRESENT, UNKNOWN, Glimpse, Intent, Observation
 
-TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent,
-SLOWEST_TICK = 0.04
-SLOWING = 1.05
+TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
+SLOWING = 1.02  # within a fiftieth of the silence before it,
+SLOWEST_TICK = 0.1  # and within this in any case
 PACE = 1.0  # between two looks at a job that does not ring, while few are followed
 SLOWEST = 40.0
+TOGETHER = 10.0  # who sleeps so long wakes at a whole second, with others
 UNSEEN_PACE = 10.0  # between two scenes of jobs whose log nobody reads
 QUICKEST = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
 SEEN_PER_SECOND = 40  # jobs of scenes that one process takes; ten times as many while somebody reads
-ZONE_LOOKS_PER_SECOND = 1.0  # of one process at one zone, however many jobs begin and end there,
-ZONE_LOOKS_AT_ONCE = 20  # and so many quick ones, which a job that is followed alone may need in its first seconds
 EYE_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
 EYES_PER_SECOND = 4
 EYES_AT_ONCE = 20
@@ -204,7 +205,7 @@ class Heard(NamedTuple):
 class Scene:
     """What was there of all jobs of a store at one moment, by as few requests as can be."""
 
-    __slots__ = ("heard", "observations", "placements", "taken")
+    __slots__ = ("heard", "observations", "placements", "taken", "unlooked")
 
     def __init__(
         self,
@@ -212,11 +213,13 @@ class Scene:
         heard: dict[str, tuple[Heard, ...]],
         observations: dict[str, Observation],
         placements: Mapping[str, Mapping[str, Any]],
+        unlooked: frozenset[str] = frozenset(),
     ) -> None:
         self.taken = taken
         self.heard = heard  # by job
         self.observations = observations  # by job
         self.placements = placements  # which of each job's attempts was observed
+        self.unlooked = unlooked  # jobs whose zone was not looked at: their observation is an earlier one
 
     @classmethod
     def take(
@@ -226,9 +229,13 @@ class Scene:
         prefix: str,
         placements: Mapping[str, Mapping[str, Any]],
         read: Container[str] | None = None,
+        before: Scene | None = None,
     ) -> Scene:
         """The time first, so that no age is too great; beats before the backend, as in `look`. What devices do is only
         kept of the jobs that are `read`, if that is given: it is more than all the rest, and no two hosts' are alike.
+
+        A zone that this process may not look at yet is left out: of its jobs stands what was seen in the scene
+        `before`, for their signatures, and nothing follows from it.
         """
         taken = store.now()
         heard: dict[str, tuple[Heard, ...]] = {}
@@ -236,8 +243,20 @@ class Scene:
             job, _, name = signal.name.removeprefix(names.BEATS).partition("/")
             job = sys.intern(job)
             heard[job] = (*heard.get(job, ()), _heard(name, signal, read is None or job in read))
-        observed = backend.observe(list(placements.values())) if placements else []
-        return cls(taken, heard, dict(zip(placements, map(_same, observed), strict=True)), placements)
+        allowed = {pace: pace is None or pace.take() for pace in dict.fromkeys(map(pace_of, placements.values()))}
+        asked = {job: placement for job, placement in placements.items() if allowed[pace_of(placement)]}
+        observed = map(_same, backend.observe(list(asked.values()))) if asked else ()
+        observations = dict(zip(asked, observed, strict=True))
+        unlooked = frozenset(placements.keys() - asked.keys())
+        if before is not None:
+            known = before.observations
+            same = (job for job in unlooked if job in known and before.placements.get(job) == placements[job])
+            observations |= {job: known[job] for job in same}
+        return cls(taken, heard, observations, placements, unlooked)
+
+    def observation(self, job_id: str) -> Observation | None:
+        """What was seen of the placement; None if the scene has none of that job."""
+        return NOT_YET if job_id in self.unlooked else self.observations.get(job_id)
 
     def signature(self, job_id: str) -> int:
         """What of it tells a follower that there is something new: not that hosts still live. Small, as a thousand
@@ -252,6 +271,7 @@ class Scene:
         return hash((observation and observation[:3], told))
 
 
+NOT_YET = Observation(UNKNOWN)  # the next scene tells, or the one after it
 _RING = names.ring("job").removeprefix(names.beats_of("job"))
 
 
@@ -290,7 +310,7 @@ def _look_from_afar(
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
         scene = Scene.take(store, backend, names.beats_of(job_id), placements)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
-    seen = None if intent is None else scene.observations.get(job_id)  # else it is of the attempt before
+    seen = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
     now, observation = scene.taken, seen or unseen(intent)
     if observation.state == PRESENT:
         memory.present, memory.shown = memory.present or observation.since or now, now
@@ -410,36 +430,6 @@ class Watcher:
                 tick = min(SLOWEST_TICK, tick * SLOWING)
 
 
-class Pace:
-    """So many looks a second, and some at once for who has not looked for a while."""
-
-    def __init__(
-        self, per_second: float = ZONE_LOOKS_PER_SECOND, at_once: float = ZONE_LOOKS_AT_ONCE,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._rate, self._most, self._left = per_second, at_once, at_once
-        self._now = now
-        self._since = now()
-        self._lock = threading.Lock()
-
-    def take(self) -> float:
-        """Take the next look, and return the seconds until it may be made."""
-        with self._lock:
-            now = self._now()
-            self._left = min(self._most, self._left + (now - self._since) * self._rate)
-            self._since = now
-            self._left -= 1.0
-            return max(0.0, -self._left / self._rate)
-
-
-_paces: dict[tuple[str, ...], Pace] = {}  # of all watchers of this process, because the quota is the project's
-
-
-def pace_of(placement: Mapping[str, Any]) -> Pace:
-    """Return the pace of this process at the project and zone of a placement."""
-    return _paces.setdefault((str(placement.get("project")), str(placement.get("zone"))), Pace())
-
-
 class Followed(Protocol):
     """A follower, as its watcher sees it."""
 
@@ -542,10 +532,12 @@ class Distant(Watcher):
                 self.scene = None  # each follower asks for itself, and hears what is the matter
 
     def _wait_for_zones(self, noted: Mapping[str, Followed]) -> float:
-        """Return the seconds until this process may list each zone of several jobs; one job is asked for by name."""
+        """Return the seconds until this process may look at each zone of several jobs. One job alone need not wait for
+        its zone to hear what its hosts say.
+        """
         placements = (intent.placement for follower in noted.values() if (intent := follower.memory.intent) is not None)
         jobs = Counter(map(pace_of, placements))
-        return max((pace.take() for pace, number in jobs.items() if number > 1), default=0.0)
+        return max((pace.wait() for pace, number in jobs.items() if pace is not None and number > 1), default=0.0)
 
     def _look(self, waiting: Sequence[str], noted: Mapping[str, Followed]) -> None:
         """Of jobs, and of batches, which have a ring only."""
@@ -553,7 +545,7 @@ class Distant(Watcher):
         placements = {job: i.placement for job in noted if (i := noted[job].memory.intent) and i.placement}
         with self._lock:
             reading = frozenset(self._reading)
-        scene = Scene.take(self._store, self._backend, prefix, placements, reading)
+        scene = Scene.take(self._store, self._backend, prefix, placements, reading, self.scene)
         self.scene = scene
         for job in waiting:
             if (signature := scene.signature(job)) != self._signatures.get(job):
@@ -644,9 +636,12 @@ class Doze:
         self._rung = False
 
     def sleep(self, within: float) -> asyncio.Future[None]:
-        """Done at the first ring since `clear`, or when the time is up."""
+        """Done at the first ring since `clear`, or when the time is up: of a long one up to a second before, so that
+        many who sleep wake together, and find the processor awake and what they need in its caches.
+        """
         sleep = self._sleep = self._loop.create_future()
-        self._timer = self._loop.call_later(within, self._wake)
+        until = self._loop.time() + within
+        self._timer = self._loop.call_at(until if within < TOGETHER else math.floor(until), self._wake)
         if self._rung:
             self._wake()
         return sleep
@@ -669,7 +664,6 @@ def _after_fork() -> None:
     """In the child, where whoever held the lock is gone."""
     global _watchers_lock  # noqa: PLW0603 - of this process
     _watchers_lock = threading.Lock()
-    _paces.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration import watch
 from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.backends import pace
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.records import intent_of
@@ -19,7 +19,7 @@ from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.values import Intent, Observation
+from kinetic_orchestration.values import PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Scene, _same, watcher_of
 from tests.on_cloud import Place, enter_deployment
 
@@ -180,7 +180,7 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
     tasks: int, cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     enter_deployment(cloud, monkeypatch, request)
-    monkeypatch.setattr(watch, "_paces", {})
+    monkeypatch.setattr(pace, "_paces", {})
     place = Place(cloud, ("us-east5-a",))
     backend = Listing(place.settings)
     watcher = Distant(place.store, backend)
@@ -199,4 +199,50 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
             time.sleep(0.02)
         looks = backend.looks
     print(f"{tasks} jobs, of which {number - tasks} ended: {looks} looks in {SECONDS:g} s")
-    assert 0 < looks <= watch.ZONE_LOOKS_AT_ONCE + (SECONDS + 1) * watch.ZONE_LOOKS_PER_SECOND + 2 * (tasks == 1) * 20
+    assert 0 < looks <= pace.LOOKS_AT_ONCE + (SECONDS + 1) * pace.LOOKS_PER_SECOND
+
+
+def test_a_pace_gives_some_looks_at_once_and_then_so_many_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    one = pace.Pace(per_second=2.0, at_once=3)
+    assert [one.take() for _ in range(4)] == [True, True, True, False]
+    assert one.wait() == pytest.approx(0.5)
+    now += 0.25
+    assert not one.take() and one.wait() == pytest.approx(0.25)
+    now += one.wait()
+    assert one.take() and not one.take()
+    now += 1000.0
+    assert [one.take() for _ in range(4)] == [True, True, True, False]
+
+
+class Seeing(LocalBackend):
+    """Says of each place that its hosts are there, and notes which it was asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: list[str] = []
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        self.asked += [placement["job"] for placement in placements]
+        return [Observation(PRESENT)] * len(placements)
+
+
+def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is_new(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its hosts say is heard all the same, and a zone beside it is looked at."""
+    monkeypatch.setattr(pace, "_paces", {("p", "here"): pace.Pace(per_second=1e-9, at_once=1)})
+    backend = Seeing(Path(store.root), 1, store.url, "test")
+    places = {ONE: {"project": "p", "zone": "here", "job": ONE}, TWO: {"project": "p", "zone": "there", "job": TWO}}
+    first = Scene.take(store, backend, names.BEATS, places)
+    second = Scene.take(store, backend, names.BEATS, places, None, first)
+    assert backend.asked == [ONE, TWO, TWO]
+    assert [scene.observation(ONE) for scene in (first, second)] == [Observation(PRESENT), Observation(UNKNOWN)]
+    assert second.observation(TWO) == Observation(PRESENT)
+    assert first.signature(ONE) == second.signature(ONE)
+    beat(store, ONE)
+    third = Scene.take(store, backend, names.BEATS, places, None, second)
+    assert third.heard[ONE] and third.signature(ONE) != second.signature(ONE)
+    moved = {**places, ONE: {**places[ONE], "attempt": 2}}
+    assert Scene.take(store, backend, names.BEATS, moved, None, third).observations.keys() == {TWO}

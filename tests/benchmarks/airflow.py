@@ -230,8 +230,8 @@ def ticks(home: Path) -> Iterator[Figure]:
 
 
 def paced(home: Path) -> Iterator[Figure]:
-    """Listings of a zone while tasks begin and end, beside the bound that one process keeps."""
-    from kinetic_orchestration import watch
+    """Looks at a zone, by list and by name, while tasks begin and end, beside the bound that one process keeps."""
+    from kinetic_orchestration.backends import pace as paces
     from tests.benchmarks import cloud
 
     with cloud.site(zones=cloud.ZONES, hosts=False, creates_per_minute=None) as site:
@@ -253,11 +253,10 @@ def paced(home: Path) -> Iterator[Figure]:
                 calls = [method for method, _ in list(site.cloud.requests)]
                 if triggerer.communicate(timeout=PATIENCE)[0] != "all ended\n":
                     raise AssertionError(f"of {count} tasks not all ended as their jobs did")
-            pace = calls.count("ListQueuedResources") / len(cloud.ZONES) / turned["seconds"]
-            bound = watch.ZONE_LOOKS_PER_SECOND + watch.ZONE_LOOKS_AT_ONCE / turned["seconds"]
-            yield measure.bounded(f"airflow.pace.{count}_tasks", pace, "listings/zone/s", bound)
-            single = calls.count("GetQueuedResource") / turned["tasks"]
-            yield measure.bounded(f"airflow.pace.{count}_tasks.each", single, "requests by name/task", None)
+            named = calls.count("GetQueuedResource") - 2 * calls.count("DeleteQueuedResource")  # before and after one
+            looks = (calls.count("ListQueuedResources") + named) / len(cloud.ZONES) / turned["seconds"]
+            bound = paces.LOOKS_PER_SECOND + paces.LOOKS_AT_ONCE / turned["seconds"]
+            yield measure.bounded(f"airflow.pace.{count}_tasks", looks, "looks/zone/s", bound)
 
 
 def _look(site: Any) -> dict[str, float]:

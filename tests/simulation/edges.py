@@ -112,7 +112,12 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
 
     for module in (act, watch):
         edges.setattr(module, "look", look)
+
+    def pace_of(placement: Any) -> Any:
+        return worlds[-1].distance.pace_of(placement)
+
     edges.setattr(follow, "watcher_of", watcher)
+    edges.setattr(watch, "pace_of", pace_of)
     edges.setattr(host, "open_records", records)
     edges.setattr(cloud, "CloudRecords", records)
     edges.setattr(boot, "exchange", ask)

@@ -1,0 +1,54 @@
+"""How often one process looks at one zone, whatever is followed there: the quota that looks spend is the project's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+LOOKS_PER_SECOND = 1.0  # of one process at one zone, by list and by name, however many jobs begin and end there,
+LOOKS_AT_ONCE = 20  # and so many quick ones, which a job that is followed alone may need in its first seconds
+
+
+class Pace:
+    """So many looks a second, and some at once for who has not looked for a while."""
+
+    def __init__(self, per_second: float = LOOKS_PER_SECOND, at_once: float = LOOKS_AT_ONCE) -> None:
+        self._rate, self._most, self._left = per_second, at_once, at_once
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+
+    def wait(self) -> float:
+        """Return the seconds until the next look may be made. It is not taken: others may be quicker."""
+        with self._lock:
+            self._refill()
+            return max(0.0, 1.0 - self._left) / self._rate
+
+    def take(self) -> bool:
+        """Take the next look; False if it may not be made yet."""
+        with self._lock:
+            self._refill()
+            if self._left < 1.0:
+                return False
+            self._left -= 1.0
+            return True
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._since) * self._rate + 1e-9)  # which rounding may cost
+        self._since = now
+
+
+_paces: dict[tuple[str, str], Pace] = {}
+
+
+def pace_of(placement: Mapping[str, Any]) -> Pace | None:
+    """Return the pace of this process at the project and zone of a placement; None of a place that has no zone."""
+    if "zone" not in placement:
+        return None
+    return _paces.setdefault((str(placement.get("project")), str(placement["zone"])), Pace())
+
+
+os.register_at_fork(after_in_child=_paces.clear)  # a lock may have been held by a thread that is not in the child
