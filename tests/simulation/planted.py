@@ -114,10 +114,10 @@ PLANTED = (
     Planted(
         "an intent comes before the verdict on the attempt before it",
         "lifecycle.py",
-        "    elif state in (GONE, WOUNDED) or (state == ABSENT and began):\n",
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):\n",
         "    elif state == GONE:\n"
         '        return Step(Cursor(cursor.attempt + 1, "resuming", (), cursor.spent))\n'
-        "    elif state in (GONE, WOUNDED) or (state == ABSENT and began):\n",
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):\n",
     ),
     Planted(
         "the reaper ends a slice that lives",
@@ -198,8 +198,8 @@ PLANTED = (
     Planted(
         "a cancel is lost while its job waits in a queue",
         "lifecycle.py",
-        "    if seen.cancel is not None:\n        if state in",
-        "    if seen.cancel is not None and not _is_waiting(seen):\n        if state in",
+        "    elif seen.cancel is not None:\n        if state in",
+        "    elif seen.cancel is not None and not _is_waiting(seen):\n        if state in",
     ),
     Planted(
         "when host 0 is dead nobody deletes the slice",
@@ -278,7 +278,7 @@ PLANTED = (
     Planted(
         "a total that is spent leads to one more attempt",
         "lifecycle.py",
-        "    if reason := _over_total(seen, policy):\n        return Step(cursor, (Close(wire.DEADLINE, reason),))\n"
+        "    if reason := _over_total(seen, policy):\n        return Step(cursor, (Close(wire.DEADLINE, reason, unplaced=True),))\n"
         "    return Step(cursor, (Intend(),))",
         "    return Step(cursor, (Intend(),))",
     ),

@@ -279,3 +279,8 @@ def test_a_wrong_rule_is_found_and_its_seed_is_told(
     with simulated_edges(worlds), pytest.raises(Failed, match=told):
         for seed in range(300):
             play(seed, worlds, kind=CloudSchedule)
+
+
+@pytest.mark.parametrize("bug", planted.PLANTED, ids=lambda bug: bug.name)
+def test_what_is_planted_replaces_one_place_of_the_code_as_it_is_now(bug: planted.Planted) -> None:
+    assert (planted.ROOT / "kinetic_orchestration" / bug.file).read_text("utf-8").count(bug.right) == 1
