@@ -36,6 +36,8 @@ FIRST = (
     "cloud/test_round_trips.py", "backends/test_frameworks.py",
 )  # fmt: skip
 
+TURNS = 3  # whose tests the gate plays on one day each: `turn` of pyproject.toml's markers
+
 # Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.
 FAST = """
 test_accelerators test_cost test_data test_drawing test_home test_launch test_lifecycle test_links test_picture
@@ -58,8 +60,20 @@ def _is_fast(path: Path) -> bool:
     return path.is_relative_to(TESTS) and path.relative_to(TESTS).with_suffix("").as_posix() in FAST.split()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first; and those of the fast selection are marked as such."""
+def pytest_report_header() -> str | None:
+    """Which of those that take turns are played."""
+    turn = os.environ.get("TURN")
+    return f"of the tests that take turns, those of turn {turn} of {TURNS} are played" if turn else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest first; those of the fast selection are marked as such; and of those that take turns only one turn's
+    are left where TURN names it, as the gate does.
+    """
+    if turn := os.environ.get("TURN"):
+        others = [item for item in items if (own := item.get_closest_marker("turn")) and own.args[0] != int(turn)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     ranks: dict[Path, int] = {}
     for item in items:
         if item.path in ranks:

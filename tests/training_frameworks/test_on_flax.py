@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.training_frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 REQUIREMENTS = Path(__file__).parents[2] / "example_pipelines" / "training_flax.txt"
 
 

@@ -9,7 +9,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.training_frameworks.curves import BATCH, BOUNDED, EPOCHS, SLICES, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 REQUIREMENTS = ["tensorflow-cpu==2.21.0", "keras==3.15.1"]
 
 

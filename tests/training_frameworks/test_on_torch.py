@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.training_frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, check_same, curves, is_close, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
 REQUIREMENTS = ["torch==2.13.0", "keras==3.15.1"]
 Curves = dict[int, dict[str, list[float]]]
 

@@ -16,7 +16,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from tests.training_frameworks.curves import BOUNDED, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
 OFTEN = kinetic.Retry(user=3)
 EPOCHS, BATCH = 3, 8

@@ -121,6 +121,7 @@ def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev
     assert [f"job-{name}" for name in there()] == [job]
 
 
+@pytest.mark.turn(2)
 def test_two_hundred_jobs_in_one_step(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["two_hundred"])
     dagster_dev.wait(run, "SUCCESS", within=600)
