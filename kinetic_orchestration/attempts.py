@@ -16,18 +16,21 @@ from kinetic_orchestration.records import intent_of
 from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Before
 
-_KINDS = ("freed.json", "intent.json", "ready.json", "refused.json", "verdict.json")
+_KINDS = ("freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")
 FEW = 16  # attempts that are looked at without asking whether they are there
 
 
 class Times(NamedTuple):
-    """When its intent and its verdict were written, by the store's clock; and what clients saw of its hosts."""
+    """When its intent and its verdict were written, by the store's clock, and when its hosts left; and what clients saw
+    of them.
+    """
 
     began: float | None = None
     ended: float | None = None
     ready: bool = False
     refused: bool = False
     freed: float | None = None
+    left: float | None = None
 
 
 def newest(store: Store, job_id: str) -> int:
@@ -38,7 +41,8 @@ def newest(store: Store, job_id: str) -> int:
 def times(store: Store, job_id: str) -> dict[int, Times]:
     """Of all, the oldest first. One that was cancelled before it had a place has never begun."""
     listed = _all_listed(store, names.intents(job_id))
-    began, ended = listed["intent.json"], _listed(store, names.verdicts(job_id))
+    out = _all_listed(store, names.verdicts(job_id))
+    began, ended = listed["intent.json"], out["verdict.json"]
     return {
         number: Times(
             began.get(number),
@@ -46,6 +50,7 @@ def times(store: Store, job_id: str) -> dict[int, Times]:
             number in listed["ready.json"],
             number in listed["refused.json"],
             listed["freed.json"].get(number),
+            out["left.json"].get(number),
         )
         for number in sorted({*began, *ended})
     }

@@ -4,11 +4,12 @@ Told by the records alone, so after the fact and from any process. The terms, fo
 
 - **queued**: from its intent until its hosts were there, or until its verdict if they never were. Attempts that only
   asked in a zone that had nothing count, too.
-- **READY**, for which chips are charged: from the boot of host 0, as it told when its agent began, until host 0's last
-  word or the verdict, whichever was later. With neither, until now, but not beyond the attempt's deadline, at which
-  slices delete themselves. Where host 0 did not say it soon, from what a client saw of the slice and wrote down: since
-  the last look at which it was not READY, or since it was made. Where it was not freed at once, until it was; as long
-  as that is refused, until now. So where nobody saw it, more is told than was charged, and never less.
+- **READY**, for which chips are charged: from the boot of host 0, as it told when its agent began, until host 0's
+  last word, the verdict or the delete call of its hosts, whichever was latest. With neither, until now, but not
+  beyond the attempt's deadline, at which slices delete themselves. Where host 0 did not say it soon, from what a
+  client saw of the slice and wrote down: since the last look at which it was not READY, or since it was made. Where
+  it was not freed at once, until it was; as long as that is refused, until now. So where nobody saw it, more is told
+  than was charged, and never less.
 - **productive**: from the start of the program to its end on host 0, as it told in its last word; of one that runs,
   until now. Hosts that were killed without a word count none. Which part of it were steps that counted, `goodput` says.
 
@@ -142,6 +143,8 @@ def _stay_of(
     done = _told(store, names.host(job_id, number, 0, "done.json"), wire.DONE_RECORD)
     if done is not None:
         end = max(end, done[1]) if verdict is not None else done[1]
+    if times.left is not None:
+        end = max(end, times.left) if verdict is not None else times.left
     if times.freed is not None or times.refused:
         end = max(end, times.freed or store.now())
     if intent.deadline and started is not None:  # else nobody there keeps it

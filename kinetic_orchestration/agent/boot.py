@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, NoReturn
 
 PASSING = frozenset({0, 408, 429, 500, 502, 503, 504})  # 0: there was no answer
@@ -262,23 +262,28 @@ def delete_slice(resource: str, patience: float = 60.0) -> int:
     return reply.status
 
 
-def end_slice(resource: str, longest: float = 60.0) -> None:
+def end_slice(resource: str, longest: float = 60.0, taken: Callable[[], object] = lambda: None) -> None:
     """Delete this VM's own slice, and do not stop before it is gone, which this process does not live to see.
 
-    Gone are both the queued resource and this VM's node: one answer to a delete call does not say so.
+    Gone are both the queued resource and this VM's node: one answer to a delete call does not say so. `taken` is called
+    once, after the first delete call that was accepted.
     """
     parent, _, name = resource.replace("/queuedResources/", "/nodes/").rpartition("/")
     node = f"{parent}/{_tpu_env(metadata('instance/attributes/tpu-env', patience=1.0)).get('NODE_ID') or name}"
     pause = 2.0
-    while not _is_gone(resource, node):
+    told = [taken]
+    while not _is_gone(resource, node, told):
         time.sleep(pause)
         pause = min(1.5 * pause, longest)
 
 
-def _is_gone(resource: str, node: str) -> bool:
+def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> bool:
     """After one more try to delete both; no answer, however strange, ends the tries."""
     try:
-        if delete_slice(resource) == 404 and not _is_there(resource):
+        status = delete_slice(resource)
+        if status in (200, 404) and taken:
+            taken.pop()()
+        if status == 404 and not _is_there(resource):
             if not _is_there(node):
                 return True
             say(f"{resource} is gone, and its node is not: {node} is deleted")

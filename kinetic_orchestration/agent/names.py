@@ -128,6 +128,11 @@ def verdict(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/attempts/{attempt}/verdict.json"
 
 
+def left(job_id: str, attempt: int) -> str:
+    """That one of its hosts had their slice deleted, after all of them had their last word."""
+    return f"jobs/{job_id}/attempts/{attempt}/left.json"
+
+
 def hosts(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/out/{attempt}/hosts/"
 

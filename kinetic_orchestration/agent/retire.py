@@ -34,7 +34,15 @@ def retire(at: Assignment) -> None:
     elif at.hosts > 1:
         with contextlib.suppress(Exception):  # whatever the store says of the others, the slice has to go
             _wait_for_others(at)
-    boot.end_slice(at.resource)
+    boot.end_slice(at.resource, taken=lambda: _tell(at))
+
+
+def _tell(at: Assignment) -> None:
+    """Tell those who ask what the job cost that its hosts are charged for no longer. Once, and nothing hangs on it."""
+    from kinetic_orchestration.agent.cloud import CloudRecords
+
+    with contextlib.suppress(Exception), contextlib.closing(CloudRecords(at.store)) as records:
+        records.create(names.left(at.job, at.attempt), wire.encode({}))
 
 
 def _wait_for_others(at: Assignment) -> None:

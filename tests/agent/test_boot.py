@@ -133,7 +133,7 @@ def test_a_metadata_server_that_talks_nonsense_ends_neither_the_deadline_nor_the
 
     monkeypatch.setattr(boot, "authorization", confused)
     assert not boot._is_deleted("projects/p/locations/z/queuedResources/q", 0.0)
-    assert not boot._is_gone("projects/p/locations/z/queuedResources/q", "projects/p/locations/z/nodes/q")
+    assert not boot._is_gone("projects/p/locations/z/queuedResources/q", "projects/p/locations/z/nodes/q", [])
 
 
 class Metadata(ThreadingHTTPServer):

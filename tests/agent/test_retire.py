@@ -27,7 +27,7 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int = 0, hosts: int = 3) -> float:
     """How long a host waits with its delete."""
     deleted: list[str] = []
-    monkeypatch.setattr(boot, "end_slice", deleted.append)
+    monkeypatch.setattr(boot, "end_slice", lambda resource, **_: deleted.append(resource))
     at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
     began = time.monotonic()
     retire.retire(at)
@@ -84,5 +84,36 @@ def test_a_store_that_is_gone_keeps_no_slice_alive(
     storage.refuse("*", "no bucket")
     try:
         assert seconds_of(records, monkeypatch) < 60.0
+    finally:
+        storage.heal()
+
+
+def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the slice is charged for ends there. The call is made again until the slice is gone."""
+    answers = [403, 200, 200, 404]
+    at_delete: list[float | None] = []
+
+    def delete(_resource: str) -> int:
+        found = records.read(names.left(JOB, 1))
+        at_delete.append(None if found is None else found.updated)
+        return answers[len(at_delete) - 1]
+
+    monkeypatch.setattr(boot, "delete_slice", delete)
+    monkeypatch.setattr(boot, "_is_there", lambda _name: False)
+    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    assert at_delete[:2] == [None, None] and None not in at_delete[2:] and len(set(at_delete[2:])) == 1
+
+
+def test_a_store_that_cannot_be_told_keeps_no_slice_alive(
+    records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot, "delete_slice", lambda _resource: 404)
+    monkeypatch.setattr(boot, "_is_there", lambda _name: False)
+    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    storage.refuse("*", "no bucket")
+    try:
+        retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
     finally:
         storage.heal()
