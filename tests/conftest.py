@@ -51,9 +51,22 @@ training/test_commits training/test_parts verify/test_budget verify/test_compari
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only the fast selection is asked for, the other files are not even imported."""
-    others = config.option.markexpr == "fast" and collection_path.suffix == ".py" and not _is_fast(collection_path)
-    return True if others else None
+    """Files of which nothing is asked for are not even imported: where only the fast selection is, or only what is slow."""
+    asked = config.option.markexpr
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    if asked == "fast":
+        return None if _is_fast(collection_path) else True
+    if asked in ("slow", "slow and not offline"):
+        return None if _has_slow(collection_path) else True
+    return None
+
+
+def _has_slow(path: Path) -> bool:
+    """Whether a file, or the conftest of its folder, marks anything as slow."""
+    return any(
+        "mark.slow" in file.read_text("utf-8") for file in (path, path.with_name("conftest.py")) if file.exists()
+    )
 
 
 def _is_fast(path: Path) -> bool:

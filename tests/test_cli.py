@@ -422,6 +422,8 @@ def test_following_only_the_tail_of_a_log(ko: Ko, home: Path) -> None:
     assert (shown.code, shown.out) == (0, "line 1 of 1\nline 2 of 1\n")
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
     job = ended(speak.run_async())
     pipe = f"{shlex.join(KO)} logs {job.job_id} | head -1"
@@ -429,6 +431,8 @@ def test_a_log_piped_into_head_is_quiet(home: Path) -> None:
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("argv", [["logs", "-f"], ["result"]])
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_end_it(
     home: Path, live: JobHandle[str], argv: list[str]

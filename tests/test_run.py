@@ -175,6 +175,8 @@ class Trainer:
         return x + self.scale
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_methods_of_every_kind() -> None:
     trainer = Trainer(3)
     assert trainer.train(4) == 12
@@ -184,6 +186,8 @@ def test_methods_of_every_kind() -> None:
     assert Trainer.of_nobody(2) == -2 and trainer.of_nobody.run_async(3).result() == -3
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_partials_callable_objects_lambdas_and_closures() -> None:
     offset = 100
     run = kinetic.run(accelerator="cpu")
@@ -523,6 +527,8 @@ def read(what: Any) -> Any:
     return Path(what).read_text(encoding="utf-8") if isinstance(what, str) else what
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_data_anywhere_in_the_arguments_is_a_path_on_the_host(tmp_path: Path) -> None:
     folder = tmp_path / "données"
     folder.mkdir()
@@ -590,6 +596,8 @@ def write_output(text: str) -> tuple[str, str]:
     return host.output_dir, host.job_id
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_outputs_lie_in_the_store_unless_a_folder_is_given(
     shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -713,6 +721,8 @@ def attach_debugger(port: int) -> None:
             pass
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 @pytest.mark.parametrize("is_taken", [False, True], ids=["", "another session has the usual port"])
 def test_debug_waits_for_a_debugger_on_loopback(is_taken: bool) -> None:
     port = 0

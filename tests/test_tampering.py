@@ -148,6 +148,8 @@ def test_an_identity_that_leads_to_a_foreign_spec(trap: bucket.Trap, tmp_path: P
     assert mine.store.read(names.intent(victim, 1)) is None
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 @client
 @pytest.mark.parametrize("generation", ["x", None, [1], 1.5])
 def test_an_identity_that_is_garbage(generation: Any) -> None:

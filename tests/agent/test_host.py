@@ -526,6 +526,8 @@ def test_a_function_that_python_itself_calls_fails_by_itself(shared_home: Path) 
         result(launched(operator.getitem, {}, "missing", retry=NONE))
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("where", CALLS)
 def test_a_store_that_fails_below_what_the_user_calls_is_not_the_users_failure(shared_home: Path, where: str) -> None:
     job = launched(raised_by_us, errors.Unreachable, where, retry=NONE)

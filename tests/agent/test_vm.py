@@ -75,6 +75,8 @@ def test_the_hosts_of_a_slice_meet_and_host_0_deletes_it_as_soon_as_all_are_done
     assert [beat and (beat.state, beat.exit, beat.verdict) for beat in beats] == [(wire.DONE, 0, True)] * 4
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_hosts_of_several_slices_know_their_slice(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.topology, accelerator="v5e-16", slices=2).start(machine={"endpoint_format": "triples"})
     assert attempt.verdict().kind == wire.COMMITTED
@@ -349,6 +351,8 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
         machine.destroy()
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_a_host_whose_metadata_server_does_not_say_where_it_is_ends_a_slice_of_several_and_says_so(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +475,8 @@ def test_a_driver_that_is_busy_is_the_machines_failure(site: Site, jobs: Any) ->
     assert "the accelerator's driver failed" in verdict.reason
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_jax_without_libtpu_on_a_real_tpu_fails_before_its_first_step(site: Site, jobs: Any) -> None:
     real = {"emulated": False, "accelerator": {"kind": "tpu", "generation": "v4", "topology": "2x2x1"}}
     attempt = site.admit(jobs.imports_jax, task=real).start()

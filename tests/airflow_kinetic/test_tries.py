@@ -129,6 +129,8 @@ def test_a_retry_finds_the_job_and_the_worker_before_it_has_no_say_any_more(
     assert done["raised"] == "JobCancelled"
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 @pytest.mark.parametrize(
     ("number", "error", "raised", "goes_on"),
     [

@@ -64,6 +64,8 @@ def workers_first() -> list[Any]:
 # -- JAX --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_a_v5e_16_is_four_processes_of_four_devices_that_train_as_one(home: Path) -> None:
     """`jax.process_count() == 4`, `jax.device_count() == 16`; code that initialises itself is let through, code that
     asks for another size hears it; a sharded step agrees with a single process."""
@@ -97,6 +99,8 @@ def test_a_v5e_16_is_four_processes_of_four_devices_that_train_as_one(home: Path
     assert all(math.isclose(here, there, rel_tol=1e-4) for here, there in zip(weights, expected, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_unsynchronised_collectives_end_and_workers_do_not_join_and_keras_may(home: Path) -> None:
     """Two hosts of four devices on few cores: without a pool of threads wide enough this hangs for ever."""
 
@@ -133,6 +137,8 @@ def test_unsynchronised_collectives_end_and_workers_do_not_join_and_keras_may(ho
     assert Path(job.output_dir, "workers").read_text() == "[1, 1, 1]"
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_distributed_false_leaves_joining_to_the_code(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And flags for XLA in the submitter's shell do not change how many devices a host has."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -152,6 +158,8 @@ def test_distributed_false_leaves_joining_to_the_code(home: Path, monkeypatch: p
 # -- commands ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_a_command_that_imports_jax_joins_and_the_environments_sitecustomize_runs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,8 @@ def test_without_the_events_of_the_engine_a_ticket_is_an_observation(instance, m
 LOGS = [_compat.FROM_JOB, _compat.LOG_DATA, _compat.LOG_STREAM, _compat.IO_TYPE, _compat.LOG_KEY, _compat.LOG_MANAGER]
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("where", LOGS)
 def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypatch, where) -> None:
     without(monkeypatch, where)
@@ -188,6 +190,8 @@ def test_without_captured_logs_the_lines_are_in_the_steps_own(instance, monkeypa
     assert result.success and not [name for name in logs_of(instance, result) if "[host" in name]
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 @pytest.mark.parametrize("where", [_compat.LEFT_BY, _compat.PLAN_OF_RUN, _compat.KNOWN_STATE])
 def test_without_the_state_of_a_parent_a_run_by_from_failure_begins_anew(instance, monkeypatch, where) -> None:
     job = dg.Definitions(
@@ -378,6 +382,8 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_without_what_is_read_at_the_import_runs_go_on(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(WITHOUT_ANY), encoding="utf-8")
     command = [sys.executable, str(tmp_path / "program.py")]
@@ -386,6 +392,8 @@ def test_without_what_is_read_at_the_import_runs_go_on(tmp_path: Path) -> None:
     assert ran.stdout.splitlines()[0] == "4 warnings" and ran.stdout.splitlines()[-1] == "1 is the value", ran.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_a_log_manager_without_its_own_ways_still_keeps_each_hosts_log(instance, monkeypatch) -> None:
     def told() -> dg.ExecuteInProcessResult:
         return dg.materialize([pipelines.slice_of_four], instance=instance, resources=RESOURCES)

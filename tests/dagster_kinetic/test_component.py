@@ -54,6 +54,8 @@ def test_what_is_scaffolded_runs_as_it_is():
     assert made.metadata["kinetic/job_id"].value.startswith("job-")
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_a_function_with_arguments_options_partitions_and_checks():
     result, defs = materialized(
         {

@@ -68,6 +68,8 @@ def submit(tmp_path_factory: pytest.TempPathFactory, shared_home: Path) -> Any:
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
     """Before the intent, after it, after the create call: who asks for the same key finds one job and one result."""
     found = submit("lines", "7")
@@ -75,6 +77,8 @@ def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
     assert found["killed"] > 15
 
 
+@pytest.mark.slow
+@pytest.mark.turn(0)
 def test_f01_a_submitter_may_be_killed_between_two_hosts_of_a_slice(submit: Any) -> None:
     assert submit("hosts") == {"wrong": []}
 

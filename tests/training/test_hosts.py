@@ -58,6 +58,8 @@ def log(job: JobHandle[Any]) -> str:
     return job.logs() or ""
 
 
+@pytest.mark.slow
+@pytest.mark.turn(2)
 @pytest.mark.usefixtures("unhurried")
 def test_hosts_at_different_steps_end_at_the_same_one_when_one_of_them_is_preempted(jobs: Any, tmp_path: Path) -> None:
     """Their speeds differ fourfold; the notice comes to host 2 alone. The next attempt goes on from that very step."""
@@ -75,6 +77,8 @@ def test_hosts_at_different_steps_end_at_the_same_one_when_one_of_them_is_preemp
     assert found == {"sum": expected, "own": [0], "begun": begun, "attempt": 2}
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_each_host_gets_back_what_was_its_own_and_minutes_are_agreed_on(jobs: Any, tmp_path: Path) -> None:
     """And what the others had written, beside their steps, when a host was killed is never restored."""
     job = launched(jobs.counts, 60, 0.004, "0.15s", str(tmp_path / "marks"), large=True, cut_off=True)

@@ -267,6 +267,8 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
     return there, first, said(2, "memory", "plain", "validated", "passes")
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_after_a_fit_that_had_ended_already_the_next_one_begins_where_it_is_told_to(moments: Moments) -> None:
     _, first, second = moments
     assert (first["plain"], second["plain"]) == ("3", "3")

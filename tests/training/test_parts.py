@@ -263,6 +263,8 @@ print("seen")
 """
 
 
+@pytest.mark.slow
+@pytest.mark.turn(1)
 def test_a_best_value_whose_file_is_not_on_this_host_is_none(tmp_path: Path) -> None:
     """Else a worse model would never be written, and there would be no file at all."""
     environ = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
