@@ -30,6 +30,7 @@ def wait_for(path: str) -> str:
     import os
     import time
 
+    open(path + ".began", "w").close()
     for _ in range(600):
         if os.path.exists(path):
             return "seen"
@@ -108,6 +109,10 @@ def test_a_damaged_job_is_named_by_every_listing(home: Path) -> None:
     job = wait_for.run_async(str(flag))
     store, _ = open_place()
     spec = home / "store" / "local" / names.spec(job.job_id)
+    deadline = time.monotonic() + 60.0
+    while not (home / "go.began").exists():  # its host has read what is damaged now
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     whole = spec.read_bytes()
     spec.write_bytes(b"damaged")
     for _ in range(2):
