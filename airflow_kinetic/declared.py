@@ -25,7 +25,9 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
 
 
 def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
-    """`given`: all parameters of a `KineticTPUOperator`; `templated`: those that are rendered later."""
+    """`given`: all parameters of a `KineticTPUOperator`, and any task's `outlets`; `templated`: those that are rendered
+    later.
+    """
     unknown = {name for name, value in given.items() if value is UNKNOWN}
     if unknown.isdisjoint(("python_callable", "script")) and (given["python_callable"] is None) == (
         given["script"] is None
@@ -38,18 +40,9 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     for flag in FLAGS:
         if flag not in unknown and not isinstance(given[flag], bool):
             raise UsageError(f"{flag} is {given[flag]!r}, and should be True or False")
-    if given["deferrable"] is True and given["durable"] is False:
-        raise ConflictingSettings(
-            "deferrable=True and durable=False exclude each other: between two of its legs a deferred task is only "
-            "found again by what durable keeps. Leave durable out, or wait on a worker with deferrable=False"
-        )
     if "on_clear" not in unknown and given["on_clear"] not in ON_CLEAR:
         raise UsageError(f"on_clear is {given['on_clear']!r}: it can be 'rerun' or 'adopt'")
-    if given["on_clear"] == "adopt" and given["durable"] is False:
-        raise ConflictingSettings(
-            "on_clear='adopt' and durable=False exclude each other: what a cleared task had is only found again by "
-            "what durable keeps"
-        )
+    _check_together(given)
     pace = given["poll_interval"]
     if pace is not UNKNOWN and (not isinstance(pace, (int, float)) or isinstance(pace, bool) or not pace >= 0):
         raise UsageError(f"poll_interval is {pace!r}: it is a number of seconds")
@@ -64,3 +57,22 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
     zones = () if "zones" in unknown else given["zones"]
     project = None if "project_id" in unknown else given["project_id"]
     check_options(options_of({**given, **stand_ins, "project_id": project}, zones))
+
+
+def _check_together(given: Mapping[str, Any]) -> None:
+    """What each alone would be right."""
+    if given["deferrable"] is True and given["durable"] is False:
+        raise ConflictingSettings(
+            "deferrable=True and durable=False exclude each other: between two of its legs a deferred task is only "
+            "found again by what durable keeps. Leave durable out, or wait on a worker with deferrable=False"
+        )
+    if given["on_clear"] == "adopt" and given["durable"] is False:
+        raise ConflictingSettings(
+            "on_clear='adopt' and durable=False exclude each other: what a cleared task had is only found again by "
+            "what durable keeps"
+        )
+    if given["wait"] is False and given.get("outlets"):
+        raise ConflictingSettings(
+            "wait=False and outlets exclude each other: the task succeeds before anything is made, and the outlets' "
+            "events would say that it was. Give them to the KineticJobSensor that waits for the job"
+        )

@@ -82,6 +82,7 @@ def check_mapped(operator: MappedOperator, values: Mapping[str, Any]) -> None:
         given |= _ours(getattr(source, "default_args", None) or {}, given)
     given |= _ours(operator.partial_kwargs, given)
     given |= _ours(values, given)
+    given["outlets"] = operator.partial_kwargs.get("outlets")
     check(given, operator.template_fields)
 
 

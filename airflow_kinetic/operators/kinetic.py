@@ -217,7 +217,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._asked: tuple[JobSpec, Identity, Place] | None = None
         self._launching = self._executing = self._killed = False
         self._killing: threading.Thread | None = None
-        check({name: getattr(self, name) for name in declared_with()}, self.template_fields)
+        check({name: getattr(self, name) for name in (*declared_with(), "outlets")}, self.template_fields)
 
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:

@@ -228,6 +228,12 @@ WRONG = {
     "nothing to run": ({"python_callable": None}, "python_callable= or script=: give one of them"),
     "two things to run": ({"script": "train.py"}, "python_callable= or script=: give one of them"),
     "an option that is gone": ({"data_disks": ["corpus"]}, r"data_disks=….: no disk is mounted.*Data\('gs://"),
+    "no way to take a clear": ({"on_clear": "keep"}, "on_clear is 'keep': it can be 'rerun' or 'adopt'"),
+    "what nothing keeps": (
+        {"on_clear": "adopt", "durable": False},
+        "on_clear='adopt' and durable=False exclude each other",
+    ),
+    "an event of what is not made yet": ({"wait": False, "outlets": ["model"]}, "Give them to the KineticJobSensor"),
     "no pace": ({"poll_interval": -1}, "poll_interval is -1"),
     "no dict": ({"op_kwargs": [1]}, r"op_kwargs is \[1\], which is no dict"),
     "no variables": ({"env": ["A"]}, r"env is \['A'\], which is no dict: write env="),
@@ -250,6 +256,10 @@ MAPPED: dict[str, tuple[dict[str, Any], str]] = {
     "flags": ({"options": {"deferrable": True, "durable": False}}, CONFLICT),
     "a flag of one index": ({"options": {"durable": False}, "mapped": {"deferrable": [False, True]}}, CONFLICT),
     "a flag of the DAG": ({"options": {"durable": False}, "default_args": {"deferrable": True}}, CONFLICT),
+    "events": (
+        {"options": {"wait": False, "outlets": ["model"]}},
+        "ConflictingSettings: wait=False and outlets exclude",
+    ),
     "no flag": ({"options": {"get_logs": "no"}}, "UsageError: get_logs is 'no', and should be True or False"),
 }
 
