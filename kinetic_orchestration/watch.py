@@ -141,8 +141,8 @@ class Memory:
     """What a follower has read of an attempt and need not ask for again, where asking is a request."""
 
     __slots__ = (
-        "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "present",
-        "shown", "silence", "told", "verdict", "within", "without",
+        "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
+        "present", "shown", "silence", "told", "verdict", "within", "without",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
@@ -158,6 +158,7 @@ class Memory:
         self.hint: object = None
         self.asked = 0.0
         self.not_before = 0.0
+        self.overlooked = False  # the newest look left its zone out, and whatever the next one sees is news
         self.present = 0.0  # since when its hosts were seen to be there
         self.shown = 0.0  # when they were last
         self.without = 0.0  # when none of them was, before that
@@ -311,7 +312,7 @@ def _look_from_afar(
         scene = Scene.take(store, backend, names.beats_of(job_id), placements)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
     seen = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
-    now, observation = scene.taken, seen or unseen(intent)
+    now, observation, memory.overlooked = scene.taken, seen or unseen(intent), seen is NOT_YET
     if observation.state == PRESENT:
         memory.present, memory.shown = memory.present or observation.since or now, now
     if observation.charged and not memory.charged:
@@ -547,8 +548,9 @@ class Distant(Watcher):
             reading = frozenset(self._reading)
         scene = Scene.take(self._store, self._backend, prefix, placements, reading, self.scene)
         self.scene = scene
+        missed = {job for job, of in noted.items() if of.memory.overlooked and job not in scene.unlooked}
         for job in waiting:
-            if (signature := scene.signature(job)) != self._signatures.get(job):
+            if (signature := scene.signature(job)) != self._signatures.get(job) or job in missed:
                 self._signatures[job] = signature
                 with self._lock:
                     wakes = list(self._waiting.get(job, ()))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.agent import processes
+from kinetic_orchestration.backends import pace
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import journal
 from tests import interpreters, skips
@@ -147,6 +148,12 @@ def recorded(recorder: Recorder) -> Iterator[None]:
     yield
     if found := recorder.findings():
         pytest.fail(told(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def fresh_pace() -> None:
+    """Each test looks at its zones as a process of its own would, however often the one before it looked at them."""
+    pace._paces.clear()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.values import PRESENT, UNKNOWN, Intent, Observation
-from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Scene, _same, watcher_of
+from kinetic_orchestration.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
+from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Scene, _same, look, watcher_of
 from tests.on_cloud import Place, enter_deployment
 
 ONE, TWO = "job-000000000001", "job-000000000002"
@@ -246,3 +247,25 @@ def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is
     assert third.heard[ONE] and third.signature(ONE) != second.signature(ONE)
     moved = {**places, ONE: {**places[ONE], "attempt": 2}}
     assert Scene.take(store, backend, names.BEATS, moved, None, third).observations.keys() == {TWO}
+
+
+def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_though_it_be_as_before(
+    cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """What the watcher saw before is what the follower has not seen: without a ring it would sleep for ten seconds."""
+    enter_deployment(cloud, monkeypatch, request)
+    place = Place(cloud, ("us-east5-a",))
+    watcher, job = Distant(place.store, place.backend), OfOneJob(place, 1)
+    job.memory.attempt = 1
+    seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
+    zone = place.backend.place(place.plan, job.job_id, 1)
+    monkeypatch.setattr(pace, "_paces", {(zone["project"], zone["zone"]): pace.Pace(per_second=2.0, at_once=1)})
+    with watcher.following(job.job_id) as rung:
+        watcher.note(job.job_id, job, reads=False)
+        while not rung.wait(0.1) or watcher.scene is None or job.job_id in watcher.scene.unlooked:
+            pass
+        while seen().observation.state != UNKNOWN:
+            pass
+        rung.clear()
+        assert rung.wait(5.0)
+        assert seen(scene=watcher.scene).observation.state == ABSENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,10 +28,15 @@ PASSING = (
 class Patient(FileRecords):
     """The records, asked again while the file system refuses for a moment: a job is worth more than a minute.
 
-    `waits` is told when the disk turns out to be full, and when there was room again.
+    `waits` is told when the disk turns out to be full, and when there was room again for all that its threads write.
     """
 
     waits: Callable[[bool], None] | None = None
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._waiting = 0  # threads
+        self._lock = threading.Lock()
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
         return self._again(super().create, name, data)
@@ -62,17 +68,22 @@ class Patient(FileRecords):
                 deadline = deadline or now + STORE_PATIENCE
                 if error.errno in FULL and not full:
                     full = True
-                    self._say_that_it_waits(True)
+                    self._count(1)
                 if error.errno not in PASSING or now > deadline:
+                    if full:
+                        self._count(-1, gave_up=True)
                     raise
             else:
                 if full:
-                    self._say_that_it_waits(False)
+                    self._count(-1)
                 return done
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _say_that_it_waits(self, full: bool) -> None:
-        if self.waits is not None:
-            with contextlib.suppress(OSError):
-                self.waits(full)
+    def _count(self, more: int, *, gave_up: bool = False) -> None:
+        """Another thread waits for room, or one no longer does; what was said stays true of one that gave up."""
+        with self._lock:
+            self._waiting += more
+            if self.waits is not None and not gave_up and self._waiting == max(0, more):
+                with contextlib.suppress(OSError):
+                    self.waits(more > 0)

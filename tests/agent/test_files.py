@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kinetic_orchestration.agent import files
 from kinetic_orchestration.agent.files import Bell, FileRecords
+from kinetic_orchestration.agent.patience import Patient
 from kinetic_orchestration.agent.records import RecordsError
 from tests.interpreters import OLDEST, required
 
@@ -263,3 +266,29 @@ def test_an_older_python_on_a_host_can_use_the_records(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stdout == "a/b a/c b'2' True\n", done.stderr
+
+
+def test_a_host_waits_for_room_until_none_of_its_threads_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is small finds room before what is large does, and then whoever asks must still be told of the disk."""
+    room = 0
+    put = FileRecords.put
+
+    def put_if_there_is_room(store: FileRecords, name: str, data: bytes) -> int:
+        if len(data) > room:
+            raise OSError(errno.ENOSPC, "no room", name)
+        return put(store, name, data)
+
+    monkeypatch.setattr(FileRecords, "put", put_if_there_is_room)
+    store, told = Patient(str(tmp_path)), queue.Queue[bool]()
+    store.waits = told.put
+    with ThreadPoolExecutor() as pool:
+        large, small = pool.submit(store.put, "large", bytes(100)), pool.submit(store.put, "small", bytes(1))
+        assert told.get(timeout=10)
+        while store._waiting < 2:
+            time.sleep(0.01)
+        room = 10
+        assert small.result(10)
+        assert told.empty() and not large.done()
+        room = 1000
+        assert large.result(10)
+        assert told.get(timeout=10) is False and told.empty()

@@ -61,4 +61,4 @@ def played_by(
         try:
             yield players.map(play_part, parts, repeat(kind), repeat(stop))
         finally:
-            players.shutdown(wait=False, cancel_futures=True)
+            players.shutdown(cancel_futures=True)
