@@ -29,7 +29,25 @@ INTERNALS: Final = (
     ),
     Internal(
         "airflow.sdk.bases.decorator", ("DecoratedOperator", "Task", "task_decorator_factory"),
-        "there is no @task.kinetic, and KineticTPUOperator has to be written",
+        "there is no @task.kinetic: write KineticTPUOperator(python_callable=…) instead",
+    ),
+    Internal(
+        "airflow.sdk.bases.operator",
+        ("BaseOperator.render_template_fields", "BaseOperator.resume_execution", "BaseOperator.shallow_copy_attrs"),
+        "fields without a value are rendered, too; a deferred task whose trigger failed leaves its job to the reaper; "
+        "a copy of a task copies what its function captures",
+    ),
+    Internal(
+        "airflow.sdk.bases.operatorlink", ("BaseOperatorLink.xcom_key",),
+        "links show where they lead only while Airflow keeps their XComs under names of its own",
+    ),
+    Internal(
+        "airflow.sdk.types",
+        (
+            "DagRunProtocol.clear_number", "RuntimeTaskInstanceProtocol.max_tries",
+            "RuntimeTaskInstanceProtocol.try_number",
+        ),
+        "a clear of a task looks like a retry, and follows the job of the try before",
     ),
     Internal(
         "airflow.sdk.definitions.context", ("KNOWN_CONTEXT_KEYS",),
@@ -49,13 +67,21 @@ INTERNALS: Final = (
     ),
     Internal(
         "airflow.providers.google.common.hooks.base_google",
-        ("GoogleBaseHook._get_field", "GoogleBaseHook.get_credentials_and_project_id"),
+        (
+            "GoogleBaseHook._get_field", "GoogleBaseHook.extras", "GoogleBaseHook.get_credentials_and_project_id",
+            "GoogleBaseHook.impersonation_chain", "GoogleBaseHook.quota_project_id",
+        ),
         "no connection to Google Cloud can be looked up",
     ),
 )  # fmt: skip
 
 
-def lost(module: str, error: ImportError) -> None:
-    """Warn of what this Airflow does not have any more."""
+def told(module: str, error: ImportError) -> str:
+    """Return what this Airflow does not have any more, and what is lost by that."""
     (internal,) = (each for each in INTERNALS if each.module == module)
-    warnings.warn(f"{error}. Without it {internal.lost}", RuntimeWarning, stacklevel=3)
+    return f"{error}. Without it {internal.lost}"
+
+
+def lost(module: str, error: ImportError) -> None:
+    """Warn of it."""
+    warnings.warn(told(module, error), RuntimeWarning, stacklevel=3)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
-
 from airflow_kinetic import internals
 from airflow_kinetic.arguments import is_final
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
@@ -17,6 +15,11 @@ from kinetic_orchestration.data import Data
 from kinetic_orchestration.limits import Limits, Retry
 from kinetic_orchestration.profile import Profile
 from kinetic_orchestration.spec import TpuVm
+
+try:
+    from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
+except ImportError as error:
+    raise ImportError(internals.told("airflow.sdk.bases.decorator", error)) from error
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,6 +11,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {
@@ -44,14 +45,20 @@ def explain(error: BaseException, beside: Mapping[str, str]) -> None:
 
 
 def _of_orchestrator(error: BaseException) -> str:
-    """Say what code needs that uses an orchestrator where there is none; "" of any other failure."""
-    frames, who = error.__traceback__, ""
+    """Say what code needs that uses an orchestrator where there is none; "" of any other failure: one of the user's own
+    code that the orchestrator only called, or a builtin exception, by which it says that it was called wrongly.
+    """
     top = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    while frames is not None and top not in ORCHESTRATORS:
+    frames, who, missing = error.__traceback__, "", top in ORCHESTRATORS
+    if not missing and type(error).__module__ == "builtins" and not isinstance(error, ImportError):
+        return ""
+    while frames is not None:
         name = str(frames.tb_frame.f_globals.get("__name__", ""))
-        top = name.partition(".")[0]
-        if top not in ORCHESTRATORS and not name.startswith(("importlib", "kinetic_orchestration")):
-            who = name
+        package = name.partition(".")[0]
+        if package in ORCHESTRATORS and not missing:
+            top = package
+        elif name and package != "kinetic_orchestration" and not _is_installed(name, frames):
+            top, who = top if missing else "", name
         frames = frames.tb_next
     if top not in ORCHESTRATORS:
         return ""
@@ -62,6 +69,12 @@ def _of_orchestrator(error: BaseException) -> str:
         "what it needs of it as arguments, or by env= and secrets=. If it needs no more than its classes, add the "
         "distribution to its requirements"
     )
+
+
+def _is_installed(name: str, frames: TracebackType) -> bool:
+    """Whether a module came with this interpreter or was installed beside it, and is not the user's own."""
+    file = getattr(sys.modules.get(name), "__file__", None) or frames.tb_frame.f_code.co_filename
+    return str(file).startswith(("<frozen", sys.prefix + os.sep, sys.base_prefix + os.sep))
 
 
 def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:

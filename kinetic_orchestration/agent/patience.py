@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import threading
 import time
+from _thread import allocate_lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinetic_orchestration.agent.files import FileRecords
@@ -36,7 +36,7 @@ class Patient(FileRecords):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self._waiting = 0  # threads
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
         return self._again(super().create, name, data)

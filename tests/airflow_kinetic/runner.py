@@ -5,11 +5,14 @@ Airflow sets up logging, signals and a database for its whole process, so the te
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import json
 import os
 import signal
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -340,7 +343,9 @@ def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0)
     return {"ti": task, "task_state_store": state, "dag_run": SimpleNamespace(clear_number=clears)}
 
 
-def task_of(function: Any, *, accelerator: str = "cpu", retries: int = 1, **options: Any) -> Any:
+def task_of(
+    function: Any, *, accelerator: str = "cpu", retries: int = 1, deferrable: bool = False, **options: Any
+) -> Any:
     """The same task anew, as each try makes it."""
     from airflow_kinetic import KineticTPUOperator
 
@@ -349,7 +354,7 @@ def task_of(function: Any, *, accelerator: str = "cpu", retries: int = 1, **opti
         python_callable=function,
         accelerator=accelerator,
         retries=retries,
-        deferrable=False,
+        deferrable=deferrable,
         **options,
     )
 
@@ -438,13 +443,18 @@ def found_again(marker: str) -> dict[str, Any]:
         time.sleep(0.05)
     zombie = task_of(says_and_waits, op_args=[marker])
     zombie._job = retried._job
-    zombie.on_kill()  # of the worker that was replaced
-    time.sleep(1.0)
-    alive = not done.done()
+    zombie.on_kill()  # of the worker that was replaced; it returns when all is done that it does
+    alive = not is_cancelled(retried._job)
     then = state.kept["kinetic"]["job_id"]
     retried.on_kill()
     left.exception(60)
     return {"first": first, "then": then, "alive": alive, "raised": type(done.exception(60)).__name__}
+
+
+def is_cancelled(job: Any) -> bool:
+    from kinetic_orchestration.agent import names
+
+    return job.store.read(names.cancel(job.job_id)) is not None
 
 
 def killed_falsely(seconds: float) -> dict[str, Any]:
@@ -466,8 +476,7 @@ def killed_falsely(seconds: float) -> dict[str, Any]:
             await asyncio.gather(task, return_exceptions=True)
             if trigger is stalled:
                 await stalled.on_kill()
-                await asyncio.sleep(1.0)
-                lived = not job.status().final
+                lived = not is_cancelled(job._job)
         await keeper.on_kill()
         return lived
 
@@ -493,17 +502,22 @@ def cleared_with_fewer_retries(file: str) -> dict[str, Any]:
     }
 
 
-def cleared_after_its_success(file: str) -> dict[str, Any]:
+def cleared_after_its_success(file: str, deferrable: bool) -> dict[str, Any]:
     """A task whose job succeeded and which Airflow had failed: cleared with each way, and a retry and a clear later."""
-    state = State()
+    from airflow.sdk.exceptions import TaskDeferred
+
+    state, values, deferred = State(), [], 0
     given = (("rerun", 1, 1, 0), ("adopt", 2, 2, 1), ("adopt", 3, 2, 1), ("adopt", 4, 4, 2), ("rerun", 5, 5, 3))
-    values = [
-        task_of(counts, op_args=[file], on_clear=way).execute(
-            a_try(state, number=number, max_tries=max_tries, clears=clears)
-        )
-        for way, number, max_tries, clears in given
-    ]
-    return {"values": values}
+    for way, number, max_tries, clears in given:
+        task = task_of(counts, op_args=[file], on_clear=way, deferrable=deferrable)
+        context = a_try(state, number=number, max_tries=max_tries, clears=clears)
+        try:
+            values.append(task.execute(context))
+        except TaskDeferred as waits:
+            deferred += 1
+            event = asyncio.run(asyncio.wait_for(anext(waits.trigger.run()), 60))
+            values.append(task.execute_complete(context, json.loads(json.dumps(event.payload))))
+    return {"values": values, "deferred": deferred}
 
 
 def submitted_alone(marker: str) -> dict[str, Any]:
@@ -659,8 +673,7 @@ def killed_before_it_opened() -> dict[str, Any]:
     time.sleep(0.1)
     trigger = trigger_of(job)
     asyncio.run(replaced.on_kill())
-    time.sleep(0.5)
-    lived = not job.status().final
+    lived = not is_cancelled(job._job)
     asyncio.run(trigger.on_kill())
     return {"lived": lived, "status": status_of(job.job_id)}
 
@@ -1338,32 +1351,81 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
 
 
 def internals_there() -> dict[str, Any]:
-    """Look for each name that this package uses of Airflow's inside; the modules that it imports beyond these."""
-    import ast
+    """Look for each name that this package uses of Airflow's inside, and for what it uses beyond these."""
     import importlib
-    from operator import attrgetter
 
     import airflow_kinetic
     from airflow_kinetic.internals import INTERNALS
 
-    missing = []
-    for internal in INTERNALS:
-        module = importlib.import_module(internal.module)
-        for name in internal.names:
-            try:
-                attrgetter(name)(module)
-            except AttributeError:
-                fields = {
-                    field.name for field in getattr(attrgetter(name.partition(".")[0])(module), "__attrs_attrs__", ())
-                }
-                if name.rpartition(".")[2] not in fields:
-                    missing.append(f"{internal.module}.{name}")
+    missing = [
+        f"{internal.module}.{name}"
+        for internal in INTERNALS
+        for name in internal.names
+        if not _is_there(importlib.import_module(internal.module), name)
+    ]
     used: set[str] = set()
     for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "airflow":
                 used.add(str(node.module))
-    return {"missing": missing, "used": sorted(used), "listed": [internal.module for internal in INTERNALS]}
+    listed = [internal.module for internal in INTERNALS]
+    return {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
+
+
+def _is_there(module: Any, name: str) -> bool:
+    """Whether a module holds what is named: a class's field or what its instances are given, too."""
+    owner, _, member = name.partition(".")
+    found = getattr(module, owner, None)
+    return found is not None and (not member or member in _names_of(found))
+
+
+def _names_of(kind: type) -> set[str]:
+    """All that a class and what it is made of call their own."""
+    names = set(dir(kind)) | {field.name for field in getattr(kind, "__attrs_attrs__", ())}
+    for base in kind.__mro__:
+        names |= {*getattr(base, "__annotations__", {}), *_given(base)}
+    return names
+
+
+def _given(kind: type) -> set[str]:
+    """What a class's own methods assign to `self`."""
+    return {node.attr for node in _attributes(kind, "self") if isinstance(node.ctx, ast.Store)}
+
+
+def _attributes(kind: type, *of: str) -> list[ast.Attribute]:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) in of]
+
+
+def _members_used() -> set[str]:
+    """What classes of this package override of Airflow's classes that they are made of, and what they use of them."""
+    import importlib
+    import pkgutil
+
+    import airflow_kinetic
+
+    found: set[str] = set()
+    modules = [
+        importlib.import_module(m.name) for m in pkgutil.walk_packages(airflow_kinetic.__path__, "airflow_kinetic.")
+    ]
+    kinds = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
+    for kind in kinds:
+        airflows = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "airflow"]
+        if not kind.__module__.startswith("airflow_kinetic") or not airflows:
+            continue
+        ours = [base for base in kind.__mro__ if base.__module__.startswith("airflow_kinetic")]
+        own = set().union(*({*vars(base), *getattr(base, "__annotations__", {}), *_given(base)} for base in ours))
+        uses = {node.attr for node in _attributes(kind, "self", "cls") if node.attr not in own}
+        uses |= {node.attr for node in _attributes(kind, "super()")} | set(vars(kind))
+        arguments = {name for base in airflows for name in inspect.signature(base.__init__).parameters}
+        known = {
+            name for base in airflows for name in (*vars(base), *getattr(base, "__annotations__", {}), *_given(base))
+        }
+        found |= {name for name in uses - arguments if name in known or name not in own}
+    return {name for name in found if not name.startswith("__") and name != "_abc_impl"}
 
 
 STORIES: dict[str, Callable[..., dict[str, Any]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
+from airflow_kinetic.internals import INTERNALS
 
 from .conftest import Airflow
 
@@ -120,8 +122,32 @@ PUBLIC = {
 }  # fmt: skip
 
 
+# What its pages on operators, deferring, sensors, links, hooks and templates tell whoever writes one to use or override;
+# an operator's arguments, which its reference lists, count as such, too.
+PUBLIC_MEMBERS = {
+    "defer", "execute", "get_link", "log", "name", "on_kill", "operator_extra_links", "partial", "poke", "run",
+    "serialize", "template_fields", "template_fields_renderers", "ui_color",
+}  # fmt: skip
+
+
 def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:
     """A new release that moves one fails here first."""
     done = airflow("internals_there", home)
     assert done["missing"] == []
     assert set(done["used"]) <= {*PUBLIC, *done["listed"]}
+    listed = {name.partition(".")[2] for internal in INTERNALS for name in internal.names}
+    assert set(done["members"]) - listed == PUBLIC_MEMBERS - listed
+
+
+def test_an_airflow_without_the_decorators_base_says_what_is_lost_and_has_the_operator(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['airflow.sdk.bases.decorator'] = None\n"
+        "from airflow_kinetic import KineticTPUOperator\n"
+        "print(KineticTPUOperator(task_id='train', python_callable=len, accelerator='cpu').task_id)\n"
+        "from airflow_kinetic import kinetic_task"
+    )
+    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
+    assert done.stdout.strip().endswith("train")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith("Without it there is no @task.kinetic: write KineticTPUOperator(python_callable=…) instead")

@@ -92,9 +92,13 @@ def test_a_clear_ends_the_job_that_nobody_was_left_to_end(airflow: Airflow, home
     assert done["raised"] == "JobCancelled"
 
 
-def test_a_clear_can_take_the_value_of_a_job_that_had_succeeded(airflow: Airflow, home: Path, tmp_path: Path) -> None:
-    done = airflow("cleared_after_its_success", home, file=str(tmp_path / "calls"))
+@pytest.mark.parametrize("deferrable", [False, True], ids=["waits", "deferred"])
+def test_a_clear_can_take_the_value_of_a_job_that_had_succeeded(
+    deferrable: bool, airflow: Airflow, home: Path, tmp_path: Path
+) -> None:
+    done = airflow("cleared_after_its_success", home, file=str(tmp_path / "calls"), deferrable=deferrable)
     assert done["values"] == [1, 1, 1, 1, 2], "and the default runs it again"
+    assert done["deferred"] == (2 if deferrable else 0), "only for the jobs that it begins"
 
 
 def test_a_task_that_does_not_wait_gives_the_id_of_its_job_which_goes_on(

@@ -393,6 +393,26 @@ def test_a_read_that_fails_is_never_gone(cloud: Emulator, here: Here, code: int)
     assert here.released(intent)
 
 
+@pytest.mark.parametrize("listing", ["queued_resources", "nodes"])
+def test_a_zone_of_which_a_listing_knows_nothing_just_now_is_never_empty(
+    cloud: Emulator, here: Here, listing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {job: here.intent(job=job) for job in ("job-0123456789ab", "job-111111111111")}
+    for job, intent in both.items():
+        here.submit(intent, job)
+        here.until(intent, PRESENT)
+    zone = intent.placement["zone"]
+    with monkeypatch.context() as patched:
+        nothing = tpu_client.Page([], (f"projects/p/locations/{zone}",))
+        patched.setattr(type(here.backend._tpus), listing, lambda *_: nothing)
+        seen = here.backend.observe([intent.placement for intent in both.values()])
+    assert [one.state for one in seen] == [UNKNOWN, UNKNOWN]
+    assert f"no answer from projects/p/locations/{zone}" in seen[0].message
+    for intent in both.values():
+        assert here.look(intent).state == PRESENT
+        assert here.released(intent)
+
+
 def test_nobody_at_the_other_end_is_never_gone(cloud: Emulator, one: Here) -> None:
     intent = one.intent()
     nowhere = TpuVmBackend(replace(one.settings, emulator_grpc="127.0.0.1:1"))

@@ -58,7 +58,6 @@ def test_the_airflow_example_trains_on_a_slice(cloud: Emulator, tmp_path: Path) 
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
-        "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT": '{"conn_type": "google_cloud_platform", "extra": {"is_anonymous": true}}',
     }
     example = shutil.copy(EXAMPLES / "airflow_retrain.py", dags)
     start("-m", "airflow", "db", "migrate", folder=tmp_path, **environ)

@@ -126,6 +126,7 @@ class CloudJudge(Judge):
         super().__init__(world, ground, plan, identity)  # type: ignore[arg-type]
         self.zones: dict[tuple[str, int], str] = {}
         self.waits: dict[tuple[str, int], float] = {}
+        self.deadlines: dict[tuple[str, int], float] = {}
         self.near_deadline: Callable[[QueuedResource], object] = lambda _queued: None
         self.foreign: set[str] = set()
         self.steady = True  # nobody is ever stopped for long
@@ -289,6 +290,8 @@ class CloudJudge(Judge):
             if self.plan.spot and verdict.kind == wire.CLOSED:  # such capacity goes in many ways
                 return bool(truth.harm)
             return bool(truth.harm & {"notice", "preempted", "maintenance"})
+        if cause == wire.DEADLINE and "its deadline passed" in verdict.reason:
+            return world.now > self.deadlines[job, attempt]
         if cause == wire.DEADLINE:
             started = self.without_hosts_since(job, attempt)
             ages = [
@@ -345,6 +348,7 @@ class CloudJudge(Judge):
         self._check_valid(queued)
         if (early := self.intents.get((job, attempt), 0.0) + self.waits.get((job, attempt), 0.0) - world.now) > 0.0:
             raise Violation(f"{queued.id} is made {early:.1f} s too early")
+        self.deadlines[job, attempt] = queued.told["deadline"]
         world.at(queued.told["deadline"] + LATE, lambda: self._check_expired(queued))
         world.at(queued.told["deadline"] - 100.0 * world.random.random(), lambda: self.near_deadline(queued))
         cancel = world.records.get(names.cancel(job))

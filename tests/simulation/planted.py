@@ -234,12 +234,6 @@ PLANTED = (
         "                continue\n",
     ),
     Planted(
-        "a zone that does not answer has nothing",
-        "backends/tpu_vm.py",
-        "        raise ConnectionError(f\"no answer from {', '.join(unreachable)}\")",
-        "        return",
-    ),
-    Planted(
         "a rate limit leads to another zone",
         "troubles.py",
         "    Row((EXHAUSTED,), rf\"requests per (minute|second|day)|{RATE}\", (), wire.QUOTA, LATER, RATE),\n",

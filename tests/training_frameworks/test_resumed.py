@@ -104,8 +104,16 @@ def in_keras(name: str, dies: bool) -> dict[str, Any]:
     return train({"epochs": EPOCHS, "options": {"name": name}, **({"die": [1, 6]} if dies else {}), **more})
 
 
+def in_two(name: str, dies: bool) -> dict[str, Any]:
+    """Two networks, each with an optimizer of its own that is built by the first step."""
+    from tests.training.keras_program import train
+
+    how = {"epochs": EPOCHS, "options": {"name": name}, "two": "unbuilt"}
+    return train({**how, **({"die": [1, 6]} if dies else {})})
+
+
 def on_torch() -> dict[str, list[dict[str, Any]]]:
-    return each_killed_once({"torch": in_torch, "keras": in_keras})
+    return each_killed_once({"torch": in_torch, "two": in_two, "keras": in_keras})
 
 
 def test_torch_and_keras_on_torch_come_to_the_same_weights(frameworks: Path) -> None:
@@ -114,6 +122,7 @@ def test_torch_and_keras_on_torch_come_to_the_same_weights(frameworks: Path) -> 
     assert killed == whole
     assert "torch: restored the checkpoint of step 12" in log
     check_keras(*found["keras"])
+    check_keras(*found["two"])
 
 
 def check_keras(killed: dict[str, Any], whole: dict[str, Any]) -> None:
@@ -130,7 +139,7 @@ def on_tensorflow() -> tuple[dict[str, list[dict[str, Any]]], str]:
     import keras
     import tensorflow
 
-    found, refused = each_killed_once({"keras": in_keras}), ""
+    found, refused = each_killed_once({"two": in_two, "keras": in_keras}), ""
     rows = tensorflow.data.Dataset.from_generator(lambda: iter(()), output_types=(tensorflow.float32,) * 2)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -148,6 +157,7 @@ def test_keras_on_tensorflow_comes_to_the_same_weights_and_its_global_generator_
     killed, whole = found["keras"]
     check_keras(killed, whole)
     assert killed["drawn"][-14:] == whole["drawn"][-14:]
+    check_keras(*found["two"])
 
 
 # ---- Flax, Optax, Grain, Orbax -----------------------------------------------------------------------------------------

@@ -111,6 +111,16 @@ def check_lines(run: Run, *, hosts: int, steps: int, number: int = 1) -> None:
         assert len(told) == steps if host == 0 else told
     assert max(abs(line.said - line.told) for line in found) < LATE
     assert [line.shown for line in found] == sorted(line.shown for line in found)
+    check_folds(run, number)
+
+
+def check_folds(run: Run, number: int = 1) -> None:
+    """The page folds what lies between two marks of Airflow's own: nothing that a program said may be there."""
+    depth = 0
+    for record in run.log(number):
+        event = str(record.get("event"))
+        depth += event.startswith("::group::") - event.startswith("::endgroup::")
+        assert not depth or not event.startswith("step "), run.text(number)
 
 
 def living(job: JobHandle[Any]) -> list[processes.Process]:

@@ -23,6 +23,7 @@ from .scenes import (
     Scenes,
     begin,
     begun,
+    check_folds,
     check_lines,
     go,
     gone,
@@ -273,8 +274,10 @@ def test_an_execution_timeout_passes_while_the_task_is_deferred(airflow: Airflow
     said = str(run.log())
     assert "out of time after 0:02:00, its execution_timeout" in said
     assert "Pausing task as DEFERRED" in said
-    last = lines(run)[-1][2]
-    assert last - seconds(task["start_date"]) > 100, "and not before"
+    shown = lines(run)
+    assert shown[-1].said - seconds(task["start_date"]) > 100, "and not before"
+    assert [line.step for line in shown] == [int(step) for step in re.findall(r"^step (\d+) at", job.logs(), re.M)]
+    check_folds(run)
 
 
 @scene

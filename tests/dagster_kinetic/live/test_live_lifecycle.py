@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from kinetic_orchestration import JobStatus, attach, list_jobs
 
+from .browser import chromium, page_of, picture
 from .dagster_server import DagsterDev
 
 FOLDER = Path(tempfile.gettempdir(), f"kinetic-live-lifecycle-{os.getpid()}")
@@ -119,6 +121,42 @@ def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev
     (FOLDER / "go").touch()
     dagster_dev.wait(again, "SUCCESS", within=WITHIN)
     assert [f"job-{name}" for name in there()] == [job]
+
+
+@pytest.mark.turn(0)
+@pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium")
+def test_of_two_re_executions_at_once_each_page_says_whose_job_it_follows_and_what_goes_on(
+    dagster_dev: DagsterDev, pictures: Path
+):
+    run = dagster_dev.launch(assets=["waiting_asset"])
+    [job] = wait_for_jobs(dagster_dev, run, 1)
+    os.kill(dagster_dev.run_worker(run), signal.SIGTERM)
+    dagster_dev.wait(run, "FAILURE", "CANCELED", within=WITHIN)
+    first, second = (dagster_dev.reexecute(run, "FROM_FAILURE") for _ in range(2))
+    for again in (first, second):
+        dagster_dev.wait_for_message(again, f"this step goes on with job {job}, which run {run} submitted", WITHIN)
+    follows = rf"run ({first}|{second}) follows it too"
+    dagster_dev.until(lambda: any(said(dagster_dev, again, follows) for again in (first, second)), WITHIN)
+    later, earlier = (first, second) if said(dagster_dev, first, follows) else (second, first)
+    shows(f"{dagster_dev.url}/runs/{later}", f"run {earlier} follows it too", pictures, "run-that-follows-too")
+    dagster_dev.terminate(earlier)
+    dagster_dev.wait(earlier, "CANCELED", within=WITHIN)
+    shows(f"{dagster_dev.url}/runs/{earlier}", f"detached: run {later} still follows", pictures, "run-that-detached")
+    assert attach(job).status() is JobStatus.RUNNING
+    (FOLDER / "go").touch()
+    dagster_dev.wait(later, "SUCCESS", within=WITHIN)
+    assert [f"job-{name}" for name in there()] == [job]  # its body began once
+
+
+def said(dagster_dev: DagsterDev, run: str, pattern: str) -> bool:
+    return any(re.search(pattern, message) for message in dagster_dev.messages(run))
+
+
+def shows(url: str, text: str, pictures: Path, name: str) -> None:
+    with page_of(url) as page:
+        page.get_by_placeholder("Filter…", exact=True).fill(text)  # only rows that are in view are in the page
+        page.get_by_text(text).first.wait_for()
+        picture(page, pictures, name)
 
 
 @pytest.mark.turn(2)
