@@ -90,7 +90,9 @@ class Follower:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
         while self.outcome is None:
             attempt = self.cursor.attempt
-            seen = act.glimpse(self.job, attempt, self.memory, watcher_of(self.job.store, self.job.backend).scene)
+            watcher = watcher_of(self.job.store, self.job.backend)
+            scene, has_newer = watcher.scene_for(self.job.job_id, self.memory)
+            seen = act.glimpse(self.job, attempt, self.memory, scene)
             act.see_held(self.job, attempt, seen, self.memory)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
@@ -123,9 +125,8 @@ class Follower:
             if moves and self.ahead:
                 self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
             self.seen, self.outcome = seen, step.outcome
-            if self.waiting or not any(
-                isinstance(action, lifecycle.Intend | lifecycle.Close | lifecycle.Release) for action in step.actions
-            ):
+            goes_on = (lifecycle.Intend, lifecycle.Close, lifecycle.Release)
+            if not has_newer and (self.waiting or not any(isinstance(action, goes_on) for action in step.actions)):
                 break
         return self.outcome
 
@@ -376,8 +377,8 @@ def follow(
     """To the end, or until the timeout or the stop event: then None, and the job goes on."""
     watcher = watcher_of(follower.job.store, follower.job.backend)
     deadline = None if timeout is None else time.monotonic() + timeout
-    with watcher.following(follower.job.job_id) as rung:
-        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+    job_id, reads = follower.job.job_id, emit is not None
+    with watcher.following(job_id) as rung, watcher.noting(job_id, follower, reads=reads):
         while True:
             rung.clear()
             outcome = follower.step_if_reachable(emit)
@@ -425,8 +426,8 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
     """
     hands = hands_of_this_process()
     watcher = watcher_of(follower.job.store, follower.job.backend)
-    with watcher.following_async(follower.job.job_id) as doze:
-        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+    job_id, reads = follower.job.job_id, emit is not None
+    with watcher.following_async(job_id) as doze, watcher.noting(job_id, follower, reads=reads):
         while True:
             doze.clear()
             outcome = await hands.take(follower, emit)

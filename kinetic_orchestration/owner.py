@@ -7,6 +7,7 @@ for an end have a thread of their own.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.ahead import Several
 from kinetic_orchestration.agent.rules import OWNER_BEAT
 from kinetic_orchestration.errors import JobNotFound
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.parallel import REQUESTS
 
 _Work = Callable[[Sequence[Follower]], object]
@@ -69,14 +70,11 @@ def _beat_for_all(owned: Sequence[Follower]) -> None:
 
 
 def _look_for_ends(owned: Sequence[Follower]) -> None:
-    for follower in owned:
-        try:
-            ended = follower.step() is not None
-        except JobNotFound:
-            ended = True
-        except Exception:  # whoever follows the job hears of it; here it only means that it has not been seen to end
-            continue
-        if ended:
+    """By one look at all of them. Whoever follows a job hears of what is wrong with it; here it only means that its end
+    has not been seen.
+    """
+    for follower, error in step_all(owned, patience=math.inf):
+        if follower.outcome is not None or isinstance(error, JobNotFound):
             with _lock:
                 if _owned.get(follower.job.job_id) is follower:
                     del _owned[follower.job.job_id]

@@ -393,10 +393,10 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
     roll.strike(store, job)
     if spec is not None:
         _pass_on_identity(store, job, spec.data)
-    verdicts = sorted(name for name in records if name.startswith(f"{names.job(job)}attempts/"))
+    verdicts = [name for name in records if name.startswith(names.verdicts(job)) and name.endswith("/verdict.json")]
     beats = [entry.name for entry in store.list(names.beats_of(job))]
     _delete(store, [*(name for name in records if name not in verdicts and name != names.spec(job)), *beats])
-    for name in reversed(verdicts):
+    for name in sorted(verdicts, reverse=True):
         store.delete(name)
 
 

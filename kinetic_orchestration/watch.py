@@ -27,7 +27,7 @@ from kinetic_orchestration.agent.files import Bell
 from kinetic_orchestration.agent.records import Record, Signal
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.backends import Backend
-from kinetic_orchestration.backends.pace import pace_of
+from kinetic_orchestration.backends.pace import Pace, pace_of
 from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_at
@@ -142,11 +142,12 @@ class Memory:
 
     __slots__ = (
         "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
-        "present", "shown", "silence", "told", "verdict", "within", "without",
+        "present", "shown", "silence", "told", "verdict", "within", "without", "woken",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
         self.within = within
+        self.woken = False  # by a watcher, also once a zone was looked at that might not be looked at before
         self.attempt = 0
         self.cancel: Record | None = None
         self.forget()
@@ -158,7 +159,7 @@ class Memory:
         self.hint: object = None
         self.asked = 0.0
         self.not_before = 0.0
-        self.overlooked = False  # the newest look left its zone out, and whatever the next one sees is news
+        self.overlooked = False  # the newest look left its zone out: whatever the next one sees of it is news
         self.present = 0.0  # since when its hosts were seen to be there
         self.shown = 0.0  # when they were last
         self.without = 0.0  # when none of them was, before that
@@ -231,12 +232,14 @@ class Scene:
         placements: Mapping[str, Mapping[str, Any]],
         read: Container[str] | None = None,
         before: Scene | None = None,
+        *,
+        paced: bool = False,
     ) -> Scene:
         """The time first, so that no age is too great; beats before the backend, as in `look`. What devices do is only
         kept of the jobs that are `read`, if that is given: it is more than all the rest, and no two hosts' are alike.
 
-        A zone that this process may not look at yet is left out: of its jobs stands what was seen in the scene
-        `before`, for their signatures, and nothing follows from it.
+        `paced`, for those whom a watcher wakes later: a zone that this process may not look at yet is left out. Of its
+        jobs stands what was seen in the scene `before`, for their signatures, and nothing follows from it.
         """
         taken = store.now()
         heard: dict[str, tuple[Heard, ...]] = {}
@@ -244,8 +247,9 @@ class Scene:
             job, _, name = signal.name.removeprefix(names.BEATS).partition("/")
             job = sys.intern(job)
             heard[job] = (*heard.get(job, ()), _heard(name, signal, read is None or job in read))
-        allowed = {pace: pace is None or pace.take() for pace in dict.fromkeys(map(pace_of, placements.values()))}
-        asked = {job: placement for job, placement in placements.items() if allowed[pace_of(placement)]}
+        paces = {job: pace_of(placement) for job, placement in placements.items()}
+        allowed = {pace: pace is None or pace.take(owing=not paced) for pace in dict.fromkeys(paces.values())}
+        asked = {job: placement for job, placement in placements.items() if allowed[paces[job]]}
         observed = map(_same, backend.observe(list(asked.values()))) if asked else ()
         observations = dict(zip(asked, observed, strict=True))
         unlooked = frozenset(placements.keys() - asked.keys())
@@ -307,9 +311,10 @@ def _look_from_afar(
         scene is None
         or scene.taken <= memory.not_before
         or (intent is not None and scene.placements.get(job_id, {}) != intent.placement)  # another attempt's, or none
+        or (job_id in scene.unlooked and not memory.woken)
     ):
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
-        scene = Scene.take(store, backend, names.beats_of(job_id), placements)
+        scene = Scene.take(store, backend, names.beats_of(job_id), placements, paced=memory.woken)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
     seen = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
     now, observation, memory.overlooked = scene.taken, seen or unseen(intent), seen is NOT_YET
@@ -364,8 +369,25 @@ class Watcher:
         del restless  # a look is cheap here, so all of them are
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
 
+    def scene_for(self, job_id: str, memory: Memory) -> tuple[Scene | None, bool]:
+        """Return the scene for the next step of a follower, and whether there is a newer one, for another step."""
+        del job_id, memory
+        return None, False
+
     def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:
         """What the watcher of a remote store has to know of a job; a bell needs nothing."""
+
+    def forget(self, job_id: str, follower: Followed) -> None:
+        """One of those who follow it does so no more."""
+
+    @contextmanager
+    def noting(self, job_id: str, follower: Followed, *, reads: bool) -> Iterator[None]:
+        """For one that follows it for a while."""
+        self.note(job_id, follower, reads=reads)
+        try:
+            yield
+        finally:
+            self.forget(job_id, follower)
 
     @contextmanager
     def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
@@ -444,7 +466,8 @@ class Distant(Watcher):
         super().__init__(store)
         self._store = store
         self._backend = backend
-        self._noted: dict[str, Followed] = {}
+        self._noted: dict[str, tuple[Followed, ...]] = {}
+        self._looked: dict[Pace | None, Scene] = {}  # of each zone, the newest scene in which it was looked at
         self._reading: dict[str, float] = {}  # jobs whose log somebody reads, and when their hosts are told so again
         self._signatures: dict[str, int] = {}
         self._observed = 0.0
@@ -464,14 +487,34 @@ class Distant(Watcher):
         steady, at_once = (PACE, 10 * SEEN_PER_SECOND) if self._reading else (UNSEEN_PACE, SEEN_PER_SECOND)
         return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)
 
+    def scene_for(self, job_id: str, memory: Memory) -> tuple[Scene | None, bool]:
+        """One that was woken because its zone was looked at sees that, however late it comes: the scenes after it
+        may have left the zone out again.
+        """
+        newest, intent = self.scene, memory.intent
+        if newest is not None and memory.overlooked and job_id in newest.unlooked and intent is not None:
+            looked = self._looked.get(pace_of(intent.placement))
+            if looked is not None and looked.taken > max(memory.looked, memory.not_before):
+                return looked, True
+        return newest, False
+
     def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:
         with self._lock:
-            if self._noted.get(job_id) is not follower:
+            others = self._noted.get(job_id, ())
+            if follower not in others:
                 self._since = time.monotonic()  # of the youngest: it is the one that may be short
                 self._joined.set()
-            self._noted[job_id] = follower
+                self._noted[job_id] = (*others, follower)
+                follower.memory.woken = True
             if reads:
                 self._reading.setdefault(job_id, 0.0)
+
+    def forget(self, job_id: str, follower: Followed) -> None:
+        with self._lock:
+            others = tuple(other for other in self._noted.pop(job_id, ()) if other is not follower)
+            follower.memory.woken = False
+            if others:
+                self._noted[job_id] = others
 
     @contextmanager
     def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
@@ -504,8 +547,10 @@ class Distant(Watcher):
         super()._remove(job_id, wake)
         with self._lock:
             if job_id not in self._waiting:
-                for table in (self._noted, self._reading, self._signatures):
-                    table.pop(job_id, None)
+                for follower in self._noted.pop(job_id, ()):
+                    follower.memory.woken = False
+                self._reading.pop(job_id, None)
+                self._signatures.pop(job_id, None)
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -519,7 +564,7 @@ class Distant(Watcher):
                 if self._waiting:
                     idle_since = time.monotonic()
                 elif time.monotonic() - idle_since > 2.0:
-                    self._running, self.scene = False, None
+                    self._running, self.scene, self._looked = False, None, {}
                     return
             if not waiting:
                 continue
@@ -532,25 +577,27 @@ class Distant(Watcher):
             except Exception:  # whatever it is: all followers rely on this thread, and none would hear of its end
                 self.scene = None  # each follower asks for itself, and hears what is the matter
 
-    def _wait_for_zones(self, noted: Mapping[str, Followed]) -> float:
+    def _wait_for_zones(self, noted: Mapping[str, tuple[Followed, ...]]) -> float:
         """Return the seconds until this process may look at each zone of several jobs. One job alone need not wait for
         its zone to hear what its hosts say.
         """
-        placements = (intent.placement for follower in noted.values() if (intent := follower.memory.intent) is not None)
-        jobs = Counter(map(pace_of, placements))
+        jobs = Counter(map(pace_of, _placements(noted).values()))
         return max((pace.wait() for pace, number in jobs.items() if pace is not None and number > 1), default=0.0)
 
-    def _look(self, waiting: Sequence[str], noted: Mapping[str, Followed]) -> None:
+    def _look(self, waiting: Sequence[str], noted: Mapping[str, tuple[Followed, ...]]) -> None:
         """Of jobs, and of batches, which have a ring only."""
         prefix = names.beats_of(waiting[0]) if len(waiting) == 1 else names.BEATS
-        placements = {job: i.placement for job in noted if (i := noted[job].memory.intent) and i.placement}
+        placements = _placements(noted)
         with self._lock:
             reading = frozenset(self._reading)
-        scene = Scene.take(self._store, self._backend, prefix, placements, reading, self.scene)
+        scene = Scene.take(self._store, self._backend, prefix, placements, reading, self.scene, paced=True)
+        zones = {job: pace_of(placement) for job, placement in placements.items()}
+        looked = {zone: scene for job, zone in zones.items() if job not in scene.unlooked}
+        self._looked = {zone: found for zone, found in self._looked.items() if zone in zones.values()} | looked
         self.scene = scene
-        missed = {job for job, of in noted.items() if of.memory.overlooked and job not in scene.unlooked}
         for job in waiting:
-            if (signature := scene.signature(job)) != self._signatures.get(job) or job in missed:
+            missed = job not in scene.unlooked and any(one.memory.overlooked for one in noted.get(job, ()))
+            if (signature := scene.signature(job)) != self._signatures.get(job) or missed:
                 self._signatures[job] = signature
                 with self._lock:
                     wakes = list(self._waiting.get(job, ()))
@@ -569,6 +616,17 @@ class Distant(Watcher):
             with self._lock:
                 if job in self._reading:
                     self._reading[job] = now + pause
+
+
+def _placements(noted: Mapping[str, tuple[Followed, ...]]) -> dict[str, Mapping[str, Any]]:
+    """Of each job, that of the newest attempt at which one of its followers is."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for job, followers in noted.items():
+        intents = [follower.memory.intent for follower in followers]
+        placed = [intent for intent in intents if intent is not None and intent.placement]
+        if placed:
+            found[job] = max(placed, key=lambda intent: intent.attempt).placement
+    return found
 
 
 class Rung:

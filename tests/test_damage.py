@@ -104,18 +104,33 @@ def test_of_a_job_that_has_ended_any_record_may_be_damaged(kind: str, capsys: py
             assert damaged in [record.data for record in left if record is not None], name
 
 
-RUNNING = ["in/spec.json", "in/attempts/1/intent.json", "started.json", "cancel.json", "identity", "beat"]
+RUNNING = ["in/spec.json", "in/attempts/1/intent.json", "started.json", "identity", "beat"]
+# What others write while it runs.
+BESIDE = {
+    "cancel": (names.cancel, {"reason": "enough", "by": "me", "writer": "w"}),
+    "owner": (names.owner, {"writer": "w", "number": 3}),
+    "keeper": (names.keeper, {"keeper": "a trigger", "within": 600.0}),
+    "ready": (lambda job: names.ready(job, 1), {"since": 1.0, "writer": "w"}),
+    "refused": (lambda job: names.refused(job, 1), {"writer": "w"}),
+    "freed": (lambda job: names.freed(job, 1), {"writer": "w"}),
+    "left": (lambda job: names.left(job, 1), {"writer": "w"}),
+}
 
 
-@pytest.mark.parametrize("which", RUNNING)
-def test_of_a_job_that_runs(kind: str, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("which", [*RUNNING, *BESIDE])
+def test_of_a_job_that_runs(
+    kind: str, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It can be cancelled, and nothing of it is left; its key begins anew."""
+    if which == "owner":  # else nobody looks at it
+        monkeypatch.setenv("KINETIC_ON_OWNER_LOST", "abort")
     job = submitted("running", waits, str(tmp_path / "never"))
     store, backend = job._job.store, job._job.backend
     while job.status().value != "RUNNING":
         time.sleep(0.01)
-    if which == "cancel.json":
-        store.put(names.cancel(job.job_id), flipped(wire.encode({"reason": "enough", "by": "me", "writer": "w"}), 83))
+    if which in BESIDE:
+        name_of, fields = BESIDE[which]
+        store.put(name_of(job.job_id), flipped(wire.encode(fields), 83))
     else:
         (name,) = [
             name

@@ -174,6 +174,26 @@ def test_the_signature_of_one_job_is_none_for_another(stranger: Path) -> None:
     assert "not signed" in act.open_job(other.job_id, one.store, one.backend, believed).doubt
 
 
+def test_a_signature_that_a_flipped_bit_damaged_vouches_for_nothing_and_a_job_of_this_machine_goes_on(
+    stranger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who submitted it knows it still; to others it is as if it had none."""
+    monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
+    job = submitted(plain)
+    store, name = job._job.store, names.signature(job.job_id, job._job.spec_digest)
+    record = store.read(name)
+    assert record is not None
+    for bit in range(0, 8 * len(record.data), 37):
+        damaged = bytearray(record.data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        store.put(name, bytes(damaged))
+        assert attach(job.job_id)._job.doubt == ""
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("KINETIC_HOME", str(tmp_path / "third"))
+            assert "not signed" in attach(job.job_id)._job.doubt, bit
+    assert job.result(timeout=60) == plain()
+
+
 def test_the_key_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, shared_home: Path) -> None:
     monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
     here = settings.load()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
-from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Scene, _same, look, watcher_of
+from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of
 from tests.on_cloud import Place, enter_deployment
 
 ONE, TWO = "job-000000000001", "job-000000000002"
@@ -236,36 +236,108 @@ def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is
     monkeypatch.setattr(pace, "_paces", {("p", "here"): pace.Pace(per_second=1e-9, at_once=1)})
     backend = Seeing(Path(store.root), 1, store.url, "test")
     places = {ONE: {"project": "p", "zone": "here", "job": ONE}, TWO: {"project": "p", "zone": "there", "job": TWO}}
-    first = Scene.take(store, backend, names.BEATS, places)
-    second = Scene.take(store, backend, names.BEATS, places, None, first)
+    first = Scene.take(store, backend, names.BEATS, places, paced=True)
+    second = Scene.take(store, backend, names.BEATS, places, None, first, paced=True)
     assert backend.asked == [ONE, TWO, TWO]
     assert [scene.observation(ONE) for scene in (first, second)] == [Observation(PRESENT), Observation(UNKNOWN)]
     assert second.observation(TWO) == Observation(PRESENT)
     assert first.signature(ONE) == second.signature(ONE)
     beat(store, ONE)
-    third = Scene.take(store, backend, names.BEATS, places, None, second)
+    third = Scene.take(store, backend, names.BEATS, places, None, second, paced=True)
     assert third.heard[ONE] and third.signature(ONE) != second.signature(ONE)
     moved = {**places, ONE: {**places[ONE], "attempt": 2}}
-    assert Scene.take(store, backend, names.BEATS, moved, None, third).observations.keys() == {TWO}
+    assert Scene.take(store, backend, names.BEATS, moved, None, third, paced=True).observations.keys() == {TWO}
+
+
+@pytest.fixture
+def paced(
+    cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[..., Place]:
+    """A place whose zone this process may look at so often."""
+
+    def made(**how: float) -> Place:
+        place = Place(cloud, ("us-east5-a",))
+        zone = place.backend.place(place.plan, ONE, 1)
+        monkeypatch.setattr(pace, "_paces", {(zone["project"], zone["zone"]): pace.Pace(**how)})
+        return place
+
+    enter_deployment(cloud, monkeypatch, request)
+    return made
+
+
+def test_whom_nobody_wakes_later_looks_at_once_and_others_wait_for_that(paced: Callable[..., Place]) -> None:
+    """Such as one that asks for the state of many jobs in turn, or for an end and is gone."""
+    place = paced(per_second=1e-9, at_once=1)
+    jobs = [OfOneJob(place, number) for number in range(1, 4)]
+    for job in jobs:
+        job.memory.attempt = 1
+        seen = look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
+        assert seen.observation.state == ABSENT
+    watcher = Distant(place.store, place.backend)
+    for job in jobs[:2]:
+        watcher.note(job.job_id, job, reads=False)
+    watcher._look([job.job_id for job in jobs], dict(watcher._noted))
+    assert watcher.scene is not None and watcher.scene.unlooked == {job.job_id for job in jobs[:2]}
+    for job, state in zip(jobs, (UNKNOWN, UNKNOWN, ABSENT), strict=True):
+        seen = look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory, scene=watcher.scene)
+        assert seen.observation.state == state
+    watcher.forget(jobs[0].job_id, jobs[0])
+    alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, 1, memory=jobs[0].memory)
+    assert alone(scene=watcher.scene).observation.state == ABSENT, "as it is woken no more"
+
+
+def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a_scene_after_it_left_its_zone_out(
+    paced: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = paced(per_second=1e-9, at_once=1)
+    watcher, two = Distant(place.store, place.backend), [OfOneJob(place, 1), OfOneJob(place, 1)]
+    rung = Rung(watcher)
+    monkeypatch.setattr(watcher, "_running", True)  # what its thread does is done here
+    rung.follow(two[0].job_id)
+    for follower in two:
+        follower.memory.attempt = 1
+        watcher.note(follower.job_id, follower, reads=False)
+    turn = [list(watcher._waiting), dict(watcher._noted)]
+
+    def step(follower: OfOneJob) -> tuple[str, bool]:
+        scene, has_newer = watcher.scene_for(follower.job_id, follower.memory)
+        seen = look(place.store, place.backend, follower.job_id, 1, 1, memory=follower.memory, scene=scene)
+        return seen.observation.state, has_newer
+
+    watcher._look(*turn)
+    watcher._look(*turn)
+    assert [step(follower) for follower in two] == [(UNKNOWN, False)] * 2
+    for follower in reversed(two):
+        rung.clear()
+        pace_of(two[0].memory.intent.placement)._left = 1.0
+        watcher._look(*turn)
+        assert rung.clear() == {follower.job_id}, "one of them has not seen it yet"
+        watcher._look(*turn)
+        assert watcher.scene.unlooked == {follower.job_id}
+        assert step(follower) == (ABSENT, True)
+        follower.memory.overlooked = False
+    rung.close()
+    assert not any(follower.memory.woken for follower in two)
 
 
 def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_though_it_be_as_before(
-    cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    paced: Callable[..., Place],
 ) -> None:
     """What the watcher saw before is what the follower has not seen: without a ring it would sleep for ten seconds."""
-    enter_deployment(cloud, monkeypatch, request)
-    place = Place(cloud, ("us-east5-a",))
+    place = paced(per_second=2.0, at_once=1)
     watcher, job = Distant(place.store, place.backend), OfOneJob(place, 1)
     job.memory.attempt = 1
     seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
-    zone = place.backend.place(place.plan, job.job_id, 1)
-    monkeypatch.setattr(pace, "_paces", {(zone["project"], zone["zone"]): pace.Pace(per_second=2.0, at_once=1)})
-    with watcher.following(job.job_id) as rung:
-        watcher.note(job.job_id, job, reads=False)
+    with watcher.following(job.job_id) as rung, watcher.noting(job.job_id, job, reads=False):
         while not rung.wait(0.1) or watcher.scene is None or job.job_id in watcher.scene.unlooked:
             pass
         while seen().observation.state != UNKNOWN:
             pass
         rung.clear()
-        assert rung.wait(5.0)
-        assert seen(scene=watcher.scene).observation.state == ABSENT
+        deadline = time.monotonic() + 60.0
+        while True:
+            assert rung.wait(5.0)
+            rung.clear()
+            if seen(scene=watcher.scene_for(job.job_id, job.memory)[0]).observation.state == ABSENT:
+                break
+            assert time.monotonic() < deadline

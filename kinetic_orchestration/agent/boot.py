@@ -280,14 +280,16 @@ def end_slice(resource: str, longest: float = 60.0, taken: Callable[[], object] 
 def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> bool:
     """After one more try to delete both; no answer, however strange, ends the tries."""
     try:
-        status = delete_slice(resource)
-        if status in (200, 404) and taken:
-            taken.pop()()
+        status, ends = delete_slice(resource), False
         if status == 404 and not _is_there(resource):
-            if not _is_there(node):
-                return True
-            say(f"{resource} is gone, and its node is not: {node} is deleted")
-            request("DELETE", f"{endpoint('tpu')}/v2/{node}", patience=10.0)
+            if ends := not _is_there(node):
+                status = 200
+            else:
+                say(f"{resource} is gone, and its node is not: {node} is deleted")
+                status = request("DELETE", f"{endpoint('tpu')}/v2/{node}", patience=10.0).status
+        if status == 200 and taken:
+            taken.pop()()
+        return ends
     except Exception as error:
         try:
             say(f"{resource} could not be deleted yet: {type(error).__name__}: {error}")

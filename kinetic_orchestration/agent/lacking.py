@@ -73,8 +73,8 @@ def _of_orchestrator(error: BaseException) -> str:
 
 def _is_installed(name: str, frames: TracebackType) -> bool:
     """Whether a module came with this interpreter or was installed beside it, and is not the user's own."""
-    file = getattr(sys.modules.get(name), "__file__", None) or frames.tb_frame.f_code.co_filename
-    return str(file).startswith(("<frozen", sys.prefix + os.sep, sys.base_prefix + os.sep))
+    file = str(getattr(sys.modules.get(name), "__file__", None) or frames.tb_frame.f_code.co_filename)
+    return file.startswith(("<frozen", sys.prefix + os.sep, sys.base_prefix + os.sep)) or "site-packages" in file
 
 
 def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:

@@ -1,4 +1,6 @@
-"""How often one process looks at one zone, whatever is followed there: the quota that looks spend is the project's."""
+"""How often the followers of one process look at one zone, whatever they follow there: looks spend the project's quota.
+Who only asks once looks at once, and they wait the longer.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,15 @@ class Pace:
             self._refill()
             return max(0.0, 1.0 - self._left) / self._rate
 
-    def take(self) -> bool:
-        """Take the next look; False if it may not be made yet."""
+    def take(self, *, owing: bool = False) -> bool:
+        """Take the next look; False if it may not be made yet. `owing`: it is made all the same, and those that can
+        wait do so the longer.
+        """
         with self._lock:
             self._refill()
-            if self._left < 1.0:
+            if self._left < 1.0 and not owing:
                 return False
-            self._left -= 1.0
+            self._left = max(self._left - 1.0, -self._most)
             return True
 
     def _refill(self) -> None:

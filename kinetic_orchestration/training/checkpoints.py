@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -156,22 +157,24 @@ class Checkpoints:
     def _without_nan(self, newest: Commit | None) -> Commit | None:
         """Of those after a number that was none, of which nothing would come but such numbers: one before them, if
         there is one, and they are kept no longer."""
-        found, passed = newest, []
-        while found is not None and not found.finite and self._has_nan(found):
+        found, passed, until = newest, [], time.monotonic() + PATIENCE / 2  # as other hosts wait for this one
+        while found is not None and not found.finite and (why := self._nan_of(found, until)):
             passed.append(found)
-            self.shelf.torn[found.folder] = "its state holds NaN"
+            self.shelf.torn[found.folder] = why
             found = self.shelf.newest()
         for one in passed if found is None else ():
             del self.shelf.torn[one.folder]
         return found or newest
 
-    def _has_nan(self, record: Commit) -> bool:
-        """In the part of any host."""
+    def _nan_of(self, record: Commit, until: float) -> str:
+        """In the part of any host; also if that cannot be told in time. "" if there is none."""
         for host in range(record.hosts):
+            if time.monotonic() > until:
+                return "a loss or metric before it was no number, and there was no time to look through its state"
             with contextlib.suppress(parts.Torn), self.shelf.opened(record, host) as part:  # what is torn is told later
                 if part.has_nan():
-                    return True
-        return False
+                    return "its state holds NaN"
+        return ""
 
     def _pass_over(self, folder: str, why: str) -> None:
         self.shelf.torn[folder] = why

@@ -178,7 +178,7 @@ def refuse_spread(state: Any) -> None:
     for path, leaf in named(state):
         if hasattr(leaf, "load_state_dict") and (ways := _ways(leaf)) is not None:
             held = _parameters(leaf)
-            if any(map(_is_spread, held)) or (not held and _holds_spread(ways[0]())):
+            if any(map(_is_spread, held)) or (not held and _gives_spread(ways[0])):
                 raise Unstorable(_SPREAD.format(path or "the state"))
 
 
@@ -190,6 +190,14 @@ def _parameters(kept: Any) -> list[Any]:
     for group in groups if isinstance(groups, list) else []:
         held += group.get("params", []) if isinstance(group, dict) else []
     return held
+
+
+def _gives_spread(state: Callable[[], Any]) -> bool:
+    """One that has no state before its first step may raise: its first checkpoint tells then."""
+    try:
+        return _holds_spread(state())
+    except Exception:
+        return False
 
 
 def _holds_spread(value: Any) -> bool:

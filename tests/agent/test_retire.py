@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +105,25 @@ def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkey
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
     retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
     assert at_delete[:2] == [None, None] and None not in at_delete[2:] and len(set(at_delete[2:])) == 1
+
+
+def test_a_node_that_is_left_without_its_queued_resource_is_charged_for_until_its_own_delete_call_is_taken(
+    records: CloudRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = [403, 503, 200, 200], list[bool]()
+
+    def request(method: str, _url: str, **_how: object) -> SimpleNamespace:
+        assert method == "DELETE"
+        asked.append(records.read(names.left(JOB, 1)) is not None)
+        return SimpleNamespace(status=answers[len(asked) - 1])
+
+    monkeypatch.setattr(boot, "delete_slice", lambda _resource: 404)
+    monkeypatch.setattr(boot, "request", request)
+    monkeypatch.setattr(boot, "_is_there", lambda name: "/nodes/" in name and len(asked) < len(answers))
+    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    assert asked == [False, False, False, True]
 
 
 def test_a_store_that_cannot_be_told_keeps_no_slice_alive(

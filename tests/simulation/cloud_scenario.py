@@ -416,13 +416,17 @@ class CloudJudge(Judge):
             raise Violation(f"{machine.name} deletes its slice {age:.0f} s after the verdict")
 
     def _at_work(self, queued: QueuedResource) -> list[str]:
-        """The machines of a slice whose agents have begun and not ended."""
+        """The machines of a slice whose agents have begun and not ended, as far as anybody could hear of it: between its
+        first record and its first beat an agent has done nothing yet."""
 
         def has(machine: Any, what: str) -> bool:
             return names.host(machine.job, machine.attempt, machine.index, what) in self.world.records
 
+        def has_spoken(machine: Any) -> bool:
+            return names.beat(machine.job, machine.attempt, machine.index) in self.world.records
+
         mine = [machine for machine in self.ground.living if machine.node.queued is queued]
-        return [one.name for one in mine if has(one, "started.json") and not has(one, "done.json")]
+        return [one.name for one in mine if has(one, "started.json") and has_spoken(one) and not has(one, "done.json")]
 
     def check_requests(self) -> None:
         """Of a healed world: nobody asks more than who they are and how long they live explain."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("kinetic_orchestration", "tests/simulation", "pyproject.toml")
-SEEDS = 5_000
+SEEDS = 20_000
 
 
 class Planted(NamedTuple):

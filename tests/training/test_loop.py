@@ -25,7 +25,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
-from kinetic_orchestration.training import beside, loop, trees
+from kinetic_orchestration.training import beside, checkpoints, loop, trees
 from tests.bucket import unsummed
 from tests.training.conftest import Host
 
@@ -236,6 +236,27 @@ def test_after_numbers_that_are_none_the_next_attempt_goes_on_before_them(
     assert "is not restored: its state holds NaN; another one is looked for" in capfd.readouterr().err
     assert there.steps() == [3, 7], "the ones before were removed"
     assert (train("sound", 1.0), train("only", 1.0)) == (7, 7)
+
+
+def test_of_a_state_that_cannot_be_looked_through_in_time_the_worse_is_taken(
+    host: Become, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other hosts wait for that look."""
+
+    def train() -> int:
+        with kinetic.Training(every=1, keep=1, name="t", log_every=1) as training:
+            begun = training.restore(state())[1]
+            for number in range(begun + 1, 8):
+                training.step(number, state(1.0), loss=float("inf") if number > 3 else 1.0)
+        return begun
+
+    host()
+    assert train() == 0
+    host(attempt=2)
+    monkeypatch.setattr(checkpoints, "PATIENCE", -1.0)
+    assert train() == 3
+    said = "is not restored: a loss or metric before it was no number, and there was no time to look through its state"
+    assert said in capfd.readouterr().err
 
 
 def test_numbers_that_are_none_in_the_part_of_any_host_are_passed_over(

@@ -75,6 +75,16 @@ def test_a_trainer_that_knows_of_one_host_is_told_as_idle_once(
     assert done.stderr.splitlines() == (lines if (hosts, index) == (2, 0) else [])
 
 
+def test_a_trainer_of_another_kind_than_is_known_trains_all_the_same(
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    join = json.dumps({"coordinator": "127.0.0.1:1", "hosts": 2, "index": 0})
+    unknown = "import lightning\nlightning.Trainer.world_size = property(lambda _: 1 // 0)\n"
+    done = run(f"{unknown}{TRAIN.format(folder='out')}", **{distributed.JOIN: join})
+    assert done.stdout == "trained\n"
+    assert done.stderr.count("kinetic: ") == 1, "of the one that is known"
+
+
 def test_a_trainer_that_takes_a_bucket_for_a_folder_says_where_it_writes(
     run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
