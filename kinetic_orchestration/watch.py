@@ -248,7 +248,7 @@ class Scene:
             job = sys.intern(job)
             heard[job] = (*heard.get(job, ()), _heard(name, signal, read is None or job in read))
         paces = {job: pace_of(placement) for job, placement in placements.items()}
-        allowed = {pace: pace is None or pace.take(owing=not paced) for pace in dict.fromkeys(paces.values())}
+        allowed = {pace: pace is None or not paced or pace.take() for pace in dict.fromkeys(paces.values())}
         asked = {job: placement for job, placement in placements.items() if allowed[paces[job]]}
         observed = map(_same, backend.observe(list(asked.values()))) if asked else ()
         observations = dict(zip(asked, observed, strict=True))

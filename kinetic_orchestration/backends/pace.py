@@ -1,5 +1,5 @@
 """How often the followers of one process look at one zone, whatever they follow there: looks spend the project's quota.
-Who only asks once looks at once, and they wait the longer.
+Who only asks once looks at once, and takes nothing of it away.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ class Pace:
             self._refill()
             return max(0.0, 1.0 - self._left) / self._rate
 
-    def take(self, *, owing: bool = False) -> bool:
-        """Take the next look; False if it may not be made yet. `owing`: it is made all the same, and those that can
-        wait do so the longer.
-        """
+    def take(self) -> bool:
+        """Take the next look; False if it may not be made yet."""
         with self._lock:
             self._refill()
-            if self._left < 1.0 and not owing:
+            if self._left < 1.0:
                 return False
-            self._left = max(self._left - 1.0, -self._most)
+            self._left -= 1.0
             return True
 
     def _refill(self) -> None:

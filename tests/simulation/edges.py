@@ -103,6 +103,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         the next is intended.
         """
         task = worlds[-1].current if worlds else None
+        if task is not None:
+            task.look_called = worlds[-1].now
         if task is not None and not store.remote:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)

@@ -164,7 +164,7 @@ class Judge:
         """By what a verdict says of its attempt's place are attempts counted, whatever intent is written after it."""
         intent, task = self.intents.get((job, attempt)), self.world.current
         assert task is not None
-        if unplaced and intent is not None and intent < task.look_began:
+        if unplaced and intent is not None and intent < min(task.look_began, task.look_called):
             raise Violation(f"{task.name} says that attempt {attempt} of {job} has no place, whose intent it could see")
         if not unplaced and intent is None:
             raise Violation(f"{task.name} says that attempt {attempt} of {job} had a place, which nobody intended")

@@ -55,8 +55,8 @@ class Task:
     """A process: a client, or the agent of a host; or one more thread of a process, which ends with it."""
 
     __slots__ = (
-        "asked", "dead", "first", "greenlet", "last", "look_began", "machine", "name", "number", "odds", "process",
-        "skew", "threads",
+        "asked", "dead", "first", "greenlet", "last", "look_began", "look_called", "machine", "name", "number", "odds",
+        "process", "skew", "threads",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, machine: str, odds: Odds, skew: float) -> None:
@@ -66,7 +66,8 @@ class Task:
         self.odds = odds
         self.skew = skew  # of its own clock, which nothing may depend on
         self.dead = False
-        self.look_began = 0.0
+        self.look_began = 0.0  # what was there by then it could see,
+        self.look_called = 0.0  # but for an intent, which is read first, and then perhaps a list that takes long
         self.greenlet: Any = None
         self.process = self
         self.threads: list[Task] = []
