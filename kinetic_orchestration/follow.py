@@ -377,21 +377,25 @@ def follow(
     """To the end, or until the timeout or the stop event: then None, and the job goes on."""
     watcher = watcher_of(follower.job.store, follower.job.backend)
     deadline = None if timeout is None else time.monotonic() + timeout
-    job_id, reads = follower.job.job_id, emit is not None
-    with watcher.following(job_id) as rung, watcher.noting(job_id, follower, reads=reads):
-        while True:
-            rung.clear()
-            outcome = follower.step_if_reachable(emit)
-            if on_step is not None:
-                on_step(follower)
-            if outcome is not None:
-                return outcome
-            look_at = time.monotonic() + watcher.pace(restless=follower.restless)
-            while (now := time.monotonic()) < look_at:
-                if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
-                    return None
-                if rung.wait(min(LONGEST_SLEEP, look_at - now, deadline - now if deadline is not None else look_at)):
-                    break
+    with watcher.following(follower.job.job_id) as rung:
+        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+        try:
+            while True:
+                rung.clear()
+                outcome = follower.step_if_reachable(emit)
+                if on_step is not None:
+                    on_step(follower)
+                if outcome is not None:
+                    return outcome
+                look_at = time.monotonic() + watcher.pace(restless=follower.restless)
+                while (now := time.monotonic()) < look_at:
+                    if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
+                        return None
+                    within = min(LONGEST_SLEEP, look_at - now, deadline - now if deadline is not None else look_at)
+                    if rung.wait(within):
+                        break
+        finally:
+            watcher.forget(follower.job.job_id, follower)
 
 
 def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tuple[Follower, Exception | None]]:
@@ -426,16 +430,19 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
     """
     hands = hands_of_this_process()
     watcher = watcher_of(follower.job.store, follower.job.backend)
-    job_id, reads = follower.job.job_id, emit is not None
-    with watcher.following_async(job_id) as doze, watcher.noting(job_id, follower, reads=reads):
-        while True:
-            doze.clear()
-            outcome = await hands.take(follower, emit)
-            if outcome is not None:
-                return outcome
-            if pause:
-                await asyncio.sleep(pause)
-            await doze.sleep(watcher.pace(restless=follower.restless))
+    with watcher.following_async(follower.job.job_id) as doze:
+        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+        try:
+            while True:
+                doze.clear()
+                outcome = await hands.take(follower, emit)
+                if outcome is not None:
+                    return outcome
+                if pause:
+                    await asyncio.sleep(pause)
+                await doze.sleep(watcher.pace(restless=follower.restless))
+        finally:
+            watcher.forget(follower.job.job_id, follower)
 
 
 class Hands:

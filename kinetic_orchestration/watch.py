@@ -381,15 +381,6 @@ class Watcher:
         """One of those who follow it does so no more."""
 
     @contextmanager
-    def noting(self, job_id: str, follower: Followed, *, reads: bool) -> Iterator[None]:
-        """For one that follows it for a while."""
-        self.note(job_id, follower, reads=reads)
-        try:
-            yield
-        finally:
-            self.forget(job_id, follower)
-
-    @contextmanager
     def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
         """For those who look at many jobs and their attempts once, and do not wait. Looks are cheap here."""
         del wanted

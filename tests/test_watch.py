@@ -309,14 +309,16 @@ def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a
     watcher._look(*turn)
     assert [step(follower) for follower in two] == [(UNKNOWN, False)] * 2
     for follower in reversed(two):
-        rung.clear()
-        pace_of(two[0].memory.intent.placement)._left = 1.0
-        watcher._look(*turn)
-        assert rung.clear() == {follower.job_id}, "one of them has not seen it yet"
-        watcher._look(*turn)
-        assert watcher.scene.unlooked == {follower.job_id}
-        assert step(follower) == (ABSENT, True)
-        follower.memory.overlooked = False
+        found, deadline = ("", False), time.monotonic() + 60.0
+        while found != (ABSENT, True):  # at the first time, unless the store's time went back a moment
+            assert found != (ABSENT, False) and time.monotonic() < deadline
+            rung.clear()
+            pace_of(two[0].memory.intent.placement)._left = 1.0
+            watcher._look(*turn)
+            assert rung.clear() == {follower.job_id}, "one of them has not seen it yet"
+            watcher._look(*turn)
+            assert watcher.scene.unlooked == {follower.job_id}
+            found = step(follower)
     rung.close()
     assert not any(follower.memory.woken for follower in two)
 
@@ -329,7 +331,8 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
     watcher, job = Distant(place.store, place.backend), OfOneJob(place, 1)
     job.memory.attempt = 1
     seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
-    with watcher.following(job.job_id) as rung, watcher.noting(job.job_id, job, reads=False):
+    with watcher.following(job.job_id) as rung:
+        watcher.note(job.job_id, job, reads=False)
         while not rung.wait(0.1) or watcher.scene is None or job.job_id in watcher.scene.unlooked:
             pass
         while seen().observation.state != UNKNOWN:

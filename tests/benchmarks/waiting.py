@@ -41,7 +41,7 @@ def figures() -> Iterator[Figure]:
             hosts.communicate()
     yield measure.bounded("waiting.memory", ours["bytes"], "bytes/job", 4096.0, floor=floor["bytes"])
     yield measure.bounded("waiting.memory_traced", traced["bytes"], "bytes/job", None)
-    yield measure.bounded("waiting.cpu", ours["cpu"] * 100, "% of a core", 1.0, floor=max(floor["cpu"] * 100, 1e-4))
+    yield measure.bounded("waiting.cpu", ours["cpu"] * 100, "% of a core", 0.7, floor=max(floor["cpu"] * 100, 1e-4))
     if ours["ended"]:
         raise AssertionError(f"{len(ours['ended'])} of the waiting jobs ended, such as {ours['ended'][0]}")
 
