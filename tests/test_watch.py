@@ -345,3 +345,11 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
             if seen(scene=watcher.scene_for(job.job_id, job.memory)[0]).observation.state == ABSENT:
                 break
             assert time.monotonic() < deadline
+
+
+def test_a_verification_looks_as_often_as_it_likes() -> None:
+    zone = {"project": "p", "zone": "z"}
+    assert pace.pace_of(zone) is pace.pace_of(zone) is not None
+    with pace.freely():
+        assert pace.pace_of(zone) is None
+    assert pace.pace_of(zone) is not None and pace.pace_of({"run": "here"}) is None

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration import accelerators, regions, settings, tap
 from kinetic_orchestration.accelerators import Slice
-from kinetic_orchestration.backends import tpu_request
+from kinetic_orchestration.backends import pace, tpu_request
 from kinetic_orchestration.bucket_location import location_of
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.notices import warn
@@ -157,7 +157,7 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
     """All steps, and the report; whatever happens, what was made is removed."""
     report, recorder = _new(wanted, here, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
-    with _own_home(), _jobs() as jobs, tap.listening(recorder.hear):
+    with _own_home(), _jobs() as jobs, tap.listening(recorder.hear), pace.freely():
         recorder.step = BUCKET
         try:
             store = open_store(here.store, here.deployment)

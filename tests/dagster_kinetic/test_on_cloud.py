@@ -66,9 +66,9 @@ def test_detached_jobs_of_a_cloud_are_seen_by_one_look(
     taken: list[float] = []
     take = watch.Scene.take
 
-    def counting(*given: Any) -> watch.Scene:
+    def counting(*given: Any, **how: Any) -> watch.Scene:
         taken.append(time.monotonic())
-        return take(*given)
+        return take(*given, **how)
 
     defs = dg.Definitions(
         [model_of], resources={"kinetic": KineticResource()}, executor=dg.in_process_executor
