@@ -176,6 +176,7 @@ class Follower:
         finally:  # what was refused, or got no answer, may have been done
             if actions:
                 self.memory.acted(self.job.store.now())
+            self.memory.urgent = any(isinstance(action, lifecycle.Intend) for action in actions)
 
     def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
         if why and why != self.waiting and emit is not None:

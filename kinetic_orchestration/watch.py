@@ -142,12 +142,13 @@ class Memory:
 
     __slots__ = (
         "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
-        "present", "shown", "silence", "told", "verdict", "within", "without", "woken",
+        "present", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
         self.within = within
         self.woken = False  # by a watcher, also once a zone was looked at that might not be looked at before
+        self.urgent = False  # all the same: an attempt was intended, whose hosts are asked for after the next look
         self.attempt = 0
         self.cancel: Record | None = None
         self.forget()
@@ -314,7 +315,8 @@ def _look_from_afar(
         or (job_id in scene.unlooked and not memory.woken)
     ):
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
-        scene = Scene.take(store, backend, names.beats_of(job_id), placements, paced=memory.woken)
+        paced, memory.urgent = memory.woken and not memory.urgent, False
+        scene = Scene.take(store, backend, names.beats_of(job_id), placements, paced=paced)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
     seen = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
     now, observation, memory.overlooked = scene.taken, seen or unseen(intent), seen is NOT_YET

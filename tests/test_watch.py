@@ -353,3 +353,15 @@ def test_a_verification_looks_as_often_as_it_likes() -> None:
     with pace.freely():
         assert pace.pace_of(zone) is None
     assert pace.pace_of(zone) is not None and pace.pace_of({"run": "here"}) is None
+
+
+def test_the_place_of_an_attempt_that_was_intended_is_looked_at_once(paced: Callable[..., Place]) -> None:
+    """As its hosts are asked for after that look."""
+    place = paced(per_second=1e-9, at_once=1)
+    job = OfOneJob(place, 1)
+    job.memory.attempt, job.memory.woken = 1, True
+    states = []
+    for urgent in (False, False, True, False):
+        job.memory.urgent = urgent
+        states.append(look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory).observation.state)
+    assert states == [ABSENT, UNKNOWN, ABSENT, UNKNOWN]
