@@ -150,6 +150,7 @@ class FleetNarrator:
         self._ran: set[int] = set()
         self._summary = FleetSummary(context, name, call, size)
         self._counts = Paced(self._count, lambda: COUNT_SECONDS)
+        self._counted = ""  # what was told of them last
         self._stages: Paced[str] = Paced(partial(self._more, "info"), lambda: COUNT_SECONDS, STAGES_AT_ONCE)
         self._troubles: Paced[str] = Paced(partial(self._more, "warning"), lambda: COUNT_SECONDS, MOST_FAILURES)
         step = "" if context is None else step_name(context, call)
@@ -227,11 +228,13 @@ class FleetNarrator:
         del missed
         counts, running = self._summary.counts, sum(list(self._live.values()))
         failed = f", {counts.failed} of them failed" if counts.failed else ""
-        self._log(
-            "info",
+        text = (
             f"{self._what}: {counts.ended} of {counts.jobs} have ended{failed}; {running} run, "
-            f"{len(self._live) - running} wait",
+            f"{len(self._live) - running} wait"
         )
+        if text != self._counted:  # what was told late may have been what comes now
+            self._log("info", text)
+            self._counted = text
 
     def _more(self, level: str, text: str, missed: int) -> None:
         self._log(level, text + (f" (and {missed} more like this)" if missed else ""))

@@ -33,6 +33,7 @@ PULL_PATIENCE = 300.0
 RETRY = 30.0
 LAST_WORDS = 15.0  # of the other hosts, when one has lost its container in mid-run
 CLOCK_AGE = 900.0
+FIRST_WORD = 300.0  # for that long a machine asks for the store's time before it trusts its own clock
 NAME = "kinetic_orchestration.agent.boot"  # of this module in the agent
 SCOPE = "instance/service-accounts/default"
 
@@ -238,12 +239,15 @@ def request(
 
 def store_time() -> float:
     """The store's clock, by which every deadline counts. Where the store is silent, a steady clock goes on from its
-    last word, for this machine's own may be wrong by more than a job has left.
+    last word, for this machine's own may be wrong by more than a job has left: that one counts only where the store has
+    never said a word, however often it was asked.
     """
     global _heard  # noqa: PLW0603 - one store, one clock
-    date = exchange("GET", endpoint("storage") + "/storage/v1/b/-", headers=authorization()).headers.get("Date")
-    if date:
-        _heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
+    for _ in tries(0.0 if _heard[0] else FIRST_WORD):
+        date = exchange("GET", endpoint("storage") + "/storage/v1/b/-", headers=authorization()).headers.get("Date")
+        if date:
+            _heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
+            break
     told, then = _heard
     return told + time.monotonic() - then if told else time.time()
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zipfile
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,40 @@ def test_where_the_store_is_silent_its_last_word_is_gone_on_from_and_not_this_ma
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setattr(time, "time", lambda: told + 3600.0)
     assert told <= boot.store_time() < told + 30.0
+
+
+@pytest.mark.parametrize(("lost", "patience", "believed"), [(2, 60.0, "the store"), (99, 0.5, "itself")])
+def test_before_the_stores_first_word_a_machine_asks_again_and_trusts_its_own_clock_last(
+    monkeypatch: pytest.MonkeyPatch, lost: int, patience: float, believed: str
+) -> None:
+    answers = [False] * lost
+
+    class Losing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if answers:
+                answers.pop()
+                self.close_connection = True
+            else:
+                self.send_response(401)  # nobody's word but the time is asked for
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    truth = time.time()
+    monkeypatch.setattr(boot, "_heard", (0.0, 0.0))
+    monkeypatch.setattr(boot, "FIRST_WORD", patience)
+    monkeypatch.setattr(time, "time", lambda: truth + 3600.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Losing) as server:
+        monkeypatch.setattr(Losing, "date_time_string", lambda _self: formatdate(truth, usegmt=True))
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        try:
+            told = boot.store_time()
+        finally:
+            server.shutdown()
+    assert told - truth == pytest.approx(0.0 if believed == "the store" else 3600.0, abs=60.0)
 
 
 def test_a_metadata_server_that_talks_nonsense_ends_neither_the_deadline_nor_the_money(

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource
-from dagster_kinetic.fleet import FleetNarrator, Said
+from dagster_kinetic.fleet import Ended, FleetNarrator, Said
 from kinetic_orchestration import JobStatus, Retry, list_jobs
 from kinetic_orchestration.errors import UsageError
 
@@ -72,6 +72,22 @@ def test_the_log_tells_of_the_stages_of_a_launch_and_is_not_filled_with_them(ins
     narrator._flush()
     assert [level for level, _ in told] == ["info"] * len(told) and len(told) < 100
     assert told[-1][1].startswith("input 999: packaging divided (and ")
+
+
+def test_counts_that_have_not_changed_are_told_once():
+    """What waits for its time is told with the counts of that moment, which may be those of the next news."""
+    told = []
+    narrator = FleetNarrator(None, "divided", "", 2)
+    narrator._log = lambda level, text: told.append(text)
+    narrator(Ended(0, None, None, ValueError("no")))
+    narrator(Ended(1, None, None, ValueError("no")))
+    narrator._counts(None)
+    narrator._flush()
+    narrator._counts(None)
+    narrator._flush()
+    assert [text for text in told if "2 of 2 have ended" in text] == [
+        "divided: 2 of 2 have ended, 2 of them failed; 0 run, 0 wait"
+    ]
 
 
 def test_what_cannot_be_sent_is_a_failure_of_its_input_alone(instance):

@@ -89,9 +89,12 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
 
     def clock() -> float:
         """A process of its own remembers it."""
+        if not worlds or worlds[-1].distance is None:
+            return store_time()
+        machine = worlds[-1].distance.ground.machine()
+        boot._heard = machine.heard
         found = store_time()
-        if worlds and worlds[-1].distance is not None:
-            worlds[-1].distance.ground.machine().heard = boot._heard
+        machine.heard = boot._heard
         return found
 
     def prepare_(*args: Any, **how: Any) -> Any:
