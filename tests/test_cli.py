@@ -22,6 +22,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.cli import COMMANDS, main
 from kinetic_orchestration.job import JobHandle
+from tests.pty_ends import read_out
 
 KO = [sys.executable, "-m", "kinetic_orchestration.cli"]
 PATIENCE = 60
@@ -238,17 +239,8 @@ def test_ids_and_numbers_are_whole_on_a_narrow_terminal(home: Path) -> None:
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "40", "NO_COLOR": "1"}
     with subprocess.Popen([*KO, "accelerators"], stdout=theirs, env=environ) as command:
         os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                read = os.read(ours, 4096)
-            except OSError:  # the other end is closed
-                read = b""
-            if not read:
-                break
-            shown += read
+        shown = read_out(ours)
         assert command.wait(PATIENCE) == 0
-    os.close(ours)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
     assert re.fullmatch(r"v3-512 +512 +16x32 +128 +v3-1024 +32 GiB +\$1,024\.00", lines[13].strip())
     assert lines[0].split()[:3] == ["name", "chips", "topology"]  # no empty line above
@@ -509,14 +501,8 @@ def test_waiting_is_shown_live_on_a_terminal(home: Path, live: JobHandle[str], g
     while b"2/5 epoch" not in shown:
         shown += os.read(ours, 4096)
     gate.touch()
-    while True:  # until the other end is closed
-        try:
-            if not os.read(ours, 4096):
-                break
-        except OSError:
-            break
+    read_out(ours)
     out, _ = command.communicate(timeout=PATIENCE)
-    os.close(ours)
     assert (command.returncode, out) == (0, b"'gone through'\n")
 
 

@@ -22,6 +22,7 @@ from kinetic_orchestration.follow import Follower, Printer, follow
 from kinetic_orchestration.values import Event, Metrics, Output, Progress
 from tests.agent.by_hand import intended
 from tests.faults.helpers import events, load_jobs, start_broken, wait_until
+from tests.pty_ends import read_out
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -278,8 +279,7 @@ def test_what_a_job_failed_of_ends_its_log_in_bold_on_a_terminal(way: str, termi
             assert job.logs(follow=True) is None
         else:
             main(["logs", job.job_id, *way.split()[2:]])
-    with os.fdopen(ours, "rb", buffering=0) as reader:
-        shown = reader.read(1 << 20).replace(b"\r", b"").decode()
+    shown = read_out(ours).replace(b"\r", b"").decode()
     cause = f"kinetic: job {job.job_id} failed (user):\nTraceback"
     assert ("\x1b[1m" + cause in shown) is terminal
     assert cause in shown
