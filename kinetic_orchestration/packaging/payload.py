@@ -183,8 +183,12 @@ def first_party_modules(
 
 
 def _lies_elsewhere(file: Any, near: tuple[str, ...]) -> bool:
-    """Whether a module's file is none of these folders', by its name alone; False, if that takes a closer look."""
-    if type(file) is not str or file[:1] != "/" or file.startswith(near):
+    """Whether a module's file is installed or in none of these folders, by its name alone; False, if that takes a
+    closer look.
+    """
+    if type(file) is not str or file[:1] != "/":
+        return False
+    if "/site-packages/" not in file and "/dist-packages/" not in file and file.startswith(near):
         return False
     return "//" not in file and "/./" not in file and "/../" not in file
 
