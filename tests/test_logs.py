@@ -188,6 +188,7 @@ def test_a_commands_lines_are_live_too(tmp_path: Path) -> None:
     assert raw(heard(job)) == b"live\n"
 
 
+@pytest.mark.slow
 def test_200_000_lines_arrive_in_order_and_nothing_is_lost(jobs: Any) -> None:
     job = started(jobs.writes_lines, 200_000)
     assert raw(heard(job)) == b"".join(b"line %d of host 0\n" % number for number in range(200_000))

@@ -118,6 +118,7 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
     assert [event for event in kinetic.attach(job.job_id).events() if isinstance(event, Output)] == []
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
     job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
     for host in range(4):

@@ -53,6 +53,7 @@ def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_
     assert not done["second"], "no other attempt was begun"
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_early", home, ahead=3600.0)
     assert done["payload"]["job_id"] == done["job"]
@@ -159,6 +160,7 @@ def test_a_store_that_does_not_answer_at_first_fails_no_task(airflow: Airflow, h
     assert "is asked again: Cannot keep a store in" in done["log"]
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("reached_late", home, late=str(tmp_path / "share"), seconds=0)
     assert done["event"]["how"] == "unreachable"

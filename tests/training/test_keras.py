@@ -274,6 +274,7 @@ def test_after_a_fit_that_had_ended_already_the_next_one_begins_where_it_is_told
     assert (first["plain"], second["plain"]) == ("3", "3")
 
 
+@pytest.mark.slow
 def test_one_callback_with_a_name_in_two_fits_trains_both(moments: Moments) -> None:
     there, first, _ = moments
     assert first["twice"] == "2 2"
