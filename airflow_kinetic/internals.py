@@ -28,7 +28,8 @@ INTERNALS: Final = (
         "what is wrong with a mapped task is told when it runs, and not while its DAG is parsed",
     ),
     Internal(
-        "airflow.sdk.bases.decorator", ("DecoratedOperator", "Task", "task_decorator_factory"),
+        "airflow.sdk.bases.decorator",
+        ("DecoratedOperator", "DecoratedOperator.kwargs_to_upstream", "Task", "task_decorator_factory"),
         "there is no @task.kinetic: write KineticTPUOperator(python_callable=…) instead",
     ),
     Internal(
@@ -50,8 +51,12 @@ INTERNALS: Final = (
         "a clear of a task looks like a retry, and follows the job of the try before",
     ),
     Internal(
-        "airflow.sdk.definitions.context", ("KNOWN_CONTEXT_KEYS",),
-        "a function that asks for its task's context by name is given nothing of it",
+        "airflow.sdk.definitions.context", ("KNOWN_CONTEXT_KEYS", "Context.task_state_store"),
+        "a function that asks for the context by name is given nothing of it; which job a task means is not kept",
+    ),
+    Internal(
+        "airflow.sdk.definitions.retry_policy", ("RetryPolicy.evaluate",),
+        "a task that its retry policy ends for good counts as one that is tried again",
     ),
     Internal(
         "airflow.sdk.definitions.asset", ("AssetRef",),

@@ -61,7 +61,8 @@ def jobs(arguments: Namespace) -> int:
             note(f"cost: estimates by {'; '.join(notes)}")
         for handle, peek, _ in found:
             if peek.message:
-                note(f"{handle.job_id}: {peek.message}; `status {handle.job_id}` moves it on")
+                on = "" if peek.phase == "waiting" else f"; `status {handle.job_id}` moves it on"
+                note(f"{handle.job_id}: {peek.message}{on}")
     return codes.OK
 
 

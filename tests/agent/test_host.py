@@ -667,7 +667,7 @@ def test_a_store_whose_disk_is_full_is_told_of_at_once_and_waited_for(
         # Whether it runs may be among what it could not say.
         assert re.search(r"(RUNNING|PENDING) \(waiting, host 0 waits for room", capsys.readouterr().out)
         assert main(["jobs"]) == 0
-        assert job.job_id in capsys.readouterr().out
+        assert re.search(rf"{job.job_id}: host 0 waits for room: [^;]*$", capsys.readouterr().err, re.M)
         main(["reap"])
         assert re.search(r" waits  +host 0 waits for room", capsys.readouterr().out)
         assert not awaited.done()

@@ -1367,8 +1367,8 @@ def internals_there() -> dict[str, Any]:
     for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "airflow":
-                used.add(str(node.module))
-    listed = [internal.module for internal in INTERNALS]
+                used |= {f"{node.module}:{alias.name}" for alias in node.names}
+    listed = [f"{each.module}:{name.partition('.')[0]}" for each in INTERNALS for name in each.names]
     return {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
 
 
@@ -1384,7 +1384,7 @@ def _names_of(kind: type) -> set[str]:
     names = set(dir(kind)) | {field.name for field in getattr(kind, "__attrs_attrs__", ())}
     for base in kind.__mro__:
         names |= {*getattr(base, "__annotations__", {}), *_given(base)}
-    return names
+    return names | {*inspect.signature(kind.__init__).parameters}
 
 
 def _given(kind: type) -> set[str]:

@@ -106,7 +106,7 @@ CLOUD = (
     ),
     Mend(
         "an attempt that nobody who might start it started was closed as if it had been promised a place",
-        (51019799,),
+        (51004841,),
         (Change("kinetic_orchestration/act.py", ", unplaced=seen.intent is None)", ")"),),
     ),
     Mend(
