@@ -98,7 +98,6 @@ def test_hosts_are_real_and_gone_with_their_slice(cloud: Emulator) -> None:
     cloud.ledger.assert_nothing_left()
 
 
-@pytest.mark.slow
 def test_a_host_deletes_its_own_slice_by_its_own_account(cloud: Emulator) -> None:
     cloud.slow_delete(10.0)  # until all of it was seen
     create(cloud, script=SUICIDE)
