@@ -258,6 +258,7 @@ def test_f25_with_the_deadlines_process_dead_too_the_reaper_deletes_once_the_dea
     assert verdict_of(job).cause == wire.DEADLINE  # type: ignore[union-attr]
 
 
+@pytest.mark.offline
 def test_f25_of_a_slice_that_nobody_followed_and_whose_host_never_booted_the_reaper_says_since_when_it_cost(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
