@@ -183,7 +183,7 @@ def first_party_modules(
 
 
 def _lies_elsewhere(file: Any, near: tuple[str, ...]) -> bool:
-    """Whether a module's file is installed or in none of these folders, by its name alone; False, if that takes a
+    """Tell by its name alone that a module's file is installed or in none of these folders; False if that takes a
     closer look.
     """
     if type(file) is not str or file[:1] != "/":

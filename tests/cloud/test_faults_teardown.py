@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machine
 ALL_OF_THE_AGENT = r"^kinetic-(guard|agent)|child\.py"
 DEADLINE_PROCESS = r"^kinetic-end"
 LIMITS = {"provision": 60.0, "run": 60.0}
+TICK = 1.0  # within which the store's clock is known: its answers tell whole seconds
 THROTTLED = refusals.too_many_requests("emulated")
 
 Leave = Callable[..., JobHandle[Any]]
@@ -258,7 +259,6 @@ def test_f25_with_the_deadlines_process_dead_too_the_reaper_deletes_once_the_dea
     assert verdict_of(job).cause == wire.DEADLINE  # type: ignore[union-attr]
 
 
-@pytest.mark.offline
 def test_f25_of_a_slice_that_nobody_followed_and_whose_host_never_booted_the_reaper_says_since_when_it_cost(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,8 +271,8 @@ def test_f25_of_a_slice_that_nobody_followed_and_whose_host_never_booted_the_rea
     wait_until(lambda: job._job.store.now() > since + 3.0, "seconds that cost")
     assert [found.result for found in reap()] == [reaper.REMOVED]
     charged = cloud.ledger.chip_seconds()  # of one chip
-    assert charged > 3.0
-    assert charged - 0.5 < job.seconds() < charged + 10.0
+    assert charged > 3.0 - TICK
+    assert charged - TICK < job.seconds() < charged + 10.0
 
 
 def test_f25_somebody_who_follows_gives_silent_hosts_up_and_the_next_attempt_follows(

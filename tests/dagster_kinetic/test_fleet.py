@@ -75,7 +75,7 @@ def test_the_log_tells_of_the_stages_of_a_launch_and_is_not_filled_with_them(ins
 
 
 def test_counts_that_have_not_changed_are_told_once():
-    """What waits for its time is told with the counts of that moment, which may be those of the next news."""
+    """The pace tells the counts of the moment when it tells them, which may be those of the next news."""
     told = []
     narrator = FleetNarrator(None, "divided", "", 2)
     narrator._log = lambda level, text: told.append(text)
