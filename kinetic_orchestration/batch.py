@@ -63,7 +63,7 @@ class BatchError(KineticError):
     def __reduce__(self) -> Any:
         """By its arguments: one that cannot be read elsewhere breaks the pool of processes that it came from."""
         given = (self.group_id, self.failures, self.partial_results, self.submission_failures)
-        return type(self), given, self.__dict__
+        return type(self), given, self.__dict__.copy()
 
 
 class BatchHandle(Generic[R]):

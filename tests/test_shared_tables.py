@@ -22,25 +22,46 @@ EXCEPT = {
     "kinetic_orchestration/agent/copies.py": "makes the copies",
     "kinetic_orchestration/testing/vm_init.py": "a script of one thread",
 }
+NOT_YET = {  # what is in a program's own hands: a model, an exception, a class
+    "kinetic_orchestration/agent/keras_fit.py": {"vars(layer)", "vars(value)"},
+    "kinetic_orchestration/agent/payload.py": {"vars(error)", "vars(base)"},
+}
 
 
-def walks(tree: ast.AST) -> Iterator[ast.Attribute]:
+def walks(tree: ast.AST) -> Iterator[ast.expr]:
     """Yields each use of a shared table that is not of a single item of it."""
     parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-            continue
-        if (node.value.id, node.attr) not in SHARED:
+        if not isinstance(node, ast.expr) or not (_is_shared(node) or _is_namespace(node)):
             continue
         parent = parents[node]
         single = (
             (isinstance(parent, ast.Subscript) and parent.value is node)
             or (isinstance(parent, ast.Attribute) and parent.attr in SINGLE)
             or (isinstance(parent, ast.Compare) and node in parent.comparators)
-            or (node.attr == "environ" and _takes_names(parent, node))
+            or (isinstance(node, ast.Attribute) and node.attr == "environ" and _takes_names(parent, node))
+            or (_is_namespace(node) and _is_left_whole(parent))
         )
         if not single:
             yield node
+
+
+def _is_shared(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) in SHARED
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """What a module, a class or an object has, or all that this module has."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return (node.func.id, len(node.args)) in (("vars", 1), ("globals", 0))
+    return isinstance(node, ast.Attribute) and node.attr == "__dict__"
+
+
+def _is_left_whole(parent: ast.AST) -> bool:
+    """A namespace is an own dict of its owner, whose copy is one step of the interpreter. Or it is handed on itself."""
+    copied = isinstance(parent, ast.Attribute) and parent.attr == "copy"
+    named = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "id"
+    return copied or named or isinstance(parent, ast.Return)
 
 
 def _takes_names(parent: ast.AST, node: ast.Attribute) -> bool:
@@ -59,6 +80,15 @@ def _takes_names(parent: ast.AST, node: ast.Attribute) -> bool:
         "walk(os.environ)",
         "list(sys.modules)",
         "for name, module in sys.modules.items(): pass",
+        "for name, value in vars(module).items(): pass",
+        "for name in vars(kind): pass",
+        "dict(vars(error))",
+        "{*globals(), 'a'}",
+        "[*module.__dict__.values()]",
+        "any(name in found for name in self.__dict__)",
+        "{**kind.__dict__}",
+        "walk(type(self).__dict__ or {})",
+        "(type(self), (), self.__dict__)",
     ],
 )
 def test_a_walk_over_a_shared_table_is_found(line: str) -> None:
@@ -67,7 +97,20 @@ def test_a_walk_over_a_shared_table_is_found(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["os.environ['A'] = ''", "os.environ.get('A')", "'A' in os.environ", "sys.modules[a]", "[n for n in os.environ]"],
+    [
+        "os.environ['A'] = ''",
+        "os.environ.get('A')",
+        "'A' in os.environ",
+        "sys.modules[a]",
+        "[n for n in os.environ]",
+        "globals()[name] = value",
+        "vars(module).get('__file__')",
+        "name in vars(kind)",
+        "kind.__dict__['a']",
+        "for name in vars(module).copy(): pass",
+        "found[id(vars(module))]",
+        "def namespace(module): return module.__dict__",
+    ],
 )
 def test_a_look_at_one_item_is_none(line: str) -> None:
     assert not [*walks(ast.parse(line))]
@@ -80,7 +123,8 @@ def test_no_code_of_ours_walks_over_them() -> None:
             name = path.relative_to(ROOT).as_posix()
             if name not in EXCEPT:
                 tree = ast.parse(path.read_text(encoding="utf-8"))
-                found += [f"{name}:{node.lineno}: {ast.unparse(node)}" for node in walks(tree)]
+                told = [(node.lineno, ast.unparse(node)) for node in walks(tree)]
+                found += [f"{name}:{line}: {text}" for line, text in told if text not in NOT_YET.get(name, ())]
     assert not found, "\n".join(found)
 
 
