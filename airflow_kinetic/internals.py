@@ -1,11 +1,12 @@
 """Every name of Airflow that is used here and that no page of its reference promises, and what is lost without it.
 
 A test looks each of them up in the installed Airflow, so that a release that moves one fails there first. Where a task
-can do without, it does, and one warning says what is lost.
+can do without, it does, and one warning says what is lost; where it cannot, the ImportError does.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Final, NamedTuple
 
@@ -67,26 +68,49 @@ INTERNALS: Final = (
         "which job a task means is forgotten after [state_store] retention, and a clear after that knows no job",
     ),
     Internal(
-        "airflow.triggers.base", ("BaseTrigger.on_kill", "BaseTrigger.task_instance", "TriggerEvent"),
-        "a deferred task cannot wait for its job",
+        "airflow.sdk.execution_time.context",
+        ("OutletEventAccessor.extra", "TaskStateStoreAccessor.get", "TaskStateStoreAccessor.set"),
+        "no outlet's event has its job in its extra; which job a task means is not kept",
+    ),
+    Internal(
+        "airflow.triggers.base",
+        ("BaseTrigger", "BaseTrigger.on_kill", "BaseTrigger.task_instance", "TriggerEvent"),
+        "no task is deferred: it waits for its job on its worker",
     ),
     Internal(
         "airflow.providers.google.common.hooks.base_google",
         (
-            "GoogleBaseHook._get_field", "GoogleBaseHook.extras", "GoogleBaseHook.get_credentials_and_project_id",
-            "GoogleBaseHook.impersonation_chain", "GoogleBaseHook.quota_project_id",
+            "GoogleBaseHook", "GoogleBaseHook._get_field", "GoogleBaseHook.extras",
+            "GoogleBaseHook.get_credentials_and_project_id", "GoogleBaseHook.impersonation_chain",
+            "GoogleBaseHook.quota_project_id",
         ),
-        "no connection to Google Cloud can be looked up",
+        "no connection to Google Cloud can be looked up: jobs run on this machine alone",
     ),
 )  # fmt: skip
 
 
 def told(module: str, error: ImportError) -> str:
-    """Return what this Airflow does not have any more, and what is lost by that."""
-    (internal,) = (each for each in INTERNALS if each.module == module)
+    """Return what this Airflow does not have any more, and what is lost by that. Of a module that is listed more than
+    once, what is imported comes first.
+    """
+    internal = next(each for each in INTERNALS if each.module == module)
     return f"{error}. Without it {internal.lost}"
 
 
-def lost(module: str, error: ImportError) -> None:
+def lost(module: str, error: ImportError, stacklevel: int = 3) -> None:
     """Warn of it."""
-    warnings.warn(told(module, error), RuntimeWarning, stacklevel=3)
+    warnings.warn(told(module, error), RuntimeWarning, stacklevel=stacklevel)
+
+
+def has(module: str) -> bool:
+    """Whether all that is listed of a module is there. If not, warn of it."""
+    wanted = {name.partition(".")[0] for each in INTERNALS if each.module == module for name in each.names}
+    try:
+        found = importlib.import_module(module)
+        for name in sorted(wanted):
+            if not hasattr(found, name):
+                raise ImportError(f"cannot import name {name!r} from {module!r}")
+    except ImportError as error:
+        lost(module, error, stacklevel=4)
+        return False
+    return True

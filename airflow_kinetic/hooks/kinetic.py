@@ -15,12 +15,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from airflow_kinetic import internals
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from kinetic_orchestration import credentials
 from kinetic_orchestration.errors import CredentialsError, UsageError
+
+try:
+    from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
+except ImportError as error:
+    raise ImportError(internals.told("airflow.providers.google.common.hooks.base_google", error)) from error
 
 if TYPE_CHECKING:
     from kinetic_orchestration import JobHandle

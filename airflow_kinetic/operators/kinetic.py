@@ -256,6 +256,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                         return job.job_id
                     # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
+                    if defers and not internals.has("airflow.triggers.base"):
+                        defers = False
+                        keeper.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
                     if not defers:
                         log = TaskLog(job.policy.hosts, job.job_id, lines=self.get_logs, since=time.time())
                         outcome = follow(Follower(job), log)

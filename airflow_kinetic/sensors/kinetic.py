@@ -14,6 +14,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
+from airflow_kinetic import internals
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from airflow_kinetic.xcom import WHERE_KEY
@@ -75,7 +76,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         began = time.time()
         self._tell_where(context)
-        if not self.deferrable:
+        if not (self.deferrable and internals.has("airflow.triggers.base")):
             return super().execute(context)
         found = self.poke(context)
         return found.xcom_value if found else self._defer(began)

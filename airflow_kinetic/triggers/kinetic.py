@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from airflow.sdk.configuration import conf
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_kinetic import keeper, scheduler, threads
+from airflow_kinetic import internals, keeper, scheduler, threads
 from airflow_kinetic.configuration import line_budget
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.place import Place
@@ -27,6 +26,11 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
 from kinetic_orchestration.values import Cursor, Outcome
+
+try:
+    from airflow.triggers.base import BaseTrigger, TriggerEvent
+except ImportError as error:
+    raise ImportError(internals.told("airflow.triggers.base", error)) from error
 
 # The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -650,6 +651,30 @@ def ends_soon_or_outlasts(file: str, marker: str) -> dict[str, Any]:
         found["deferred"] = deferred.trigger.job_id == state.kept["kinetic"]["job_id"]
     long.on_kill()
     return {**found, "status": status_of(state.kept["kinetic"]["job_id"])}
+
+
+def waits_without_triggers() -> dict[str, Any]:
+    """A deferrable task, and a deferrable sensor of its job, in an Airflow that has its triggers elsewhere."""
+    from airflow_kinetic import KineticJobSensor
+
+    name, state = "airflow.triggers.base", State()
+    kept = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            task = task_of(len, op_args=["abc"])
+            task.deferrable = True
+            value = task.execute(a_try(state))
+            job_id = state.kept["kinetic"]["job_id"]
+            sensor = KineticJobSensor(task_id="sees", job_id=job_id, deferrable=True, poke_interval=0.1)
+            seen = sensor.execute(a_try(State()))
+    finally:
+        del sys.modules[name]
+        if kept is not None:
+            sys.modules[name] = kept
+    told = [str(each.message) for each in caught if "Without it" in str(each.message)]
+    return {"value": value, "seen": seen, "told": told}
 
 
 def fields_of_a_run() -> dict[str, Any]:
@@ -1368,8 +1393,46 @@ def internals_there() -> dict[str, Any]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "airflow":
                 used |= {f"{node.module}:{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                used |= {f"{alias.name}:" for alias in node.names if alias.name.split(".")[0] == "airflow"}
     listed = [f"{each.module}:{name.partition('.')[0]}" for each in INTERNALS for name in each.names]
-    return {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
+    told = {"missing": missing, "used": sorted(used), "listed": listed, "members": sorted(_members_used())}
+    return {**told, "of_the_context": sorted(_used_of_the_context())}
+
+
+def _used_of_the_context() -> set[str]:
+    """What this package's code asks of what a task's context has, also by a name that it gave it in the same function
+    or that a function it calls has for it.
+    """
+    import airflow_kinetic
+
+    found: set[str] = set()
+    for file in Path(airflow_kinetic.__file__).parent.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            names = {"accessor"} | {argument.arg for argument in function.args.args if argument.arg == "task"}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign):
+                    pairs = [(node.targets[0], node.value)]
+                    if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                        pairs = list(zip(node.targets[0].elts, node.value.elts, strict=True))
+                    names |= {ast.unparse(target) for target, value in pairs if _is_of_the_context(value)}
+                elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and _is_of_the_context(node.value):
+                    names.add(ast.unparse(node.target))
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and (
+                    _is_of_the_context(node.value) or ast.unparse(node.value) in names
+                ):
+                    found.add(node.attr)
+                elif isinstance(node, ast.Call) and ast.unparse(node).startswith(tuple(f"getattr({n}," for n in names)):
+                    found.add(ast.literal_eval(node.args[1]))
+    return found
+
+
+def _is_of_the_context(node: ast.AST | None) -> bool:
+    return node is not None and re.fullmatch(r"context(\[|\.get\()'\w+'(\]|\))", ast.unparse(node)) is not None
 
 
 def _is_there(module: Any, name: str) -> bool:
@@ -1483,6 +1546,7 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         submitted_alone,
         not_kept,
         ends_soon_or_outlasts,
+        waits_without_triggers,
         fields_of_a_run,
         fire_while_the_scheduler_stands_still,
     )

@@ -130,6 +130,10 @@ PUBLIC_MEMBERS = {
 }  # fmt: skip
 
 
+# What its page on templates tells of what a task's context has.
+PUBLIC_OF_THE_CONTEXT = {"dag_id", "fileloc", "map_index", "run_id", "task_id", "xcom_push"}
+
+
 def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, home: Path) -> None:
     """A new release that moves one fails here first."""
     done = airflow("internals_there", home)
@@ -137,6 +141,7 @@ def test_every_name_of_airflows_inside_is_listed_and_there(airflow: Airflow, hom
     assert {name for name in done["used"] if name.partition(":")[0] not in PUBLIC} <= {*done["listed"]}
     listed = {name.partition(".")[2] for internal in INTERNALS for name in internal.names}
     assert set(done["members"]) - listed == PUBLIC_MEMBERS - listed
+    assert set(done["of_the_context"]) - listed == PUBLIC_OF_THE_CONTEXT
 
 
 def test_an_airflow_without_the_decorators_base_says_what_is_lost_and_has_the_operator(tmp_path: Path) -> None:
@@ -153,6 +158,43 @@ def test_an_airflow_without_the_decorators_base_says_what_is_lost_and_has_the_op
     assert last.endswith("Without it there is no @task.kinetic: write KineticTPUOperator(python_callable=…) instead")
 
 
+@pytest.mark.parametrize(
+    ("gone", "wanted", "lost"),
+    [
+        ("airflow.triggers.base", "KineticJobTrigger", "no task is deferred: it waits for its job on its worker"),
+        (
+            "airflow.providers.google.common.hooks.base_google",
+            "KineticHook",
+            "no connection to Google Cloud can be looked up: jobs run on this machine alone",
+        ),
+    ],
+)
+def test_what_cannot_be_without_a_part_of_airflow_says_what_is_lost_and_the_operator_is_there(
+    tmp_path: Path, gone: str, wanted: str, lost: str
+) -> None:
+    program = (
+        f"import sys; sys.modules[{gone!r}] = None\n"
+        "from airflow_kinetic import KineticJobSensor, KineticTPUOperator, kinetic_task\n"
+        "task = KineticTPUOperator(task_id='train', python_callable=len, accelerator='cpu', deferrable=True)\n"
+        "print(task.task_id)\n"
+        f"from airflow_kinetic import {wanted}"
+    )
+    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)
+    assert done.stdout.strip().endswith("train")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ") and last.endswith(f"Without it {lost}")
+
+
+def test_without_triggers_a_deferrable_task_waits_on_its_worker_and_says_so(airflow: Airflow, home: Path) -> None:
+    done = airflow("waits_without_triggers", home)
+    assert (done["value"], done["seen"]) == (3, 3)
+    assert len(done["told"]) == 2, "by the task and by the sensor"
+    assert all(
+        text.endswith("Without it no task is deferred: it waits for its job on its worker") for text in done["told"]
+    )
+
+
 # What of Airflow's inside is gone, what is done then, and how what is lost by it is told.
 GONE = [
     ("definitions.context", "KNOWN_CONTEXT_KEYS", "", "asks for the context by name is given nothing of it"),
@@ -167,6 +209,12 @@ GONE = [
         "NEVER_EXPIRE",
         "airflow_kinetic.pin.keep({}, airflow_kinetic.pin.Pin(0, 1))",
         "which job a task means is forgotten after [state_store] retention",
+    ),
+    (
+        "definitions.asset",
+        "AssetRef",
+        "airflow_kinetic.KineticTPUOperator(task_id='train', python_callable=len)._tell_outlets({}, 0, 0, {}, {})",
+        "an outlet that is named by Asset.ref() gets an event without the job in its extra",
     ),
 ]
 

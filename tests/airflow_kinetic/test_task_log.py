@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -224,3 +225,36 @@ def test_the_newest_metrics_of_host_0_are_kept_and_they_are_json() -> None:
         log(output(b"a\n"))
     assert records == []
     assert log.metrics == {"loss": 0.5, "old": 1.0, "step": 7, "gap": "nan"}
+
+
+# ---- the folds of Airflow's page, where the tests of a live one look at them ------------------------------------------
+
+
+class Shown:
+    """A run whose log lasts so many seconds from one mark of Airflow's own to the other, with a line between them."""
+
+    run_id = "a_run"
+
+    def __init__(self, took: float) -> None:
+        marks = ["::group::Post task execution logs", "step 1 at 2.0", "::endgroup::"]
+        times = (1.8e9, 1.8e9 + took / 2, 1.8e9 + took)
+        moments = [datetime.fromtimestamp(time, UTC).isoformat() for time in times]
+        self._log = [{"event": event, "timestamp": time} for event, time in zip(marks, moments, strict=True)]
+
+    def log(self, number: int = 1) -> list[dict[str, Any]]:
+        return self._log
+
+    def text(self, number: int = 1) -> str:
+        return str(self._log)
+
+
+def test_a_line_in_a_fold_fails_a_test_unless_airflow_took_longer_than_a_trigger_leaves_it_and_that_is_told() -> None:
+    from airflow_kinetic.triggers.kinetic import LEFT
+
+    from .live import scenes
+
+    assert scenes.LEFT == LEFT
+    with pytest.raises(AssertionError):
+        scenes.check_folds(Shown(LEFT - 0.1))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=rf"^{scenes.IN_A_FOLD} of a_run, for which Airflow took 1\.6 s$"):
+        scenes.check_folds(Shown(LEFT + 0.1))  # type: ignore[arg-type]
