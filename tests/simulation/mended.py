@@ -1,8 +1,8 @@
 """Seeds that broke a promise once, each with what was broken and what was mended: the code, or the world that judged it.
 
 A seed stays here for as long as it breaks the promise again in a copy of this tree from which its mend is taken out.
-What each seed draws changes with the code, and one that holds nothing any more is dropped; a mend that no seed holds
-has a scene of its own among the tests.
+What each seed draws changes with the code, and one that holds nothing any more is dropped from its mend; a mend that
+no seed holds has a scene of its own among the tests.
 """
 
 from __future__ import annotations
@@ -120,8 +120,17 @@ CLOUD = (
         (Change("kinetic_orchestration/agent/boot.py", "tries(0.0 if _heard[0] else FIRST_WORD)", "tries(0.0)"),),
     ),
 )
-BROKE = {seed: mend for mend in LOCAL for seed in mend.seeds}
-BROKE_ON_THE_CLOUD = {seed: mend for mend in CLOUD for seed in mend.seeds}
+# Of one search with 9908265 to 9951344 above. What mended them holds those, and they draw other schedules by now: no
+# mend's removal breaks them. They are played all the same.
+HOLD_NOTHING_NOW = {
+    9900928: "released while its hosts were at work",
+    9912910: "released while its hosts were at work",
+    9933729: "an attempt was intended whose cancel could be seen",
+    9906715: "its owner was lost to its hosts without being lost",
+    9916140: "healed, and did not end",
+}
+BROKE = {seed: mend.reason for mend in LOCAL for seed in mend.seeds} | HOLD_NOTHING_NOW
+BROKE_ON_THE_CLOUD = {seed: mend.reason for mend in CLOUD for seed in mend.seeds}
 
 
 def still_broken(mend: Mend) -> set[int]:
