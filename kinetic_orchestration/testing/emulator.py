@@ -28,7 +28,7 @@ from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.signing import ISSUER, Signer
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.testing.vm import Machines, Vm
+from kinetic_orchestration.testing.vm import Machines, Vm, unmount
 
 PROJECT = "emulated"
 BUCKET = "emulated"
@@ -245,6 +245,8 @@ def _remove_orphans() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_ROOTS}*-*"):
         pid = folder.name.removeprefix(_ROOTS).partition("-")[0]
         if pid.isdecimal() and processes.find(int(pid)) is None:
+            for disk in folder.glob("hosts/*/*/*/disk"):
+                unmount(disk)
             shutil.rmtree(folder, ignore_errors=True)
 
 

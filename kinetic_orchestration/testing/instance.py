@@ -21,7 +21,7 @@ _HOST_SHAPES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
 @dataclass(frozen=True)
 class Machine:
-    """One VM of one node. The last six fields are choices of a test; the defaults are what a user meets."""
+    """One VM of one node. The last seven fields are choices of a test; the defaults are what a user meets."""
 
     project: str
     zone: str
@@ -42,6 +42,7 @@ class Machine:
     python: str = ""  # a path or a version such as "3.10"; "" is the choice of the machine room
     index: bool = True  # whether it has a route to a package index
     clock_skew: float = 0.0  # seconds by which its clock is ahead
+    disk: int = 0  # MiB of a disk of its own, which may be full; 0: its files share this machine's
     endpoint_format: EndpointFormat = "addresses"
     lacking: tuple[str, ...] = ()  # attributes that its makers did not write
     silent: tuple[str, ...] = ()  # paths of its metadata server that it answers with 503

@@ -116,7 +116,7 @@ class Script(Lives):
 
     @step
     def furnish(self, choices: Mapping[str, Any], node: str = "*", worker: int | None = None) -> None:
-        """Hosts that boot from now on get other fields of `Machine`: python, index, clock_skew, endpoint_format, …"""
+        """Hosts that boot from now on get other fields of `Machine`: python, index, clock_skew, disk, silent, …"""
         self._furnished.append((node, worker, choices))
 
     @step

@@ -40,17 +40,48 @@ _NO_ROUTE = "http://127.0.0.1:9"
 _ROUTE = re.compile(r"(UV|PIP)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|(https?|all|no)_proxy", re.IGNORECASE)
 # Settings of the same families that say where to write or what to run: a VM writes under its own root only.
 _OWN = re.compile(r"\w+_(CACHE_DIR|PYTHON\w*|PROJECT\w*|TOOL\w*|INSTALL\w*|TARGET|PREFIX|ROOT|USER|SRC|LOG)")
+_FILLER = "filler"
 _LAST = 10.0  # seconds that the kernel may take to end what was killed
 
 _CLOCK = """\
-import time as _time
+import os as _os, time as _time
 
 def _shifted(name, by):
     read = getattr(_time, name)
     setattr(_time, name, lambda: read() + by)
 
+# The times of files are by the same clock: what is written now is as old as nothing.
+
+def _instead(name, other):
+    for able in (_os.supports_fd, _os.supports_dir_fd, _os.supports_follow_symlinks):
+        if getattr(_os, name) in able:
+            able.add(other)
+    setattr(_os, name, other)
+
+def _dated(name):
+    read = getattr(_os, name)
+
+    def dated(*what, **more):
+        _, (seen, rest) = read(*what, **more).__reduce__()
+        for time in ("st_atime", "st_mtime", "st_ctime"):
+            rest[time] += {seconds}
+            rest[time + "_ns"] += {nanoseconds}
+        return _os.stat_result((*seen[:7], *(int(time + {seconds}) for time in seen[7:])), rest)
+
+    _instead(name, dated)
+
+def _set(path, times=None, *, set=_os.utime, **more):
+    if times is not None:
+        times = [time - {seconds} for time in times]
+    elif "ns" in more:
+        more["ns"] = tuple(time - {nanoseconds} for time in more["ns"])
+    set(path, times if times is None else tuple(times), **more)
+
+for _name in ("stat", "lstat", "fstat"):
+    _dated(_name)
+_instead("utime", _set)
 _shifted("time", {seconds})
-_shifted("time_ns", int({seconds} * 1_000_000_000))
+_shifted("time_ns", {nanoseconds})
 """
 
 
@@ -183,6 +214,7 @@ class Vm:
             self._destroyed = True
             self._end()
             self.metadata.close()
+            unmount(self.root)
             self._room.forget(self, self._folder)  # within the lock: whoever finds it destroyed finds it gone
 
     def preempt(self, notice: float | None) -> None:
@@ -214,6 +246,19 @@ class Vm:
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
 
+    def fill_disk(self) -> None:
+        """Not a byte more can be written on its disk, which has to be one of its own, until `clear_disk`."""
+        with self._lock:  # else its disk might go meanwhile, and this machine's be filled
+            if self._destroyed or not self.root.is_mount():
+                raise KineticError(f"{self!r} has no disk of its own: furnish it with one, as `disk`, before it boots")
+            with contextlib.suppress(OSError), (self.root / _FILLER).open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 12))
+
+    def clear_disk(self) -> None:
+        """There is room again."""
+        (self.root / _FILLER).unlink(missing_ok=True)
+
     def kill(self, which: str | Callable[[int], bool], number: int = signal.SIGKILL) -> list[int]:
         """Signal processes by their name, their command line or the caller's choice of pids. Returns their pids."""
         picks = which if callable(which) else functools.partial(_matches, re.compile(which))
@@ -224,6 +269,8 @@ class Vm:
     def _furnish(self, python: Python) -> dict[str, str]:
         """An empty disk with a `python3`, and the environment of everything on the VM."""
         machine, root = self.machine, self.root
+        if machine.disk:
+            _mount(root, machine.disk)
         for folder in ("bin", "tmp", "root", "var/lib", str(Path(_BOOT_ID).parent)[1:]):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
@@ -233,7 +280,8 @@ class Vm:
             site.mkdir(parents=True)
             (root / "pyvenv.cfg").write_text(f"home = {Path(python.path).parent}\n", encoding="utf-8")
             (site / "clock.pth").write_text("import _emulated_clock\n", encoding="utf-8")
-            (site / "_emulated_clock.py").write_text(_CLOCK.format(seconds=machine.clock_skew), encoding="utf-8")
+            by = {"seconds": machine.clock_skew, "nanoseconds": int(machine.clock_skew * 1_000_000_000)}
+            (site / "_emulated_clock.py").write_text(_CLOCK.format(**by), encoding="utf-8")
         script = machine.metadata.get("startup-script", "")
         if script:
             self._script.write_text(script, encoding="utf-8")
@@ -315,6 +363,27 @@ class Vm:
             done |= new
 
 
+def _mount(folder: Path, size: int) -> None:
+    """A file system of so many MiB. It stays through reboots, so it is mounted here and not by the VM."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=0755", "emulated-disk", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        raise KineticError(f"a VM with a disk of its own needs the program mount: {error}") from None
+    if done.returncode:
+        raise KineticError(
+            "a VM with a disk of its own needs a file system, which cannot be mounted here "
+            f"({done.stderr.strip()}): run as root, or in a namespace in which you are (unshare -rm), or leave it out"
+        )
+
+
+def unmount(folder: Path) -> None:
+    """The disk of a VM, if it is one of its own."""
+    if folder.is_mount():
+        subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True, timeout=60)
+
+
 def _matches(pattern: re.Pattern[str], pid: int) -> bool:
     try:
         name, words = (Path(f"/proc/{pid}/{what}").read_bytes() for what in ("comm", "cmdline"))
@@ -370,6 +439,7 @@ class Machines:
         try:
             vm = Vm(self, machine, folder, on_boot)
         except BaseException:
+            unmount(folder / "disk")
             shutil.rmtree(folder)
             raise
         with self._lock:

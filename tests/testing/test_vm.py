@@ -202,6 +202,38 @@ def test_a_reboot_runs_the_script_again_on_the_same_disk(room: Machines) -> None
     assert len({boot_id for boot_id, _ in told}) == 2
 
 
+def test_a_vm_with_a_disk_of_its_own_keeps_it_through_reboots_and_it_may_be_full_for_a_while(room: Machines) -> None:
+    """Its neighbour and this machine have room meanwhile."""
+    script = (
+        '#!/bin/sh\necho x >> "$KINETIC_ROOT/boots"; cat "$KINETIC_ROOT/boots" | wc -l\n'
+        'while sleep 0.02; do head -c 900 /bin/sh >> "$KINETIC_ROOT/tmp/file" && echo written || echo full; done 2>&1\n'
+    )
+    try:
+        vm, other = (room.create(machine(script, disk=disk, worker=worker)) for worker, disk in enumerate((16, 0)))
+    except KineticError as error:
+        assert "unshare -rm" in str(error)
+        pytest.skip(f"no small file system can be mounted here: {error}")
+    _says(vm, "written")
+    vm.fill_disk()
+    _says(vm, "full")
+    assert "No space left on device" in vm.console()
+    others = other.console().count("written")
+    _says(other, "written", times=others + 2)
+    assert "full" not in other.console()
+    vm.clear_disk()
+    written = vm.console().count("written")
+    _says(vm, "written", times=written + 2)
+    vm.reboot()
+    _says(vm, "2\n")
+    assert vm.root.is_mount()
+    with pytest.raises(KineticError, match="has no disk of its own"):
+        other.fill_disk()
+    vm.destroy()
+    assert str(vm.root) not in Path("/proc/self/mounts").read_text().replace("\\040", " ")
+    with pytest.raises(KineticError, match="has no disk of its own"):
+        vm.fill_disk()
+
+
 def test_the_boot_id_is_where_programs_look_for_it(room: Machines) -> None:
     """In the kernel's own file where there is a namespace, and under the root of the VM everywhere."""
     own = "/proc/sys/kernel/random/boot_id"
@@ -400,15 +432,35 @@ def test_the_route_to_an_index_is_settings_but_no_place_to_write(tmp_path: Path)
     }
 
 
+CLOCKS = """#!/usr/bin/env python3
+import json, os, pathlib, time
+path = pathlib.Path(os.environ["KINETIC_ROOT"], "file")
+path.touch()
+made, now = path.stat(), time.time()
+os.utime(path, (0, now - 60.0))
+aged = path.stat()
+os.utime(path, ns=(0, 10**18 + 1))
+found = os.stat("file", dir_fd=os.open(path.parent, os.O_RDONLY), follow_symlinks=False)
+print(json.dumps({
+    "time": now, "ns": time.time_ns(), "monotonic": time.monotonic(), "ages": [now - made.st_mtime, now - made[8]],
+    "aged": [aged.st_atime, now - aged.st_mtime], "exact": found.st_mtime_ns, "size": made.st_size,
+}))
+print("told")
+"""
+
+
 def test_the_clock_of_a_vm_may_be_wrong(room: Machines) -> None:
-    program = "#!/bin/sh\nexec python3 -I -c 'import time; print(time.time(), time.time_ns(), time.monotonic())'\n"
+    """And it goes by it when it writes and reads the times of its files, too."""
     for worker, skew in enumerate((600.0, -600.0, 0.0)):
-        vm = room.create(machine(program, clock_skew=skew, worker=worker, workers=3))
-        _says(vm, "\n")
-        seconds, nanoseconds, monotonic = map(float, vm.console().split())
-        assert abs(seconds - time.time() - skew) < 30
-        assert abs(nanoseconds / 1e9 - seconds) < 30
-        assert abs(monotonic - time.monotonic()) < 30
+        vm = room.create(machine(CLOCKS, clock_skew=skew, worker=worker, workers=3))
+        _says(vm, "told")
+        said = json.loads(vm.console().splitlines()[0])
+        assert abs(said["time"] - time.time() - skew) < 30
+        assert abs(said["ns"] / 1e9 - said["time"]) < 30
+        assert abs(said["monotonic"] - time.monotonic()) < 30
+        assert all(-2 < age < 30 for age in said["ages"])
+        assert said["aged"] == [pytest.approx(0.0, abs=0.01), pytest.approx(60.0, abs=0.01)]
+        assert (said["exact"], said["size"]) == (10**18 + 1, 0)
 
 
 EMULATOR = """
