@@ -2,7 +2,8 @@
 
 CODE is how pytest ended, and CACHE its folder, where it remembers what failed. What passes now was the machine's doing:
 it is named (`flaky: …`), in FILE too. Whatever still fails fails this, and so does what is not repeated: more failures
-than a busy machine explains, a crash, a bad option and a failed collection, which have other codes.
+than a busy machine explains, a crash, a bad option and a failed collection, which have other codes, and what failed of
+things that tests share, which a test alone would not make anew: `tests/conftest.py` leaves the names of those.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from pathlib import Path
 
 MOST = 8
 FAILED = 1  # what pytest says of failed tests, and of nothing else
+SHARED = "kinetic/shared"  # where pytest's cache remembers tests after or before which something shared has failed
 
 
 def main(code: int, python: str, cache: Path, file: Path | None = None) -> int:
     names = failed(cache)
     if code != FAILED or not 0 < len(names) <= MOST:
+        return code
+    if shared := _remembered(cache, SHARED):
+        print("".join(f"not repeated, for it is of what tests share: {name}\n" for name in shared), end="", flush=True)
         return code
     print(f"\nonce more and alone: {len(names)} of what failed", flush=True)
     command = [python, "-m", "pytest", "-n", "0", "-o", f"cache_dir={cache}", "-m", "not offline", *names]
@@ -35,7 +40,11 @@ def main(code: int, python: str, cache: Path, file: Path | None = None) -> int:
 
 def failed(cache: Path) -> list[str]:
     """By what pytest remembers there."""
-    file = cache / "v" / "cache" / "lastfailed"
+    return _remembered(cache, "cache/lastfailed")
+
+
+def _remembered(cache: Path, key: str) -> list[str]:
+    file = cache / "v" / key
     return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import traceback
+import types
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from kinetic_orchestration.agent import processes
 from kinetic_orchestration.backends import pace
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import journal
-from tests import interpreters, skips
+from tests import again, interpreters, skips
 from tests.exchanges.recorder import Recorder, told
 from tests.leftovers import left_in
 
@@ -100,8 +103,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("fast")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where tests have kept what people look at, such as pictures of pages; what was skipped, and why, for the gate."""
+# Of fixtures in which a failure is no matter of one test, so that the test alone, once more, would not show it: the end of
+# what several tests share, and what is found of that before a test.
+_shared: dict[str, set[types.CodeType]] = {"setup": set(), "call": set(), "teardown": set()}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    code = getattr(inspect.unwrap(fixturedef.func), "__code__", None)
+    if code is not None and fixturedef.scope != "function":
+        _shared["teardown"].add(code)
+    elif code is not None and fixturedef.argname == "recorded":
+        _shared["setup"].add(code)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and not _shared[call.when].isdisjoint(_codes(call.excinfo.value)):
+        report.user_properties.append(("shared", report.nodeid))
+    return report
+
+
+def _codes(error: BaseException) -> Iterator[types.CodeType]:
+    """Of all functions through which it was raised."""
+    yield from (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _codes(one)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Where tests have kept what people look at, such as pictures of pages; what was skipped, and why, and what failed of
+    things that tests share, for the gate.
+    """
     skips.write_down(
         [
             skips.Skip(report.nodeid, report.longrepr[2].removeprefix("Skipped: "))
@@ -110,9 +147,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         ]
     )
     reports = [report for found in terminalreporter.stats.values() for report in found]
-    told = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "kept"]
-    for folder in sorted(set(map(str, told))):
+    told = [entry for report in reports for entry in getattr(report, "user_properties", ())]
+    for folder in sorted({str(value) for name, value in told if name == "kept"}):
         terminalreporter.write_line(f"kept: {folder}")
+    if (cache := getattr(config, "cache", None)) is not None:  # its plugin may be left out
+        cache.set(again.SHARED, sorted({str(value) for name, value in told if name == "shared"}))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Why a test may be skipped: reasons that are true of the machine, so that none becomes a habit.
+"""Why a test may be skipped: reasons that are true of the machine, which is asked each time, so that none becomes a habit.
 
 `python -m tests.skips FILE` names what was skipped, which `SKIPPED_TESTS=FILE` had pytest write down, and fails if
 a reason is not known here, or is not so.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.interpreters import interpreter
+from tests.interpreters import OLDEST, interpreter
 
 FILE = "SKIPPED_TESTS"
 
@@ -33,9 +33,10 @@ class Known(NamedTuple):
     is_so: Callable[[], bool]
 
 
-def _permits(*command: str) -> bool:
+def _permits(*command: str, said: bytes = b"") -> bool:
     return (
-        shutil.which(command[0]) is not None and not subprocess.run(command, capture_output=True, timeout=60).returncode
+        shutil.which(command[0]) is not None
+        and not subprocess.run(command, input=said, capture_output=True, timeout=60).returncode
     )
 
 
@@ -47,9 +48,40 @@ def _on_linux() -> bool:
     return sys.platform.startswith("linux")
 
 
-def _always() -> bool:
-    """Only the attempt could tell."""
-    return True
+# 0 if what a process has started may trace it.
+TRACES = """
+import ctypes, os, sys
+libc, parent = ctypes.CDLL(None), os.getpid()
+libc.prctl(0x59616D61, -1, 0, 0, 0)  # anybody may trace it
+child = os.fork()
+if child == 0:
+    os._exit(1 if libc.ptrace(0x4206, parent, 0, 0) else 0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+# A file system as tests/stores/test_local.py makes it, which goes with the namespace.
+LOOP = """
+set -e
+image=$(mktemp)
+trap 'rm -f "$image"' EXIT
+head -c 2000000 /dev/zero >"$image"
+mkfs.ext2 -q -I 128 "$image"
+mount -o loop "$image" /mnt
+umount /mnt
+"""
+
+UV = """
+import os, sys
+from kinetic_orchestration.packaging.package_sources import uv_settings
+from uv import find_uv_bin
+command = ["uv", "pip", "compile", "-q", "--no-deps", "--no-header", "-"]
+os.execve(find_uv_bin(), command, os.environ | uv_settings(os.environ))
+"""
+
+
+def _no_index_has(requirement: str) -> Callable[[], bool]:
+    """It has no such thing, or does not answer: by uv, from where pip would take it."""
+    return lambda: not _permits(sys.executable, "-c", UV, said=requirement.encode())
 
 
 def _no_chromium() -> bool:
@@ -67,18 +99,18 @@ def _no_python(version: str) -> Callable[[], bool]:
 
 
 KNOWN = (
-    *(Known(rf"this machine has no Python {re.escape(one)}", _no_python(one)) for one in ("2.7", "3.8", "3.10", "3.12", "3.13")),
+    *(Known(rf"this machine has no Python {re.escape(one)}", _no_python(one)) for one in ("2.7", "3.8", "3.12", "3.13")),
     Known("this machine has no other Python", lambda: not any(map(interpreter, ("3.9", "3.10", "3.12", "3.13")))),
     Known("root may write anywhere", _is_root),
     Known("only root .*", lambda: not _is_root()),
     Known("no mount namespaces here", lambda: not _permits("unshare", "-rm", "true")),
     Known("this machine permits no pid namespaces?", lambda: not _permits("unshare", "-r", "--pid", "-f", "--mount-proc", "true")),
-    Known("no such file system can be mounted here.*", _always),
+    Known("no such file system can be mounted here.*", lambda: not _permits("unshare", "-m", "sh", "-c", LOOP)),
     Known(
         "no small file system can be mounted here.*",
         lambda: not _permits("unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"),
     ),
-    Known("nobody may trace another process here", _always),
+    Known("nobody may trace another process here", lambda: not _permits(sys.executable, "-c", TRACES)),
     Known("measured in /proc", lambda: not Path("/proc/self/status").exists()),
     Known("ptrace|(only Linux|cores can be taken away on Linux only).*", lambda: not _on_linux()),
     Known("git is the judge", lambda: shutil.which("git") is None),
@@ -86,17 +118,21 @@ KNOWN = (
     Known("there is no chromium.*", _no_chromium),
     Known("keras is not installed", _without("keras")),
     Known("keras-kinetic is not installed", _without("kinetic")),  # whose versions the other extras exclude
-    Known("the newest Dagster cannot be installed from here", _always),
-    Known("torch .* cannot be had here.*", _always),  # the index may not have it, or not answer
+    Known("the newest Dagster cannot be installed from here", _no_index_has("dagster")),
+    Known(r"torch 2\.13\.0 cannot be had here.*", _no_index_has("torch==2.13.0")),
 )  # fmt: skip
 
 
 def trouble(skip: Skip) -> str:
     """What is wrong with the reason, or ""."""
+    if skip.reason == f"this machine has no Python {OLDEST}":
+        return f"hosts have it, and so must a machine that judges a change: pyenv install {OLDEST}"
     known = next((one for one in KNOWN if re.fullmatch(one.reason, skip.reason, re.S)), None)
     if known is None:
         return "nobody knows this reason: mend what it is about, or add it to tests/skips.py"
-    return "" if _is_so(known) else "this machine is not so: mend the test, or how it looks for what it needs"
+    return (
+        "" if _is_so(known) else "this machine is not so (any more): mend the test, or how it looks for what it needs"
+    )
 
 
 @functools.cache

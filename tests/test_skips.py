@@ -13,6 +13,7 @@ from tests import conftest, interpreters, skips
 from tests.skips import Skip
 
 ROOT = Path(__file__).parent.parent
+TRUE = "root may write anywhere" if os.geteuid() == 0 else "only root may be another user"  # of this machine
 
 
 def test_a_reason_is_known_and_true_of_this_machine() -> None:
@@ -20,10 +21,32 @@ def test_a_reason_is_known_and_true_of_this_machine() -> None:
     assert "is not so" in skips.trouble(
         Skip("a", "measured in /proc" if Path("/proc/self/status").exists() else "ptrace")
     )
-    assert skips.trouble(Skip("a", "nobody may trace another process here")) == ""
+    assert skips.trouble(Skip("a", TRUE)) == ""
 
 
-@pytest.mark.parametrize(("reason", "code"), [("nobody may trace another process here", 0), ("no time", 1)])
+def test_no_reason_is_believed_without_a_look() -> None:
+    """What only an attempt can tell is attempted again: where it succeeds, the reason is not so."""
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr(skips, "_permits", lambda *_, **__: True)
+        asked = ("no such file system", "nobody may trace", "the newest Dagster", "torch", "no mount", "no small")
+        found = [known for known in skips.KNOWN if known.reason.startswith(asked)]
+        assert len(found) == len(asked)
+        assert not any(known.is_so() for known in found)
+        elsewhere.setattr(skips, "_permits", lambda *_, **__: False)
+        assert all(known.is_so() for known in found)
+
+
+def test_the_python_that_hosts_have_is_never_done_without() -> None:
+    assert f"pyenv install {interpreters.OLDEST}" in skips.trouble(
+        Skip("a", f"this machine has no Python {interpreters.OLDEST}")
+    )
+
+
+def test_what_no_index_has_is_not_found_there() -> None:
+    assert skips._no_index_has("dagster==0.0.0.dev1")()
+
+
+@pytest.mark.parametrize(("reason", "code"), [(TRUE, 0), ("no time", 1)])
 def test_what_pytest_skips_is_written_down_by_all_workers_and_judged_in_the_end(
     tmp_path: Path, reason: str, code: int
 ) -> None:
