@@ -25,7 +25,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
-from airflow_kinetic import internals, keeper, pin
+from airflow_kinetic import internals, keeper, leg, pin
 from airflow_kinetic.arguments import plain, untemplated, with_context
 from airflow_kinetic.declared import check, options_of
 from airflow_kinetic.links.kinetic import (
@@ -553,7 +553,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             job_id=follower.job.job_id, place=place._asdict(),
             cursor=json.loads(json.dumps(follower.cursor.to_json())), deferred=now, deadline=deadline,
             poll_interval=float(self.poll_interval), get_logs=self.get_logs, keeps=self.cancel_on_kill,
-            limit=limit,
+            limit=limit, worker=leg.ends_soon(),
         )  # fmt: skip
         back_stop = None if deadline is None else timedelta(seconds=deadline - now + BACK_STOP)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=back_stop)

@@ -14,7 +14,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_kinetic import internals
+from airflow_kinetic import internals, leg
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from airflow_kinetic.xcom import WHERE_KEY
@@ -133,6 +133,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         trigger = KineticJobTrigger(
             job_id=self.job_id, place=self._place()._asdict(), cursor=Cursor().to_json(), deferred=time.time(),
             deadline=None if limit is None else began + limit, get_logs=self.get_logs, keeps=False, limit=limit,
+            worker=leg.ends_soon(),
         )  # fmt: skip
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
