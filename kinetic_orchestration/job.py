@@ -186,7 +186,7 @@ class JobHandle(Generic[R]):
             phase=step.cursor.phase,
             message=next(
                 (action.reason for action in step.actions if isinstance(action, lifecycle.Close)),
-                seen.observation.waits,
+                lifecycle.waits(seen),
             ),
             done=beat.done if beat is not None else 0.0,
             total=beat.total if beat is not None else 0.0,

@@ -12,7 +12,7 @@ No clock, no store, no backend here; the simulation drives these very functions.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic_orchestration.agent import rules, wire
 from kinetic_orchestration.values import (
@@ -32,6 +32,9 @@ from kinetic_orchestration.values import (
     Outcome,
     Spent,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # A cause's budget (None: it ends the job at once) and the status it ends in. FREE has no bound but the limits: to have
 # got no hosts is waiting, or a reason to ask elsewhere, and never a failure.
@@ -276,8 +279,8 @@ def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
 def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:
     """The phase an attempt is in, from what its hosts and its backend say."""
     states = [beat.state for beat in seen.beats if beat is not None]
-    if waits := seen.observation.waits:  # it comes and goes
-        told = () if cursor.phase == "waiting" else (Change("waiting", waits, cursor.attempt),)
+    if why := waits(seen):  # it comes and goes
+        told = () if cursor.phase == "waiting" else (Change("waiting", why, cursor.attempt),)
         return cursor._replace(phase="waiting"), told
     if unheard_of := unheard(seen):
         phase, message = "silent", unheard_of
@@ -293,6 +296,21 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
     if cursor.phase in order and order.index(phase) <= order.index(cursor.phase):
         return cursor, ()
     return cursor._replace(phase=phase), (Change(phase, message, cursor.attempt),)
+
+
+def waits(seen: Glimpse) -> str:
+    """Why hosts that are there cannot go on for now, as their backend or they themselves say."""
+    if seen.observation.waits or seen.verdict is not None or seen.observation.state in (ABSENT, GONE):
+        return seen.observation.waits
+    return wants_room(zip(range(len(seen.beats)), seen.beats, seen.beat_ages, strict=True))
+
+
+def wants_room(heard: Iterable[tuple[int, wire.Beat | None, float]]) -> str:
+    """Which host says that its own disk is full, by the last beat of each and its age."""
+    for host, beat, age in heard:
+        if beat is not None and beat.full and age < rules.LOST:
+            return f"host {host} waits for room on its disk at {beat.full}"
+    return ""
 
 
 def _tell(cursor: Cursor, phase: str, message: str) -> tuple[Change, ...]:

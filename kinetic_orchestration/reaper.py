@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, roll, trust
+from kinetic_orchestration import act, attempts, lifecycle, roll, trust
 from kinetic_orchestration.agent import environment, names, tree, wire
 from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.agent.verified import Verified
@@ -159,11 +159,13 @@ def _placements(
         name = placement.get("name") or f"{placement['job']}-{placement['attempt']}"
         try:
             why, cause = _unwanted(store, placement, seen)
-            if not why:
-                if seen.waits:
-                    yield Reaped("placement", name, seen.waits, "", placement["age"], 0.0, WAITS)
+            waits = _waits(store, placement, seen) if settings is not None and not why else ""  # nobody reads it else
+            if not why and not waits:
                 continue
             usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
+            if waits:
+                yield Reaped("placement", name, waits, placement.get("zone", ""), placement["age"], usd, WAITS)
+                continue
             unread = _close(store, backend, placement, believed, cause, why, seen) if cause and not dry_run else ""
         except Unreachable:
             raise
@@ -238,6 +240,17 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
     if kept is not None and (untaken := wire.untaken(kept.data, now - kept.updated)):
         return untaken, wire.CANCELLED
     return "", ""
+
+
+def _waits(store: Store, placement: Mapping[str, Any], seen: Observation) -> str:
+    """Why hosts of a placement that is wanted cannot go on for now, as their backend or they themselves say."""
+    if seen.waits or seen.state not in (PRESENT, PARTIAL, WOUNDED):
+        return seen.waits
+    prefix, now = names.beats_in(placement["job"], placement["attempt"]), store.now()
+    told = [(beat.name.removeprefix(prefix), beat) for beat in store.signals(prefix)]
+    return lifecycle.wants_room(
+        (int(host), wire.Beat.read(beat.data), now - beat.updated) for host, beat in told if host.isdecimal()
+    )
 
 
 def _close(

@@ -270,7 +270,9 @@ class Scene:
         """
         observation = self.observations.get(job_id)
         told = tuple(
-            (name, said.state, said.segment, said.verdict, said.exit) if isinstance(said, Beat) else (name, said)
+            (name, said.state, said.segment, said.verdict, said.exit, said.full)
+            if isinstance(said, Beat)
+            else (name, said)
             for name, _, said in self.heard.get(job_id, ())
             if isinstance(said, Beat) or name == _RING
         )

@@ -15,6 +15,7 @@ from kinetic_orchestration.lifecycle import (
     Interrupt,
     Policy,
     Release,
+    Step,
     Submit,
     advance,
     classify,
@@ -30,6 +31,7 @@ from kinetic_orchestration.values import (
     QUEUED,
     WOUNDED,
     Cancel,
+    Change,
     Cursor,
     Glimpse,
     Intent,
@@ -439,3 +441,30 @@ def test_of_hosts_that_are_gone_it_is_said_when_they_were_last_seen_or_heard(
         assert close.reason == (why or "the hosts are gone without a word") + said
     else:
         assert "was seen READY" in close.reason
+
+
+def test_a_host_that_waits_for_room_on_its_own_disk_is_named_while_it_may_still_do_so() -> None:
+    full, told = BEAT._replace(full="/home/a"), "host 1 waits for room on its disk at /home/a"
+    seen = glimpse(PRESENT, BEAT, full)
+    step = advance(Cursor(1, "running"), seen, Policy(hosts=2))
+    assert step.changes == (Change("waiting", told, 1),)
+    assert advance(step.cursor, seen, Policy(hosts=2)) == Step(step.cursor)
+    again = advance(step.cursor, glimpse(PRESENT, BEAT, BEAT), Policy(hosts=2))
+    assert [change.phase for change in again.changes] == ["running"]
+    by_backend = seen._replace(observation=seen.observation._replace(waits="the store's"))
+    assert lifecycle.waits(by_backend) == "the store's"
+    over = wire.Verdict(wire.ABORTED, "guard", 0.0)
+    for past in (
+        glimpse(GONE, BEAT, full),
+        glimpse(PRESENT, BEAT, full, ages=(0.0, 100.0)),
+        seen._replace(verdict=over),
+    ):
+        assert lifecycle.waits(past) == ""
+
+
+def test_beats_of_other_versions_say_nothing_of_room_and_lack_nothing() -> None:
+    before = set(wire.Beat._fields) - {"full"}
+    assert set(wire.decode(BEAT.encode())) - {"wire"} <= before
+    assert wire.Beat.decode(BEAT.encode()).full is None
+    said = wire.decode(BEAT._replace(full="/home/a").encode())
+    assert wire.BEAT.known(said, before) == wire.BEAT.known(wire.decode(BEAT.encode()), before)

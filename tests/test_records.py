@@ -90,7 +90,8 @@ def samples() -> dict[str, tuple[schema.Fields, str, dict[str, Any]]]:
     verdict = wire.Verdict(wire.ABORTED, "w", 1.0, "user", 0, "r", DIGEST, 1, None, "p", "json")._asdict()
     del verdict["raw"]  # the bytes that it was read from
     spent = {"training": [0, 10, 1.0, 2.0, 0.5, 0.25]}
-    beat = wire.Beat("running", "b", 1, 2, 1.0, 1.0, 2.0, "steps", 0, True, True, 1.0, 1.0, spent=spent)._asdict()
+    said = {"spent": spent, "full": "/a"}
+    beat = wire.Beat("running", "b", 1, 2, 1.0, 1.0, 2.0, "steps", 0, True, True, 1.0, 1.0, **said)._asdict()
     devices = {"at": 1.0, "cpu": 1.0, "memory": 1.0, "kind": "tpu", "busy": [1.0], "used": [1.0], "total": [1.0]}
     place = {"backend": "local", "run": f"/home/run/{JOB}-2", "hosts": 1, "machine": "m", "name": f"{JOB}-2"}
     place |= {"project": "p", "zone": "us-a1-a", "slices": 1, "wait": 1.0, "since": 1.0, "moved": 1, "tries": 1}

@@ -52,7 +52,7 @@ def main() -> None:
     if go["argv"]:
         _become(go["argv"])
     # Apart from stderr, so that a stack dump is neither mixed into the program's lines nor taken for its progress.
-    stacks = os.open(f"{go['stacks']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    stacks = os.open(_stacks(go), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
@@ -101,7 +101,7 @@ def _call(go: dict[str, Any]) -> int:
             function, args, kwargs = payload.load(go["payload"], go["digest"], go["data"], home=go["home"])
         except payload.Tampered as error:
             told = f"{error}. It was removed from the store: submit the job again"
-            return _report(outcome, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": told}, 1)
+            return _report(go, {"kind": "tampered", "cause": wire.CONFIGURATION, "message": told}, 1)
         value = function(*args, **kwargs)
         if hasattr(value, "__await__"):
             import asyncio
@@ -112,22 +112,22 @@ def _call(go: dict[str, Any]) -> int:
             value = None
         else:
             ended = error
-            record = _once_there_is_room(lambda: payload.dump_exception(ended, outcome))
-            return _report(outcome, record, _code(error))
+            record = _once_there_is_room(go, lambda: payload.dump_exception(ended, outcome))
+            return _report(go, record, _code(error))
     except BaseException as error:
         from kinetic_orchestration.agent import lacking
 
         lacking.explain(error, go.get("beside", {}))
         failure = error
-        record = _once_there_is_room(lambda: payload.dump_exception(failure, outcome))
+        record = _once_there_is_room(go, lambda: payload.dump_exception(failure, outcome))
         if isinstance(error, RecordsError) and error.errno == errno.EIO:
             record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function
         elif cause := _cause(error):
             record["cause"] = cause
-        return _report(outcome, record, 1)
+        return _report(go, record, 1)
     if not go["value"]:
-        return _report(outcome, {"kind": "value", "digest": "", "size": 0}, 0)
-    return _report(outcome, _once_there_is_room(lambda: payload.dump_value(value, outcome)), 0)
+        return _report(go, {"kind": "value", "digest": "", "size": 0}, 0)
+    return _report(go, _once_there_is_room(go, lambda: payload.dump_value(value, outcome)), 0)
 
 
 def _cause(error: BaseException) -> str:
@@ -165,7 +165,7 @@ class _Unreported(Exception):
     """What the program came to could not be written, for as long as was waited."""
 
 
-def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _once_there_is_room(go: dict[str, Any], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What the program came to is in memory, and nowhere else: while the disk is full, it waits, and says so."""
     from kinetic_orchestration.agent import payload, records, wire
 
@@ -179,9 +179,12 @@ def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             if number not in payload.PASSING:
                 raise
         if number not in payload.PASSING:
+            if told:
+                _tell_host(go, full=False)
             return record
         why = records.reason_of(OSError(number, os.strerror(number)))
         if time.monotonic() > _give_up_at():
+            _tell_host(go, full=False)
             _say(f"what this program came to was not written within {REPORT_PATIENCE:g} s ({why}), and is lost")
             if not record:
                 raise _Unreported(why)
@@ -192,8 +195,20 @@ def _once_there_is_room(write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
                 f"what this program came to cannot be written: {why}. It is kept in memory, "
                 f"and written once there is room, for {REPORT_PATIENCE:g} s at most"
             )
+        _tell_host(go, full=number != errno.EIO)
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+def _tell_host(go: dict[str, Any], *, full: bool) -> None:
+    with contextlib.suppress(Exception):
+        from kinetic_orchestration.agent.start import mark_full
+
+        mark_full(_stacks(go), full)
+
+
+def _stacks(go: dict[str, Any]) -> str:
+    return f"{go['stacks']}/{os.getpid()}"
 
 
 @functools.cache
@@ -217,11 +232,12 @@ def _finish_checkpoints() -> None:
         mirror.close()
 
 
-def _report(outcome: str, record: dict[str, Any], code: int) -> int:
+def _report(go: dict[str, Any], record: dict[str, Any], code: int) -> int:
     """Leave the record beside the outcome's bytes, whole or not at all; the agent waits for its name."""
     from kinetic_orchestration.agent import distributed
 
     _flush()
+    outcome = go["outcome"]
     if record["kind"] in ("unpicklable", "unwritable"):
         code = 1
     if code:
@@ -234,7 +250,7 @@ def _report(outcome: str, record: dict[str, Any], code: int) -> int:
         os.replace(outcome + ".tmp", outcome + ".json")
         return record if record["kind"] != "unwritable" else {"kind": "left"}
 
-    _once_there_is_room(leave)
+    _once_there_is_room(go, leave)
     if code:
         distributed.together = ""
     return code

@@ -82,7 +82,7 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
     )  # fmt: skip
     host._farewell(cut=True)
     if full:
-        mark_full(assignment, False)
+        mark_full(lock_of(assignment), False)
 
 
 def leave(assignment: Assignment) -> None:

@@ -23,7 +23,7 @@ from kinetic_orchestration.agent.minder import Minder
 from kinetic_orchestration.agent.orders import orders
 from kinetic_orchestration.agent.output import LogWriter
 from kinetic_orchestration.agent.records import Record, TooLarge, open_records, read_bounded
-from kinetic_orchestration.agent.start import mark_full
+from kinetic_orchestration.agent.start import lock_of, mark_full
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.compiled import CompileCache
@@ -39,7 +39,7 @@ PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to oth
 PROOF_PACE = 5.0
 COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
-LONGEST_UNIT = 80  # of what is done: a beat that is too large is none
+LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
 
 
 class Host:
@@ -74,7 +74,7 @@ class Host:
         else:
             from kinetic_orchestration.agent.sight import Sight
 
-            self.records.waits = functools.partial(mark_full, assignment)
+            self.records.waits = functools.partial(mark_full, lock_of(assignment))
             self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
         self.task: dict[str, Any] = {}
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
@@ -101,7 +101,7 @@ class Host:
         self.owner_read = self.owner_silence = 0.0
         self.keeper = (0, 0.0)  # the generation of its record, and when it was first seen
         self.keeper_looked = 0.0
-        self.beaten = (0.0, "")
+        self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self.beats_read = 0.0
         self.state = wire.STARTING
@@ -793,12 +793,12 @@ class Host:
     # ---- small things ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        at, state = self.beaten
+        (at, before), news = self.beaten, (self.state, self.minder.lacks_room())
         now = time.monotonic()
-        if state == self.state and now - at < BEAT:
+        if news == before and now - at < BEAT:
             return
-        self.beaten = (now, self.state)
-        self.sight.beat(self._compose, changed=state != self.state)
+        self.beaten = (now, news)
+        self.sight.beat(self._compose, changed=news != before)
 
     def _compose(self) -> wire.Beat:
         ended = self.exits.get(self.at.host)
@@ -818,6 +818,7 @@ class Host:
             rate=self.minder.progress.get("rate", 0.0),
             devices=self.devices,
             spent=self.minder.spent or None,
+            full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.minder.lacks_room() else None,  # in one line
         )
 
     def _set_state(self, state: str) -> None:

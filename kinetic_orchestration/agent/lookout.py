@@ -254,4 +254,4 @@ def _gist(beat: bytes) -> tuple[Any, ...]:
     if not beat:
         return ()
     told = wire.Beat.decode(beat)
-    return told.state, told.exit, told.verdict, told.segment > 0, told.boot
+    return told.state, told.exit, told.verdict, told.segment > 0, told.boot, told.full

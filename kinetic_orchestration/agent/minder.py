@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent import frames, processes, program, schema, wire
 from kinetic_orchestration.agent.output import EMULATION, widen, without_emulation
+from kinetic_orchestration.agent.start import is_marked_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +146,10 @@ class Minder:
     def waits(self) -> bool:
         """Whether it says that it is done, and waits for those of other hosts."""
         return os.path.exists(self.files["outcome"] + ".waits")
+
+    def lacks_room(self) -> bool:
+        """Whether it says that its function has ended, and waits for room on this host's disk to write how."""
+        return bool(self.child) and is_marked_full(os.path.join(self.files["stacks"], str(self.child)))
 
     def _drain(self, end: int) -> int:
         stream, lines = self._pipes[end]

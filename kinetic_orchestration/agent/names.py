@@ -150,6 +150,11 @@ def beat(job_id: str, attempt: int, index: int) -> str:
     return f"beats/{job_id}/{attempt}/{index}"
 
 
+def beats_in(job_id: str, attempt: int) -> str:
+    """The beats of all hosts of one attempt."""
+    return f"beats/{job_id}/{attempt}/"
+
+
 def beats_of(job_id: str) -> str:
     """All that its hosts and its followers tell each other in passing: beats, the ring and the eye."""
     return f"{BEATS}{job_id}/"

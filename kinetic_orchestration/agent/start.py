@@ -135,14 +135,16 @@ def lock_of(assignment: Assignment) -> str:
     return os.path.join(assignment.run, f"host-{assignment.host}.json")
 
 
-def mark_full(assignment: Assignment, full: bool) -> None:
-    """Say that this host waits for room on the store's disk, by the mode of its lock's file: that needs no room."""
-    os.chmod(lock_of(assignment), 0o700 if full else 0o600)
+def mark_full(file: str, full: bool) -> None:
+    """Say that somebody waits for room on a disk, by the mode of a file that is there: that needs no room. By its
+    lock's file a host tells of the store's disk, by the file for its stacks a program tells its host of the host's own.
+    """
+    os.chmod(file, 0o700 if full else 0o600)
 
 
-def is_marked_full(lock: str) -> bool:
-    """Whether the host with that lock's file waits for room on the store's disk, or did so to its end."""
+def is_marked_full(file: str) -> bool:
+    """Whether whoever has that file waits for room, or did so to its end."""
     try:
-        return bool(os.stat(lock).st_mode & 0o100)
+        return bool(os.stat(file).st_mode & 0o100)
     except OSError:
         return False

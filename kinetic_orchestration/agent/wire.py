@@ -135,6 +135,7 @@ BEAT = schema.Fields(
         "began": schema.moment,
         "rate": schema.measure,
         "spent": schema.maybe(SPENT),
+        "full": schema.maybe(schema.line()),
         "devices": schema.maybe(
             schema.Fields(
                 {},
@@ -290,6 +291,7 @@ class Beat(NamedTuple):
     rate: float = 0.0  # of what is done, a second
     devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
     spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
+    full: str | None = None  # a folder on whose disk the program waits for room, to write what its function came to
 
     def encode(self) -> bytes:
         return encode({key: value for key, value in self._asdict().items() if value is not None or key == "exit"})

@@ -23,7 +23,7 @@ from kinetic_orchestration.agent import names, processes, rules, wire
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.follow import Follower
-from kinetic_orchestration.values import Event, Output
+from kinetic_orchestration.values import Change, Event, Output
 from tests.agent.by_hand import intended
 from tests.faults.helpers import (
     events,
@@ -618,11 +618,27 @@ def fills_the_disk(folder: str, patience: float) -> bytes:
     return b"\xff" * 300_000
 
 
-def test_a_disk_that_is_full_when_the_function_returns_is_waited_for(small_home: Path) -> None:
+def test_a_disk_that_is_full_when_the_function_returns_is_waited_for_and_told_of_at_once(
+    small_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = launched(fills_the_disk, str(small_home), 60.0, retry=NONE)
-    said(job, "the disk is full. It is kept in memory")
-    (small_home / "filler").unlink()
+    seen, heard = kinetic.attach(job.job_id), list[Event]()
+    with ThreadPoolExecutor() as pool:
+        awaited = pool.submit(seen.follow, heard.append, timeout=60)
+        told = f"host 0 waits for room on its disk at {folder_of(job)}/host-0"
+        wait_until(lambda: Change("waiting", told, 1) in heard, 10)
+        said(job, "the disk is full. It is kept in memory")
+        assert main(["status", job.job_id]) == codes.RUNNING
+        assert f"RUNNING (waiting, {told}" in capsys.readouterr().out
+        assert main(["jobs"]) == 0
+        assert re.search(rf"{job.job_id}: {told}$", capsys.readouterr().err, re.M)
+        main(["reap"])
+        assert re.search(rf" waits +{told}", capsys.readouterr().out)
+        (small_home / "filler").unlink()
+        awaited.result(60)
+    assert [event.phase for event in heard if isinstance(event, Change)][-2:] == ["running", "succeeded"]
     assert result(job) == b"\xff" * 300_000
+    assert seen.peek().message == ""
 
 
 def test_what_cannot_be_written_on_a_full_disk_is_no_failure_of_the_user(small_home: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,13 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, lifecycle
 from kinetic_orchestration.agent import names, tree, wire
+from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import JobStatus, Output
+from kinetic_orchestration.values import Change, Event, JobStatus, Output
 from tests.cloud.cases import (
     FOUR_HOSTS,
     WITHIN,
@@ -430,3 +434,35 @@ def test_f33_a_device_that_is_busy_is_the_machines_fault_and_new_hosts_follow(
     assert verdicts(job)[0].cause == wire.INFRASTRUCTURE
     assert len(names_of_slices(job)) == 2
     assert any("the accelerator's driver failed" in line for line in changes(events))
+
+
+# ---- a full disk ---------------------------------------------------------------------------------------------------
+
+
+def test_a_host_whose_own_disk_is_full_when_its_function_returns_says_so_everywhere(
+    cloud: Emulator, jobs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mounts = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    if subprocess.run(mounts, capture_output=True).returncode:
+        pytest.skip("no small file system can be mounted here")
+    cloud.furnish({"disk": 32}, worker=2)
+    job = run(jobs.until, str(tmp_path / "ended"), accelerator=FOUR_HOSTS, retry=NONE)
+    wait_running(job)
+    vm(cloud, job, 2).fill_disk()
+    heard: list[Event] = []
+    with ThreadPoolExecutor() as pool:
+        awaited = pool.submit(job.follow, heard.append, timeout=WITHIN)
+        (tmp_path / "ended").touch()
+        waits = "host 2 waits for room on its disk at /"
+        wait_until(lambda: f"waiting: {waits}" in "\n".join(changes(heard)), "a word of it", 10.0)
+        assert main(["status", job.job_id]) == codes.RUNNING
+        assert f"RUNNING (waiting, {waits}" in capsys.readouterr().out
+        assert main(["jobs"]) == 0
+        assert f"{job.job_id}: {waits}" in capsys.readouterr().err
+        main(["reap"])
+        assert re.search(rf"{ZONES[0]} .* waits +{waits}", capsys.readouterr().out)
+        vm(cloud, job, 2).clear_disk()
+        awaited.result(WITHIN)
+    assert [event.phase for event in heard if isinstance(event, Change)][-2:] == ["running", "succeeded"]
+    assert job.result(timeout=WITHIN) == 1
+    assert job.attempts() == 1
