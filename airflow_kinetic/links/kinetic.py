@@ -6,7 +6,7 @@ page: its links name the folders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -54,9 +54,23 @@ class _Link(BaseOperatorLink):
 
 
 class ShowsLinks:
-    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button."""
+    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button: once it is
+    known which do, Airflow is not handed the others, each of which would be a request and a row of its database.
+    """
 
-    kinetic_urls: Mapping[str, str] = MappingProxyType({})
+    operator_extra_links: Collection[BaseOperatorLink]
+    _urls: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def kinetic_urls(self) -> Mapping[str, str]:
+        return self._urls
+
+    @kinetic_urls.setter
+    def kinetic_urls(self, urls: Mapping[str, str]) -> None:
+        self._urls = urls
+        self.operator_extra_links = tuple(
+            link for link in type(self).operator_extra_links if not isinstance(link, _Link) or link.key in urls
+        )
 
 
 class KineticJobLink(_Link):
