@@ -71,8 +71,7 @@ def look(
         return _look_from_afar(store, backend, job_id, attempt, hosts, memory or Memory(), scene)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
-    within = None if memory is None else memory.within
-    intent = None if promised is None else intent_at(promised, backend, job_id, attempt, within)
+    intent = None if promised is None else (memory or Memory()).intent_in(promised, backend, job_id, attempt)
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
@@ -142,7 +141,7 @@ class Memory:
 
     __slots__ = (
         "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
-        "present", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
+        "present", "promised", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
@@ -156,6 +155,7 @@ class Memory:
     def forget(self) -> None:
         """Another attempt follows; a cancel is the job's."""
         self.intent: Intent | None = None
+        self.promised = 0  # the generation of the record that it was read from
         self.verdict: Record | None = None
         self.hint: object = None
         self.asked = 0.0
@@ -170,15 +170,25 @@ class Memory:
 
     def recall(self, store: Store, backend: Backend, job_id: str, attempt: int) -> Intent | None:
         """The intent of the attempt that is followed now."""
-        if self.attempt != attempt:
-            self.forget()
-            self.attempt = attempt
+        self._turn_to(attempt)
         if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
+            return self.intent_in(promised, backend, job_id, attempt)
+        return self.intent
+
+    def intent_in(self, promised: Record, backend: Backend, job_id: str, attempt: int) -> Intent:
+        """The intent that a record tells of. One that was understood before is not taken apart again."""
+        self._turn_to(attempt)
+        if self.intent is None or self.promised != promised.generation:
             intent = intent_at(promised, backend, job_id, attempt, self.within)
             if intent.unfound:  # and is looked for again
                 return intent
-            self.intent = intent
+            self.intent, self.promised = intent, promised.generation
         return self.intent
+
+    def _turn_to(self, attempt: int) -> None:
+        if self.attempt != attempt:
+            self.forget()
+            self.attempt = attempt
 
     def silence_at(self, newest: float, now: float) -> float:
         """For how long nothing newer was said, under our eyes: while a store is away, hosts cannot be heard either, and

@@ -111,14 +111,17 @@ class LocalBackend:
         }
 
     def _run_of(self, placement: Mapping[str, Any]) -> Path:
+        return Path(self._path_of(placement))
+
+    def _path_of(self, placement: Mapping[str, Any]) -> str:
         """Its folder, by the names of job and attempt: what a record says of folders is compared, and never opened."""
-        return self._runs / f"{placement['job']}-{placement['attempt']}"
+        return f"{self._runs}/{placement['job']}-{placement['attempt']}"
 
     def _is_elsewhere(self, placement: Mapping[str, Any]) -> str:
         """Why its hosts cannot be seen from here; "" if they can."""
         here, there = processes.machine(), placement["machine"]
         if there == here:
-            if placement.get("run") in (None, str(self._run_of(placement))):
+            if placement.get("run") in (None, self._path_of(placement)):
                 return ""
             return "the hosts run in another home (KINETIC_HOME) of this machine"
         if there.split("/")[0] == here.split("/", maxsplit=1)[0]:
@@ -282,7 +285,7 @@ class LocalBackend:
             launcher.stdin = None
 
     def assignment(self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, host: int) -> Assignment:
-        run = str(self._run_of(intent.placement))
+        run = self._path_of(intent.placement)
         at_once = not plan.argv and not plan.isolated  # the program's own process can start before all else
         return Assignment(
             store=self._store,
@@ -304,11 +307,11 @@ class LocalBackend:
     def _observe(self, placement: Mapping[str, Any]) -> Observation:
         if elsewhere := self._is_elsewhere(placement):
             return Observation(ELSEWHERE, elsewhere)
-        locks = _locks(self._run_of(placement))
+        locks = _locks(self._path_of(placement))
         if not locks:
             return Observation(ABSENT)
         dead = sorted(host for host, lock in locks.items() if not _held(lock))
-        full = {host for host, lock in locks.items() if is_marked_full(str(lock))}
+        full = {host for host, lock in locks.items() if is_marked_full(lock)}
         if dead:
             state = GONE if len(dead) == len(locks) else WOUNDED
             why = "ended, as the disk of the store stayed full" if dead[0] in full else "and its guard were killed"
@@ -511,15 +514,17 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _locks(run: Path) -> dict[int, Path]:
+def _locks(run: str | Path) -> dict[int, str]:
     try:
         entries = os.listdir(run)
     except OSError:
         return {}
-    return {int(entry[5:-5]): run / entry for entry in entries if entry.startswith("host-") and entry.endswith(".json")}
+    return {
+        int(entry[5:-5]): f"{run}/{entry}" for entry in entries if entry.startswith("host-") and entry.endswith(".json")
+    }
 
 
-def _held(lock: Path) -> bool:
+def _held(lock: str) -> bool:
     try:
         opened = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -530,14 +535,14 @@ def _held(lock: Path) -> bool:
         return True
     finally:
         os.close(opened)
-    return not lock.exists()  # it ended between the listing and the look: neither dead nor here
+    return not os.path.exists(lock)  # it ended between the listing and the look: neither dead nor here
 
 
-def _devices_of(lock: Path) -> dict[str, Any]:
+def _devices_of(lock: str) -> dict[str, Any]:
     """Read a host's devices from its lock's file, which names them from the first moment on."""
     for _ in range(100):
         try:
-            text = lock.read_text(encoding="utf-8")
+            text = Path(lock).read_text(encoding="utf-8")
         except OSError:
             return {}
         if not text:
@@ -549,9 +554,9 @@ def _devices_of(lock: Path) -> dict[str, Any]:
     return {}
 
 
-def _owner(lock: Path) -> dict[str, Any] | None:
+def _owner(lock: str) -> dict[str, Any] | None:
     try:
-        owner = json.loads(lock.read_text(encoding="utf-8"))
+        owner = json.loads(Path(lock).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return owner if isinstance(owner, dict) else None
