@@ -15,7 +15,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch, watch
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, StoreError
+from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, JobFailed, KineticError, StoreError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.settings import load
@@ -37,6 +37,10 @@ def seven() -> int:
     return 7
 
 
+def fails() -> int:
+    return 1 // 0
+
+
 def waits(until: str) -> int:
     while not Path(until).exists():
         time.sleep(0.02)
@@ -51,6 +55,25 @@ def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
+
+
+PLACES = ("first", "middle", "last")  # byte of a record; what is there is another part of it each time
+
+
+# By which each kind of record comes to each of its places.
+TURNS = pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, len(PLACES)))]
+)
+
+
+def at(data: bytes, place: str) -> bytes:
+    return flipped(data, 8 * {"first": 0, "middle": len(data) // 2, "last": len(data) - 1}[place])
+
+
+def kind_of(name: str) -> str:
+    """What a record of a job is, by its name."""
+    folder = name.partition("/")[0]
+    return {"identities": "identity", "beats": "beat"}.get(folder, Path(name).name)
 
 
 def records_of(job: act.Job, key: str) -> list[str]:
@@ -74,37 +97,90 @@ def test_no_flipped_bit_leaves_a_record_that_is_taken_for_whole() -> None:
     assert wire.decode(older) == {"wire": 1, "attempt": 1}
 
 
-def test_of_a_job_that_has_ended_any_record_may_be_damaged(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+# What becomes of the key of a job whose record was damaged when it had succeeded: ANEW, which is refused in a bucket, as
+# its success was seen and would be paid for twice; or SAME, the same job and its value, as it is not asked for that record.
+ANEW, SAME = "another job", "the same job"
+ENDED = {
+    "spec.json": ANEW, "verdict.json": ANEW,
+    "intent.json": SAME, "started.json": SAME, "done.json": SAME, "beat": SAME,
+    "identity": SAME,  # it is made anew from the records that there are, so that nothing runs twice
+}  # fmt: skip
+
+
+@TURNS
+def test_of_a_job_that_has_ended_any_record_may_be_damaged(
+    kind: str, turn: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its value is given, or its key begins anew; of a bucket, a success that was seen is not run again."""
     first = submitted("whole")
     assert first.result() == 7
-    kinds = [name.replace(first.job_id, "JOB") for name in records_of(first._job, "whole")]
-    assert {Path(name).name for name in kinds} >= {"spec.json", "intent.json", "verdict.json", "done.json"}
-    for number, shape in enumerate(kinds):
-        key = f"ended {number}"
+    kinds = [kind_of(name) for name in records_of(first._job, "whole")]
+    assert sorted(kinds) == sorted(ENDED)
+    for number, which in enumerate(sorted(kinds)):
+        place, key = PLACES[(turn + number) % len(PLACES)], f"ended {which}"
         job = submitted(key)
         assert job.result() == 7
-        name = shape.replace("JOB", job.job_id)
-        name = name if not shape.startswith("identities/") else records_of(job._job, key)[-1]
+        [name] = [name for name in records_of(job._job, key) if kind_of(name) == which]
         record = job._job.store.read(name)
         assert record is not None, name
-        damaged = flipped(record.data, 8 * (len(record.data) // 2) + number % 8)
-        job._job.store.put(name, damaged)
+        job._job.store.put(name, damaged := at(record.data, place))
         main(["status", job.job_id])
         assert job.job_id in capsys.readouterr().out, name
         main(["cancel", job.job_id])
         reap(job._job.store, job._job.backend, load())
-        try:
-            assert submitted(key).result() == 7, name
-        except Corrupt as error:
-            assert kind == "a bucket", name
-            assert "another key" in str(error), name
-        if Path(name).name in ("spec.json", "verdict.json") or name.startswith("identities/"):
+        if ENDED[which] is ANEW and kind == "a bucket":
+            with pytest.raises(Corrupt, match="another key"):
+                submitted(key).result()
+        else:
+            again = submitted(key)
+            assert again.result() == 7, name
+            assert (again.job_id == job.job_id) == (ENDED[which] is SAME), name
+        if ENDED[which] is ANEW or which == "identity":
             left = [job._job.store.read(each) for each in (name, f"{name}.damaged")]
             assert damaged in [record.data for record in left if record is not None], name
 
 
-RUNNING = ["in/spec.json", "in/attempts/1/intent.json", "started.json", "identity", "beat"]
+@pytest.mark.parametrize("place", PLACES)
+def test_the_key_of_a_job_that_failed_begins_anew_also_when_its_identity_is_damaged(kind: str, place: str) -> None:
+    """As the generation after the newest of which there are records, and so as another job."""
+    job = submitted("fails", fails)
+    with pytest.raises((ZeroDivisionError, JobFailed)):  # of a bucket nobody vouches for what would be unpickled
+        job.result()
+    store, name = job._job.store, names.identity(launch.of("local", "fails").key)
+    record = store.read(name)
+    assert record is not None
+    store.put(name, damaged := at(record.data, place))
+    again = submitted("fails")
+    assert again.result() == 7
+    assert again.job_id == launch.job_id(launch.of("local", "fails"), 2) != job.job_id
+    kept, made = store.read(f"{name}.damaged"), store.read(name)
+    assert kept is not None and kept.data == damaged
+    assert made is not None and wire.decode(made.data)["generation"] == 2
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_key_of_a_job_that_runs_finds_it_also_when_its_identity_is_damaged(
+    kind: str, place: str, tmp_path: Path
+) -> None:
+    job = submitted("goes on", waits, str(tmp_path / "go"))
+    store, name = job._job.store, names.identity(launch.of("local", "goes on").key)
+    record = store.read(name)
+    assert record is not None
+    store.put(name, at(record.data, place))
+    again = submitted("goes on", waits, str(tmp_path / "go"))
+    assert again.job_id == job.job_id
+    (tmp_path / "go").touch()
+    assert again.result(timeout=60) == job.result(timeout=60) == 7
+    assert again.attempts() == 1
+
+
+# What becomes of the key of a job that its user has cancelled, one of whose records was damaged while it ran: it was
+# cancelled for good, whatever else cannot be read; but of no job that cannot be told any more, nor of a cancellation of
+# which nobody can say who wanted it, and whether for good, does that block the key.
+RUNNING = {
+    "spec.json": ANEW, "intent.json": SAME, "started.json": SAME, "identity": SAME, "beat": SAME,
+    "cancel": ANEW, "owner": SAME, "keeper": SAME, "ready": SAME, "refused": SAME, "freed": SAME, "left": SAME,
+}  # fmt: skip
 # What others write while it runs.
 BESIDE = {
     "cancel": (names.cancel, {"reason": "enough", "by": "me", "writer": "w"}),
@@ -117,11 +193,29 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("which", [*RUNNING, *BESIDE])
+def test_each_kind_of_record_says_what_becomes_of_its_key(kind: str, tmp_path: Path) -> None:
+    job = submitted("running", waits, str(tmp_path / "go"))
+    while job.status().value != "RUNNING":
+        time.sleep(0.01)
+    there = {kind_of(name) for name in records_of(job._job, "running")}
+    assert there | BESIDE.keys() == RUNNING.keys()
+    (tmp_path / "go").touch()
+    assert job.result(timeout=60) == 7
+
+
+@TURNS
+@pytest.mark.parametrize("which", RUNNING)
 def test_of_a_job_that_runs(
-    kind: str, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    which: str,
+    turn: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It can be cancelled, and nothing of it is left; its key begins anew."""
+    """Damaged in one place after the other, it can be told of; by then it can be cancelled, nothing of it is left, and
+    its key begins anew or is that of a job that was cancelled.
+    """
     if which == "owner":  # else nobody looks at it
         monkeypatch.setenv("KINETIC_ON_OWNER_LOST", "abort")
     job = submitted("running", waits, str(tmp_path / "never"))
@@ -130,19 +224,17 @@ def test_of_a_job_that_runs(
         time.sleep(0.01)
     if which in BESIDE:
         name_of, fields = BESIDE[which]
-        store.put(name_of(job.job_id), flipped(wire.encode(fields), 83))
+        name, whole = name_of(job.job_id), wire.encode(fields)
     else:
-        (name,) = [
-            name
-            for name in records_of(job._job, "running")
-            if name.endswith(which) or (which == "beat" and name == names.beat(job.job_id, 1, 0))
-            or (which == "identity" and name.startswith("identities/"))
-        ]  # fmt: skip
+        [name] = [name for name in records_of(job._job, "running") if kind_of(name) == which]
         record = store.read(name)
         assert record is not None
-        store.put(name, flipped(record.data, 8 * (len(record.data) // 2)))
-    main(["status", job.job_id])
-    assert job.job_id in capsys.readouterr().out
+        whole = record.data
+    first = turn + list(RUNNING).index(which)
+    for place in [PLACES[(first + number) % len(PLACES)] for number in range(len(PLACES))]:
+        store.put(name, at(whole, place))
+        main(["status", job.job_id])
+        assert job.job_id in capsys.readouterr().out
     main(["cancel", job.job_id])
     assert job.job_id in capsys.readouterr().out
     deadline = time.monotonic() + 60
@@ -152,11 +244,13 @@ def test_of_a_job_that_runs(
     reap(store, backend, load())
     (tmp_path / "never").touch()
     again = submitted("running", waits, str(tmp_path / "never"))
-    try:
-        assert again.result() == 7
-    except KineticError as error:  # it was cancelled by its user, for good
+    if RUNNING[which] is ANEW:
+        assert again.result(timeout=60) == 7
+        assert again.job_id == launch.job_id(launch.of("local", "running"), 2) != job.job_id
+    else:
         assert again.job_id == job.job_id
-        assert "cancelled" in str(error)
+        with pytest.raises(JobCancelled, match="cancelled by its user"):
+            again.result(timeout=60)
 
 
 def test_an_attempt_whose_intent_is_damaged_is_followed_by_another(kind: str, tmp_path: Path) -> None:
