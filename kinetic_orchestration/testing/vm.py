@@ -271,6 +271,7 @@ class Vm:
         machine, root = self.machine, self.root
         if machine.disk:
             _mount(root, machine.disk)
+            _mount(root / "dev" / "shm", machine.disk)  # its memory is not full with its disk
         for folder in ("bin", "tmp", "root", "var/lib", str(Path(_BOOT_ID).parent)[1:]):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for name in ("python3", f"python{python.version}"):
@@ -365,7 +366,7 @@ class Vm:
 
 def _mount(folder: Path, size: int) -> None:
     """A file system of so many MiB. It stays through reboots, so it is mounted here and not by the VM."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=0755", "emulated-disk", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,9 +1,11 @@
 """`python -m tests.disasters --seed N --runs N [--backend local|emulator]`: two to four faults at once, real processes.
 
 What befalls a run, and when, is drawn from its seed alone and printed; how fast the machine is decides what is hit.
-Whatever happens, there is one result, it is one that the function returned, nothing is left, `status` and `cost` count
-the same attempts and seconds, and on the emulated cloud the cost is what its ledger says: of each run within a second
-for each slice, and of all of them together within what `ALIKE` says.
+Whatever happens, there is one result, it is one that the function returned, nothing is left, no attempt is said to have
+failed by the function, `status` and `cost` count the same attempts and seconds, and on the emulated cloud the cost is
+what its ledger says: of each run never less by more than a second for each slice, and of all of them together within what
+`ALIKE` says. A fault that cannot be made on this machine, such as a full disk where nothing can be mounted, is told and
+counted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def main() -> int:
     if len(runs) >= ENOUGH and any(run.charged for run in runs):
         print(f"told of what was charged for: {ratio(runs):.3f}, of {ALIKE[0]} to {ALIKE[1]}")
         broken += not ALIKE[0] <= ratio(runs) <= ALIKE[1]
-    print(f"{arguments.runs} runs from {arguments.seed} on, {broken} broken")
+    unmade = sum(len(run.unmade) for run in runs)
+    print(
+        f"{arguments.runs} runs from {arguments.seed} on, {broken} broken, {unmade} faults could not be made on this machine"
+    )
     return 1 if broken else 0
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.disasters.run import own_disk
+from tests.disasters.run import Told, own_disk
 from tests.leftovers import left_in
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[int, Told]:
+    """By its seed, each run of a file that was whole."""
+    return {}
 
 
 @pytest.fixture(scope="module")

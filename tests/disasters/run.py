@@ -12,16 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
+
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import accelerators, cli
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.agent import processes, wire
+from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.testing import Emulator
 from tests.disasters import work
-from tests.disasters.schedule import ANYWHERE, LOCAL, Fault, Schedule, schedule
+from tests.disasters.schedule import ANYWHERE, DISKS, LOCAL, ONE_DISK, Fault, Schedule, schedule
 from tests.faults.helpers import nothing_left, wait_until
 from tests.leftovers import processes_of
 
@@ -29,13 +32,14 @@ T = TypeVar("T")
 
 ZONES = ("us-west4-a", "us-central1-a")
 TICK = 1.0  # seconds of each attempt that had hosts: a look of a follower, and what a host needs to begin and end
-ALIKE = (0.95, 1.2)  # the cost by the ledger
+ALIKE = (0.95, 1.2)  # the cost of all runs by the ledger; of each run it is less by no more than its ticks
 ALIKE_WHEN_BUSY = (0.9, 1.25)  # of short runs beside others: what comes after a verdict is longer, and is not told
 GONE_WITHIN = 120.0
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
 UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store that refuses may be told as it is
 DISK = 96  # MiB of a local home whose disk may be full
+VM_DISK = 32  # MiB of a host's own, on the emulated cloud
 
 
 class Broken(AssertionError):
@@ -47,13 +51,15 @@ class Told(NamedTuple):
 
     attempts: int
     hit: list[str]
+    unmade: list[str]  # what this machine cannot do, and so hit nobody
     told: float = 0.0  # seconds of slices by the records,
     charged: float = 0.0  # and by the ledger
     unwatched: float = 0.0  # seconds of them in which nobody may have looked
 
     def __str__(self) -> str:
         bill = f", {self.told:.1f} s told, {self.charged:.1f} s charged for" if self.charged else ""
-        return f"{self.attempts} attempts{bill}; hit: {', '.join(self.hit) or 'nothing'}"
+        unmade = f"; COULD NOT BE MADE HERE: {', '.join(self.unmade)}" if self.unmade else ""
+        return f"{self.attempts} attempts{bill}; hit: {', '.join(self.hit) or 'nothing'}{unmade}"
 
 
 class Run:
@@ -66,6 +72,7 @@ class Run:
         self.later: list[tuple[float, Callable[[], object]]] = []
         self.unwatched = 0.0
         self.hit: list[str] = []
+        self.unmade: list[str] = []
 
     def submit(self) -> subprocess.Popen[bytes]:
         return self._start("submit", self.key, self.marks, self.job, self._report(), RUNS, self.drawn.accelerator)
@@ -89,6 +96,8 @@ class Run:
         for worker, skew in enumerate(self.drawn.skews):
             if self.cloud is not None and skew:
                 self.cloud.furnish({"clock_skew": skew}, worker=worker)
+        for worker in self.drawn.disks if self.cloud is not None and self.can_mount() else ():
+            self.cloud.furnish({"disk": VM_DISK}, worker=worker)
         self.submit()
         if self.drawn.running:
             wait_until(self.marks.exists, work.SECONDS)
@@ -109,10 +118,19 @@ class Run:
                 return
             time.sleep(0.02)
 
+    def can_mount(self) -> bool:
+        """Whether small disks can be had here: the home then lies on one."""
+        return self.home.parent.is_mount()
+
     def _strike(self, fault: Fault) -> None:
         """What is not there yet, or not any more, is not hit."""
+        if fault.what in DISKS and not self.can_mount():
+            self.unmade.append(fault.what)
+            return
         with contextlib.suppress(LookupError, OSError):
             if fault.what in LOCAL:
+                self._fill_home(fault)
+            elif fault.what == ONE_DISK:
                 self._fill_disk(fault)
             elif fault.what in ANYWHERE:
                 self._on_processes(fault)
@@ -168,16 +186,41 @@ class Run:
         assert self.cloud is not None
         return [str(node["name"]) for node in self.cloud.nodes()]
 
-    def _fill_disk(self, fault: Fault) -> None:
-        """Of a home that has one of its own."""
-        if not self.home.parent.is_mount():
-            raise LookupError("no small file system could be mounted")
+    def _fill_home(self, fault: Fault) -> None:
+        """Its disk, on which the store and all hosts are."""
         filler = self.home.parent / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
+        _fill(filler)
         self.unwatched += fault.lasts
         self._end_later(fault, lambda: filler.unlink(missing_ok=True))
+
+    def _fill_disk(self, fault: Fault) -> None:
+        """Of one host of the newest attempt."""
+        host = int(fault.whom * len(self.drawn.skews))
+        if self.cloud is not None:
+            machine = _newest([vm for node in self._nodes() if (vm := self.cloud.vms(node)[host]) is not None])
+            try:
+                machine.fill_disk()
+            except KineticError:
+                raise LookupError("it has gone") from None
+            self._end_later(fault, machine.clear_disk)
+            return
+        filler = _newest([disk for disk in self._disks() if disk.name == f"host-{host}"]) / "filler"
+        _fill(filler)
+        self._end_later(fault, lambda: filler.unlink(missing_ok=True))
+
+    def _disks(self) -> list[Path]:
+        """Of single hosts on this machine, the newest attempt's last."""
+        disks = [path for path in (self.home / "run").glob("*-*/host-*") if path.is_mount()]
+        return sorted(disks, key=lambda path: int(path.parent.name.rpartition("-")[2]))
+
+    def take_disks(self, *, all: bool = True) -> None:
+        """A machine that has a disk of its own cannot remove the folder in which it is: we do, when its host has ended."""
+        for disk in self._disks():
+            if all or not disk.with_name(f"{disk.name}.json").exists():
+                subprocess.run(["umount", "-l", disk], check=True)
+                with contextlib.suppress(OSError):
+                    disk.rmdir()
+                    disk.parent.rmdir()
 
     def _on_cloud(self, fault: Fault) -> None:
         cloud, what = self.cloud, fault.what
@@ -226,16 +269,28 @@ class Run:
         if job.result(timeout=60) not in told:
             raise Broken(f"another result: {job.result()} and not {told}")
         self._check_gone()
+        self._check_causes(job)
         found = self._check_counts(job)
         self._check_gone()  # still: nobody has begun anew
         return found
 
     def _check_gone(self) -> None:
         if self.cloud is None:
-            wait_until(lambda: nothing_left(self.home) and not processes_of(self.home), GONE_WITHIN)
+            wait_until(self._is_gone, GONE_WITHIN)
         else:
             self.cloud.wait_until_empty(GONE_WITHIN)
             self.cloud.ledger.assert_nothing_left()
+
+    def _is_gone(self) -> bool:
+        self.take_disks(all=False)
+        return nothing_left(self.home) and not processes_of(self.home)
+
+    def _check_causes(self, job: Any) -> None:
+        """The function never fails by itself: what the machines lacked is not its failure."""
+        ends = [(attempt.number, attempt.verdict) for attempt in job.history() if attempt.verdict is not None]
+        its = [f"attempt {number}: {end.reason}" for number, end in ends if end.cause == wire.USER]
+        if len(its) > self.hit.count("kill program"):
+            raise Broken(f"the function is said to have failed: {its}: {self.said()}")
 
     def _check_counts(self, job: Any) -> Told:
         cost, peek, shown = job.cost(), job.peek(), _status(job.job_id)
@@ -246,14 +301,14 @@ class Run:
         if peek.phase != "succeeded":
             raise Broken(f"a job that succeeded is in the phase {peek.phase!r}")
         if self.cloud is None:
-            return Told(cost.attempts, self.hit)
+            return Told(cost.attempts, self.hit, self.unmade)
         ledger = self.cloud.ledger
         charged = ledger.chip_seconds() / accelerators.parse(self.drawn.accelerator).chips
         ticks = TICK * ledger.count("created", "node")
-        least, most = ALIKE[0] * charged - ticks, ALIKE[1] * charged + ticks + self.unwatched
+        least, most = charged - ticks, ALIKE[1] * charged + ticks + self.unwatched
         if not least <= cost.ready_seconds <= most:
             raise Broken(f"{cost.ready_seconds:.1f} s of slices are told, and {charged:.1f} s were charged for")
-        return Told(cost.attempts, self.hit, cost.ready_seconds, charged, self.unwatched)
+        return Told(cost.attempts, self.hit, self.unmade, cost.ready_seconds, charged, self.unwatched)
 
     def said(self) -> str:
         return "\n".join(path.read_text("utf-8", "replace")[-2000:] for path in sorted(self.folder.glob("said-??")))
@@ -263,6 +318,20 @@ class Run:
             if one.poll() is None:
                 one.kill()
                 one.wait()
+        self.take_disks()
+
+
+def _fill(filler: Path) -> None:
+    """All the room that there is beside it."""
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+
+
+def _newest(those: Sequence[T]) -> T:
+    if not those:
+        raise LookupError("it is not there")
+    return those[-1]
 
 
 def _chosen(those: Sequence[T], fault: Fault) -> T:
@@ -310,8 +379,10 @@ def opened(seed: int, backend: str, root: Path, home: Path) -> Iterator[Run]:
             environ = {**cloud.environ(), "KINETIC_ZONES": ",".join(ZONES)}
         before = dict(os.environ)
         open_ones.callback(lambda: (os.environ.clear(), os.environ.update(before)))
-        os.environ.update({"KINETIC_HOME": str(home), **environ})
         run = Run(schedule(seed, backend), folder, home, cloud)
+        if cloud is None and run.can_mount():
+            environ[work.DISKS] = " ".join(map(str, run.drawn.disks))
+        os.environ.update({"KINETIC_HOME": str(home), **environ})
         open_ones.callback(run.close)
         yield run
 
@@ -326,3 +397,12 @@ def play(seed: int, backend: str, root: Path, home: Path) -> Told:
 def ratio(runs: Sequence[Told]) -> float:
     """Of what was told to what was charged for, over all of them."""
     return sum(run.told for run in runs) / max(1e-9, sum(run.charged for run in runs))
+
+
+def were_made(runs: Mapping[int, Told]) -> None:
+    """Fail, or have the test skipped, unless a disk of a single host was full in one of the runs, by their seeds."""
+    if any(ONE_DISK in run.hit for run in runs.values()):
+        return
+    if any(ONE_DISK in run.unmade for run in runs.values()):
+        pytest.skip("no small file system can be mounted here")
+    raise AssertionError(f"the runs {[*runs]} were hit by none: {[*runs.values()]}")

@@ -6,11 +6,13 @@ import random
 from typing import NamedTuple
 
 BACKENDS = ("local", "emulator")
+ONE_DISK = "full disk of one host"  # of several; the others, and the store, have room
 ANYWHERE = (
     "kill submitter", "freeze submitter", "second submitter", "attached follower",
-    "kill agent", "kill program", "freeze host",
+    "kill agent", "kill program", "freeze host", ONE_DISK,
 )  # fmt: skip
 LOCAL = ("full disk",)
+DISKS = (ONE_DISK, *LOCAL)
 CLOUD = (
     "preempt", "preempt with notice", "lose the answer of a create call", "lose the answer of a delete call",
     "bucket refuses", "bucket restarts", "never boots", "reboot", "somebody deletes the slice",
@@ -18,7 +20,7 @@ CLOUD = (
 KINDS = {"local": (*ANYWHERE, *LOCAL), "emulator": (*ANYWHERE, *CLOUD)}
 FREEZES = ("freeze submitter", "freeze host")
 LONG = (20.0, 40.0)  # seconds that some of them last
-ONE, FOUR = {"local": "cpu", "emulator": "v5e-1"}, "v5e-16"  # of one host, and of four
+ONE, FOUR, HOSTS = {"local": "cpu", "emulator": "v5e-1"}, "v5e-16", 4  # of one host, and of four
 
 
 class Fault(NamedTuple):
@@ -37,6 +39,11 @@ class Schedule(NamedTuple):
     accelerator: str
     skews: tuple[float, ...]  # by which the clocks of a cloud's hosts are ahead
 
+    @property
+    def disks(self) -> set[int]:
+        """The hosts whose disk will be full."""
+        return {int(fault.whom * HOSTS) for fault in self.faults if fault.what == ONE_DISK}
+
     def __str__(self) -> str:
         begin = "while it runs" if self.running else "from the start"
         clocks = f", clocks ahead by {', '.join(f'{skew:.0f}' for skew in self.skews)} s" if any(self.skews) else ""
@@ -51,7 +58,8 @@ def schedule(seed: int, backend: str) -> Schedule:
         long = what in FREEZES and drawn.random() < 0.2
         lasts = drawn.uniform(*LONG) if long else drawn.uniform(0.5, 3.0)
         faults.append(Fault(drawn.uniform(0.0, 4.0), what, lasts, drawn.random()))
-    accelerator = FOUR if drawn.random() < 0.3 else ONE[backend]
+    several = drawn.random() < 0.3 or any(fault.what == ONE_DISK for fault in faults)
+    accelerator = FOUR if several else ONE[backend]
     differ = backend == "emulator" and drawn.random() < 0.3
-    skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(4 if accelerator == FOUR else 1))
+    skews = tuple(drawn.uniform(-600.0, 600.0) if differ else 0.0 for _ in range(HOSTS if several else 1))
     return Schedule(sorted(faults), drawn.random() < 0.6, accelerator, skews)

@@ -6,19 +6,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.backends import tpu_vm
+from kinetic_orchestration.backends import local, tpu_vm
 
 SECONDS = 200.0
 LIMITS = kinetic.Limits(provision=60.0)  # one host of several that never boots is not waited for as long as a real one
 PLANTED = "DISASTERS_PLANTED"  # a mistake that the driver has to find; each is made in this program, and nowhere else
 NOT_AGAIN = "what a fault ended is not tried again"
 ANOTHER_JOB = "who asks again gets another job"
+ITS_OWN = "what a machine lacked is taken for the function's failure"
+DISKS = "DISASTERS_DISKS"  # the hosts on this machine that have a disk of their own, as `1 3`
+DISK_OF_ONE = 16  # MiB of it
 
 
 def work(marks: str, seconds: float) -> str:
@@ -33,6 +38,14 @@ def work(marks: str, seconds: float) -> str:
     return value
 
 
+def lacks(marks: str, seconds: float) -> str:
+    """The same, but its first run fails."""
+    if not Path(marks).exists():
+        Path(marks).touch()
+        raise OSError("No space left on device")
+    return work(marks, seconds)
+
+
 def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerator: str) -> None:
     if os.environ.get(PLANTED) == ANOTHER_JOB:
         key += report
@@ -42,7 +55,7 @@ def submit(key: str, marks: str, job: str, report: str, seconds: str, accelerato
     told: dict[str, str] = {}
     try:
         run = kinetic.run(accelerator=accelerator, key=key, retry=retry, limits=LIMITS)
-        handle = run(work).run_async(marks, float(seconds))
+        handle = run(lacks if os.environ.get(PLANTED) == ITS_OWN else work).run_async(marks, float(seconds))
         told = {"job": handle.job_id}
         _write(Path(job), handle.job_id)
         told["value"] = handle.result(timeout=SECONDS)
@@ -64,6 +77,22 @@ def follow(job: str, report: str) -> None:
     _write(Path(report), json.dumps(told))
 
 
+def give_disks(hosts: list[int]) -> None:
+    """From now on the folder of each of these hosts is a small file system before the host begins."""
+    assign = local.LocalBackend.assignment
+
+    def assignment(self: local.LocalBackend, plan: Any, job_id: str, spec: str, intent: Any, host: int) -> Any:
+        found = assign(self, plan, job_id, spec, intent, host)
+        folder = Path(found.run, f"host-{host}")
+        if host in hosts and not folder.exists():
+            folder.mkdir(mode=0o700)
+            options = f"size={DISK_OF_ONE}m,mode=0700"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "kinetic-test", folder], check=True)
+        return found
+
+    local.LocalBackend.assignment = assignment  # type: ignore[method-assign]
+
+
 def _write(path: Path, text: str) -> None:
     """Whole, or not at all."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -75,4 +104,5 @@ if __name__ == "__main__":
     # Hosts that never boot, and slices that somebody deleted before anybody saw them, are not waited for as long as real
     # ones: as long, the limit would come first.
     lifecycle.SILENT_START = tpu_vm.SHOWN = 8.0
+    give_disks(list(map(int, os.environ.get(DISKS, "").split())))
     {"submit": submit, "follow": follow}[sys.argv[1]](*sys.argv[2:])

@@ -220,6 +220,7 @@ def test_a_vm_with_a_disk_of_its_own_keeps_it_through_reboots_and_it_may_be_full
     others = other.console().count("written")
     _says(other, "written", times=others + 2)
     assert "full" not in other.console()
+    (vm.root / "dev" / "shm" / "file").write_bytes(bytes(9000))
     vm.clear_disk()
     written = vm.console().count("written")
     _says(vm, "written", times=written + 2)
