@@ -252,6 +252,7 @@ from kinetic_orchestration.testing import Emulator
 sys.path.insert(0, {folder!r})
 from test_emulator import create, ready
 with Emulator(zones={{"us-east5-a": None}}) as cloud:
+    cloud.furnish({{"disk": {disk}}})
     create(cloud, script="sleep 600 & exec setsid sleep 600")
     ready(cloud)
     cloud.wait_until(lambda: len(cloud.vms("q")[0].processes()) >= 2, 30)
@@ -261,10 +262,16 @@ with Emulator(zones={{"us-east5-a": None}}) as cloud:
 """
 
 
-def test_hosts_and_store_die_with_an_emulator_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "disk", [0, pytest.param(8, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk"))]
+)
+def test_hosts_and_store_die_with_an_emulator_that_was_killed(
+    disk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one takes its files away, and the disks that its hosts had of their own."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where no emulator of another test removes what this one has left
     monkeypatch.setattr(tempfile, "tempdir", None)
-    program = _STARTS_ONE.format(folder=str(Path(__file__).parent))
+    program = _STARTS_ONE.format(folder=str(Path(__file__).parent), disk=disk)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as emulator:
         assert emulator.stdout is not None
         pids = [int(pid) for pid in emulator.stdout.readline().split()]
@@ -275,8 +282,10 @@ def test_hosts_and_store_die_with_an_emulator_that_was_killed(tmp_path: Path, mo
     _until(lambda: not _listens(int(port)))
     assert Path(root).parent == tmp_path
     assert Path(root).exists()
+    assert (root in Path("/proc/self/mounts").read_text()) == (disk > 0)
     with Emulator(zones={ZONE: None}, hosts=False):
         assert not Path(root).exists()
+        assert root not in Path("/proc/self/mounts").read_text()
 
 
 def _listens(port: int) -> bool:
