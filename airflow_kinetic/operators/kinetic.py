@@ -247,10 +247,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         began = time.time()
         with self._leaving_nothing_undone():
             self._refuse_if_killed()
-            kept = self._kept(context)
             spec, place = self._placed(self._spec(context))
             with self._looked_after(context, place):
-                job = self._launched(spec, place, context, kept)
+                job = self._launched(spec, place, context)
                 self.kinetic_urls = urls_of(job.job_id, place)
                 with self._saying_where(context, job):
                     if not self.wait:
@@ -423,15 +422,16 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         planned(spec)  # what is refused there is refused before anything is written down
         return spec, place
 
-    def _launched(self, spec: JobSpec, place: Place, context: Context, kept: pin.Pin | None) -> Job:
+    def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
         from kinetic_orchestration.job import another
         from kinetic_orchestration.launch import find, identity_of, launch
         from kinetic_orchestration.stores import open_store
 
         with place.acting():
-            pinned = None
+            kept = pinned = None
             if self.durable:
+                kept = pin.kept_pin(context)
                 pinned = self._pinned(context, kept)._replace(place=place)
                 if kept is not None and kept.epoch != pinned.epoch and self._adopts(kept, place):
                     pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
@@ -475,17 +475,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 what = "has ended: the task has its value" if ended else "goes on as it is"
                 self.log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)
             return job
-
-    def _kept(self, context: Context) -> pin.Pin | None:
-        """What is known of the task's job. Airflow's server is asked beside the import of what launches one, which asks
-        it for nothing: in `dag.test()`, two answers that come at once can be mistaken for each other.
-        """
-        if not self.durable:
-            return None
-        with beside(pin.kept_pin, context) as asked:
-            import kinetic_orchestration.launch  # noqa: F401
-        found: pin.Pin | None = asked.result()
-        return found
 
     def _handed_over(self, context: Context) -> float:
         """Return the seconds in which a trigger, or the next try, has to take the job: else nobody knows of it."""
