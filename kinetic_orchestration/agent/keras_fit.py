@@ -76,7 +76,7 @@ def optimizers_beside(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in model._flatten_layers():
         part = "" if layer is model else f"{layer.name}."
-        for name, value in vars(layer).items():
+        for name, value in vars(layer).copy().items():
             found.update({f"{part}{name}{key}": one for key, one in _held(value, kind, ())})
     return {name: one for name, one in found.items() if one is not model.optimizer}
 
@@ -95,7 +95,7 @@ def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str
     elif hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in _THEIRS:
         if isinstance(value, (type, types.ModuleType)):
             return
-        inside = [(f".{name}", one) for name, one in vars(value).items()]
+        inside = [(f".{name}", one) for name, one in vars(value).copy().items()]
     else:
         return
     for key, one in inside:

@@ -476,7 +476,7 @@ class _Raised:
 
     def __reduce__(self) -> Any:
         error = self.error
-        made = (type(error), error.args, dict(vars(error))) if self.bare else (error,)
+        made = (type(error), error.args, vars(error).copy()) if self.bare else (error,)
         return caused, (self.causes, *made)
 
 
@@ -525,7 +525,9 @@ def _outcome_pickler() -> Callable[..., Any]:
 
 def _is_own_tuple(cls: type) -> bool:
     """A named tuple whose own `__new__` takes other arguments than its fields in order does not come back by itself."""
-    if not hasattr(cls, "_fields") or any("__reduce" in name for base in cls.__mro__[:-1] for name in vars(base)):
+    if not hasattr(cls, "_fields") or any(
+        "__reduce" in name for base in cls.__mro__[:-1] for name in vars(base).copy()
+    ):
         return False
     return not str(cls.__new__.__module__).startswith("namedtuple_")
 
