@@ -7,6 +7,8 @@ page: its links name the folders.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -68,9 +70,13 @@ class ShowsLinks:
     @kinetic_urls.setter
     def kinetic_urls(self, urls: Mapping[str, str]) -> None:
         self._urls = urls
-        self.operator_extra_links = tuple(
-            link for link in type(self).operator_extra_links if not isinstance(link, _Link) or link.key in urls
-        )
+        shown = tuple(link for link in self._all_links if not isinstance(link, _Link) or link.key in urls)
+        with suppress(AttributeError):  # of a subclass that makes them itself
+            self.operator_extra_links = shown
+
+    @cached_property
+    def _all_links(self) -> tuple[BaseOperatorLink, ...]:
+        return tuple(self.operator_extra_links)
 
 
 class KineticJobLink(_Link):

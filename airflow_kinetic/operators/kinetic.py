@@ -553,7 +553,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             job_id=follower.job.job_id, place=place._asdict(),
             cursor=json.loads(json.dumps(follower.cursor.to_json())), deferred=now, deadline=deadline,
             poll_interval=float(self.poll_interval), get_logs=self.get_logs, keeps=self.cancel_on_kill,
-            limit=limit, worker=leg.ends_soon(),
+            limit=limit, heard=leg.ends_soon(),
         )  # fmt: skip
         back_stop = None if deadline is None else timedelta(seconds=deadline - now + BACK_STOP)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=back_stop)

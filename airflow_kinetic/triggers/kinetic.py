@@ -17,7 +17,7 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
-from airflow_kinetic import internals, keeper, leg, scheduler, threads
+from airflow_kinetic import internals, keeper, scheduler, threads
 from airflow_kinetic.configuration import line_budget
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.place import Place
@@ -35,17 +35,14 @@ except ImportError as error:
 # The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task
 # (`process_executor_events` in airflow/jobs/scheduler_job_runner.py; apache/airflow issues 66374, 67287, 71580, 72716).
-# That it came is written down nowhere, so that nobody can wait for it. How long it takes: a supervisor that misses its
-# task's end by a hair looks again after [workers] min_heartbeat_interval (`_monitor_subprocess` in
-# airflow/sdk/execution_time/supervisor.py), and then there is the end of that leg and a round of the scheduler.
-# Where the worker is on this machine, the end of its process is seen, and the next round of the scheduler by its
-# heartbeat: who has seen both waits no longer.
+# That it came is written down nowhere: nobody can wait for it. How long it takes: a supervisor hears of the end of its
+# task at once where `leg` has seen to that, else after [workers] min_heartbeat_interval; and then there is the
+# end of that leg and a round of the scheduler.
 ROUNDS = 5.0
+LEAVING = 1.0  # from the deferral to the end of the task's process
 HEARTBEAT = 5  # seconds between those of a worker, unless it is told otherwise
 STALLED = 900.0  # of a scheduler, after which nobody waits for it any more
 LOOK_AGAIN = 1.0  # for its heartbeat
-LEG_AGAIN = 0.25  # for the end of the worker's leg, and a heartbeat after it
-HANDED_ON = 1.0  # seconds from the end of a worker's process to when its executor can tell
 # Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
@@ -76,7 +73,7 @@ class KineticJobTrigger(BaseTrigger):
     :param keeps: whether the job is the task's own, and ends when the task is killed; else it is only watched
     :param metrics: those that were told before
     :param limit: the seconds from the task's beginning to the deadline
-    :param worker: the process that has deferred the task, as `leg` names it, if its end can be seen
+    :param heard: whether the worker's supervisor hears of the end of the task's process at once
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class KineticJobTrigger(BaseTrigger):
         keeps: bool = True,
         metrics: dict[str, float | str] | None = None,
         limit: float | None = None,
-        worker: dict[str, Any] | None = None,
+        heard: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
@@ -106,7 +103,7 @@ class KineticJobTrigger(BaseTrigger):
         self.keeps = keeps
         self.metrics = metrics
         self.limit = limit
-        self.worker = worker
+        self.heard = heard
         self._token = keeper.new_token()
         self._made = time.monotonic()  # by the triggerer, when it takes it
         self._job: Job | None = None
@@ -114,21 +111,14 @@ class KineticJobTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = (
             "job_id", "place", "cursor", "deferred", "deadline", "poll_interval", "get_logs", "keeps", "metrics",
-            "limit", "worker",
+            "limit",
         )  # fmt: skip
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+        kept = {name: getattr(self, name) for name in names}
+        if self.heard:  # else left out, for a triggerer of an older version
+            kept["heard"] = True
+        return f"{type(self).__module__}.{type(self).__qualname__}", kept
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        # `task_instance` is None in `dag.test()`, where no scheduler is.
-        heard = asyncio.ensure_future(self._scheduler_has_heard()) if self.task_instance is not None else None
-        try:
-            event = await self._waited(heard)
-        finally:
-            if heard is not None:
-                heard.cancel()
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-
-    async def _waited(self, heard: asyncio.Future[bool] | None) -> dict[str, Any]:
         how, message, follower, log = ENDED, "", None, None
         try:
             async with asyncio.timeout(self._left()) as bound:
@@ -150,14 +140,13 @@ class KineticJobTrigger(BaseTrigger):
             log.end()
         # What is told from now on is told to nobody.
         cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
-        if heard is not None:
+        if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
-            settled = since + seconds_to_settle() * random.uniform(1.0, 1.0 + JITTER)
-            told = time.monotonic() + _last_words()
-            if not await _comes_true(heard, within=settled) and settled > -STALLED:
+            settled = since + seconds_to_settle(self.heard) * random.uniform(1.0, 1.0 + JITTER)
+            await asyncio.sleep(max(settled, _last_words()))
+            if settled > -STALLED:
                 await self._scheduler_has_gone_on(time.monotonic() + STALLED)
-            await asyncio.sleep(max(0.0, told - time.monotonic()))
-        return {
+        event = {
             "job_id": self.job_id,
             "place": self.place,
             "cursor": json.loads(json.dumps(cursor.to_json())),
@@ -168,6 +157,7 @@ class KineticJobTrigger(BaseTrigger):
             "limit": self.limit,
             "metrics": log.metrics if log is not None else self.metrics or {},
         }
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """The task was cleared or marked by somebody: its job ends too. Not called when a triggerer goes away."""
@@ -187,47 +177,17 @@ class KineticJobTrigger(BaseTrigger):
             await asyncio.sleep(pause)
             pause = 2 * pause
 
-    async def _scheduler_has_heard(self) -> bool:
-        """Wait until a scheduler that is alone has certainly heard of the end of the leg before, if that can be seen.
-        In each round it asks its executor, and tells of its heartbeat after that: the one that follows upon what the
-        executor could tell matters, whatever the clocks say. A round that took long may have asked before.
-        """
-        give_up = time.monotonic() + 2 * seconds_to_settle()
-        if self.worker is None or not leg.is_known(self.worker):
-            return False
-        while not leg.is_over(self.worker):
-            if time.monotonic() > give_up:
-                return False
-            await asyncio.sleep(LEG_AGAIN)
-        await asyncio.sleep(HANDED_ON)
-        before = await self._beat()
-        while before is not None and time.monotonic() < give_up:
-            await asyncio.sleep(LEG_AGAIN * random.uniform(1.0, 1.0 + JITTER))
-            after = await self._beat()
-            if after is None or (after != before and not scheduler.is_alone(after - before)):
-                return False
-            if after != before and not scheduler.was_slow(after - before):
-                return True
-            before = after
-        return False
-
-    async def _beat(self) -> float | None:
-        try:
-            return await threads.run(scheduler.shared_beat, within=OPEN_SECONDS, kind="beat")
-        except threads.TooSlow:
-            return None
-
     async def _scheduler_has_gone_on(self, give_up: float) -> None:
         """Wait for a round of the scheduler's after the leg before has ended: one that stands still, or whose database
         does, has heard nothing of that, however long ago it was. Where nobody tells, that is not waited for.
         """
-        heard, first = self.deferred + _heartbeat(), None
+        ended, first = self.deferred + _latest_end(self.heard), None
         while time.monotonic() < give_up:
             try:
                 beat = await threads.run(scheduler.last_beat, within=OPEN_SECONDS, kind="beat")
             except threads.TooSlow:
                 return
-            if beat is None or beat >= heard or (first is not None and beat != first):  # by clocks that differ
+            if beat is None or beat >= ended or (first is not None and beat != first):  # by clocks that differ
                 return
             first = beat
             await asyncio.sleep(LOOK_AGAIN * random.uniform(1.0, 1.0 + JITTER))
@@ -293,23 +253,21 @@ class KineticJobTrigger(BaseTrigger):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
 
 
-def seconds_to_settle() -> float:
+def seconds_to_settle(heard: bool = False) -> float:
     """Return the seconds after a deferral in which the scheduler may not have heard of the end of the leg before it."""
-    return ROUNDS + _heartbeat()
+    return ROUNDS + _latest_end(heard)
 
 
-def _heartbeat() -> float:
-    return float(conf.getint("workers", "min_heartbeat_interval", fallback=HEARTBEAT))
-
-
-async def _comes_true(future: asyncio.Future[bool], *, within: float) -> bool:
-    """Whether it does. If not, so much time has passed."""
-    give_up = time.monotonic() + within
-    await asyncio.wait([future], timeout=max(0.0, within))
-    if future.done() and future.exception() is None and future.result():
-        return True
-    await asyncio.sleep(max(0.0, give_up - time.monotonic()))
-    return False
+def _latest_end(heard: bool) -> float:
+    """Until which the supervisor knows that the task's process has ended. Where it sends the log away before it says
+    so, that takes a part of the time that it had not.
+    """
+    sent_away = conf.getboolean("logging", "remote_logging", fallback=False)
+    return (
+        LEAVING
+        if heard and not sent_away
+        else float(conf.getint("workers", "min_heartbeat_interval", fallback=HEARTBEAT))
+    )
 
 
 def _last_words() -> float:

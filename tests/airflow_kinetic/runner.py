@@ -85,9 +85,9 @@ def kill_deferred(seconds: float) -> dict[str, Any]:
     return {"message": message, "seconds": seconds, "status": job.status().value}
 
 
-def fire_early(ahead: float = 0.0) -> dict[str, Any]:
+def fire_early(ahead: float = 0.0, heard: bool = False) -> dict[str, Any]:
     """A trigger of a job that ended long ago, on a triggerer, where the task was deferred just now; by a clock that is
-    so many seconds `ahead`.
+    so many seconds `ahead`, and by a worker whose supervisor `heard` of it at once.
     """
     import airflow_kinetic.triggers.kinetic as triggers
     import kinetic_orchestration as kinetic
@@ -95,16 +95,17 @@ def fire_early(ahead: float = 0.0) -> dict[str, Any]:
     job = kinetic.command(["true"], accelerator="cpu")
     job.result()
     began = time.time()
-    deferred = began - triggers.seconds_to_settle() + 1.0
-    trigger = trigger_of(job, deferred=deferred + ahead)
+    bound = triggers.seconds_to_settle(heard)
+    deferred = began - bound + 1.0
+    trigger = trigger_of(job, deferred=deferred + ahead, heard=heard)
     trigger._task_instance = object()
 
     async def scene() -> Any:
         return await anext(trigger.run())
 
     event = asyncio.run(scene())
-    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": triggers.seconds_to_settle(),
-            "took": time.time() - began}  # fmt: skip
+    return {"payload": event.payload, "job": job.job_id, "after": time.time() - deferred, "bound": bound,
+            "took": time.time() - began, "kept": sorted(trigger.serialize()[1])}  # fmt: skip
 
 
 def fire_while_the_scheduler_stands_still(still: int) -> dict[str, Any]:
@@ -131,52 +132,6 @@ def fire_while_the_scheduler_stands_still(still: int) -> dict[str, Any]:
         fired = fire_early()
         server.shutdown()
     return {**fired, "asked": asked}
-
-
-def fire_once_the_scheduler_has_heard(every: float, ends: float = 1.0, elsewhere: bool = False) -> dict[str, Any]:
-    """A trigger of a job that ended long ago, of a task that a worker's process has deferred just now, which ends after
-    so many seconds; Airflow's health page, which a server here stands for, tells a heartbeat so often.
-    """
-    import subprocess
-    from datetime import UTC, datetime
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from threading import Thread
-
-    import airflow_kinetic.triggers.kinetic as triggers
-    import kinetic_orchestration as kinetic
-    from airflow_kinetic import leg
-
-    job = kinetic.command(["true"], accelerator="cpu")
-    job.result()
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            beat = datetime.fromtimestamp(time.time() // every * every, UTC).isoformat()
-            body = json.dumps({"scheduler": {"latest_scheduler_heartbeat": beat}}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        os.environ["AIRFLOW__API__BASE_URL"] = f"http://127.0.0.1:{server.server_port}/"
-        worker = subprocess.Popen(["sleep", str(ends)])
-        Thread(target=worker.wait, daemon=True).start()  # as its supervisor does
-        trigger = trigger_of(job)
-        began = trigger.deferred = time.time()
-        trigger.worker = {"here": "elsewhere" if elsewhere else leg._here(), "pid": worker.pid}
-        trigger = triggers.KineticJobTrigger(**json.loads(json.dumps(trigger.serialize()[1])))
-        trigger._task_instance = object()
-
-        async def scene() -> Any:
-            return await anext(trigger.run())
-
-        event = asyncio.run(scene())
-        took = time.time() - began
-        server.shutdown()
-    return {"payload": event.payload, "job": job.job_id, "took": took, "bound": triggers.seconds_to_settle(),
-            "least": ends + triggers.HANDED_ON}  # fmt: skip
 
 
 def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
@@ -1595,7 +1550,6 @@ STORIES: dict[str, Callable[..., dict[str, Any]]] = {
         waits_without_triggers,
         fields_of_a_run,
         fire_while_the_scheduler_stands_still,
-        fire_once_the_scheduler_has_heard,
     )
 }
 

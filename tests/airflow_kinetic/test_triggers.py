@@ -39,35 +39,23 @@ def test_a_trigger_does_not_fire_before_the_scheduler_has_noted_the_deferral(air
     done = airflow("fire_early", home, environ={"AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "7"})
     assert done["payload"]["job_id"] == done["job"]
     assert done["after"] >= done["bound"] == 7 + 5
+    assert "heard" not in done["kept"], "a triggerer of an older version knows it not"
+
+
+@pytest.mark.parametrize(("sent_away", "bound"), [("False", 1 + 5), ("True", 7 + 5)])
+def test_it_fires_sooner_where_the_supervisor_hears_at_once_and_has_no_log_to_send_away(
+    airflow: Airflow, home: Path, sent_away: str, bound: int
+) -> None:
+    environ = {"AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "7", "AIRFLOW__LOGGING__REMOTE_LOGGING": sent_away}
+    done = airflow("fire_early", home, environ=environ, heard=True)
+    assert done["after"] >= done["bound"] == bound
+    assert "heard" in done["kept"]
 
 
 def test_a_trigger_does_not_fire_while_the_scheduler_stands_still(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_while_the_scheduler_stands_still", home, still=2)
     assert done["payload"]["job_id"] == done["job"]
     assert done["asked"] == ["/api/v2/monitor/health"] * 3
-
-
-EACH_SECOND = {"AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1", "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "15"}
-
-
-def test_a_trigger_fires_once_the_workers_process_has_ended_and_the_scheduler_has_gone_round(
-    airflow: Airflow, home: Path
-) -> None:
-    done = airflow("fire_once_the_scheduler_has_heard", home, environ=EACH_SECOND, every=1.0)
-    assert done["payload"]["job_id"] == done["job"]
-    assert done["least"] < done["took"] < done["bound"] == 15 + 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("differs", [{"every": 0.5}, {"elsewhere": True}, {"ends": 60.0}], ids=str)
-def test_it_waits_as_long_as_ever_where_that_cannot_be_seen(
-    airflow: Airflow, home: Path, differs: dict[str, float]
-) -> None:
-    """Several schedulers, whose heartbeats follow upon each other sooner; a worker elsewhere; one that hangs."""
-    environ = {**EACH_SECOND, "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2"}
-    done = airflow("fire_once_the_scheduler_has_heard", home, environ=environ, **{"every": 1.0, **differs})
-    assert done["payload"]["job_id"] == done["job"]
-    assert done["took"] >= done["bound"] == 2 + 5
 
 
 def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_path: Path) -> None:

@@ -498,6 +498,10 @@ class SimulatedBackend:
         elif len(place.boxes) < place.hosts:
             world.reached.add("a partial placement was submitted again")
         for index in range(place.hosts):
+            if index and not ground.cloud:
+                if name not in ground.places:  # it was released: without its folder no host can take its lock
+                    break
+                place = ground.places[name]
             box = place.boxes.get(index)
             if box is None or (box.dead and not ground.cloud):
                 ground.places[name] = place
