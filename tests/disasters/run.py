@@ -24,7 +24,7 @@ from kinetic_orchestration.agent import processes, wire
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.testing import Emulator
 from tests.disasters import work
-from tests.disasters.schedule import ANYWHERE, DISKS, LOCAL, ONE_DISK, Fault, Schedule, schedule
+from tests.disasters.schedule import ANYWHERE, DISKS, FROZEN, LOCAL, ONE_DISK, Fault, Schedule, schedule, stands_still
 from tests.faults.helpers import nothing_left, wait_until
 from tests.leftovers import processes_of
 
@@ -40,6 +40,7 @@ GONE_WITHIN = 120.0
 ASKED_AGAIN = 8.0  # seconds in which nobody may have looked, when the last one who did has died
 RUNS = 4.0  # seconds of the function
 UNJUSTIFIED = ("JobFailed", "JobLost")  # of a job with so many retries; a store that refuses may be told as it is
+FOLLOWS = 0.7  # seconds until somebody who was attached follows
 DISK = 96  # MiB of a local home whose disk may be full
 VM_DISK = 32  # MiB of a host's own, on the emulated cloud
 
@@ -147,14 +148,13 @@ class Run:
         if fault.what == "second submitter":
             self.submit()
         elif fault.what == "attached follower":
-            self.follow()
+            follower = self.follow()
+            if stands_still(fault):
+                self.later.append((time.monotonic() + FOLLOWS, lambda: self._freeze_follower(follower, fault)))
         elif fault.what == "kill submitter":
             self._somebody(fault).kill()
         elif fault.what == "freeze submitter":
-            frozen = self._somebody(fault)
-            frozen.send_signal(signal.SIGSTOP)
-            self.unwatched += fault.lasts
-            self._end_later(fault, lambda: frozen.send_signal(signal.SIGCONT))
+            self._freeze(self._somebody(fault), fault)
         elif self.cloud is not None:
             machine = _chosen([vm for node in self._nodes() for vm in self.cloud.vms(node) if vm is not None], fault)
             if fault.what == "freeze host":
@@ -174,6 +174,16 @@ class Run:
                 self._end_later(fault, lambda: [processes.send(pid, signal.SIGCONT) for pid in pids])
             else:
                 processes.send((others or [agent])[0] if fault.what == "kill program" else agent, signal.SIGKILL)
+
+    def _freeze(self, person: subprocess.Popen[bytes], fault: Fault) -> None:
+        person.send_signal(signal.SIGSTOP)
+        self.unwatched += fault.lasts
+        self._end_later(fault, lambda: person.send_signal(signal.SIGCONT))
+
+    def _freeze_follower(self, follower: subprocess.Popen[bytes], fault: Fault) -> None:
+        if follower.poll() is None:
+            self._freeze(follower, fault)
+            self.hit.append(FROZEN)
 
     def _somebody(self, fault: Fault) -> subprocess.Popen[bytes]:
         """One of those who submitted or follow, and have not ended."""

@@ -19,6 +19,7 @@ CLOUD = (
 )  # fmt: skip
 KINDS = {"local": (*ANYWHERE, *LOCAL), "emulator": (*ANYWHERE, *CLOUD)}
 FREEZES = ("freeze submitter", "freeze host")
+FROZEN = "frozen follower"  # one that is attached, and soon stands still for a while
 LONG = (20.0, 40.0)  # seconds that some of them last
 ONE, FOUR, HOSTS = {"local": "cpu", "emulator": "v5e-1"}, "v5e-16", 4  # of one host, and of four
 
@@ -33,6 +34,11 @@ class Fault(NamedTuple):
         return f"{self.at:.1f} s {self.what} ({self.lasts:.1f} s, {self.whom:.2f})"
 
 
+def stands_still(fault: Fault) -> bool:
+    """Every second follower that is attached."""
+    return fault.what == "attached follower" and fault.whom < 0.5
+
+
 class Schedule(NamedTuple):
     faults: list[Fault]
     running: bool  # they begin when the function has, and not with the submission
@@ -43,6 +49,10 @@ class Schedule(NamedTuple):
     def disks(self) -> set[int]:
         """The hosts whose disk will be full."""
         return {int(fault.whom * HOSTS) for fault in self.faults if fault.what == ONE_DISK}
+
+    @property
+    def freezes_a_follower(self) -> bool:
+        return any(stands_still(fault) for fault in self.faults)
 
     def __str__(self) -> str:
         begin = "while it runs" if self.running else "from the start"

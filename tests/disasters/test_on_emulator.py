@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.disasters.run import ALIKE_WHEN_BUSY, Told, play, ratio, were_made
-from tests.disasters.schedule import schedule
+from tests.disasters.schedule import FROZEN, schedule
 
-SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 9, 12)
+SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 42)
 
 
 @pytest.mark.slow
@@ -41,3 +41,11 @@ def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Pa
         if seed not in whole and schedule(seed, "emulator").disks:
             whole[seed] = play(seed, "emulator", tmp_path, own_home)
     were_made(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
+    (seed,) = [seed for seed in SEEDS if schedule(seed, "emulator").freezes_a_follower]
+    told = whole[seed] if seed in whole else play(seed, "emulator", tmp_path, own_home)
+    assert FROZEN in told.hit

@@ -13,7 +13,7 @@ from tests.disasters import __main__ as program
 from tests.disasters import work
 from tests.disasters.__main__ import main
 from tests.disasters.run import Told, play, were_made
-from tests.disasters.schedule import BACKENDS, CLOUD, FREEZES, KINDS, LONG, schedule
+from tests.disasters.schedule import BACKENDS, CLOUD, FREEZES, FROZEN, KINDS, LONG, schedule
 
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
@@ -38,6 +38,14 @@ def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
         if seed not in whole and schedule(seed, "local").disks:  # where this test is asked for alone
             whole[seed] = play(seed, "local", tmp_path, own_home)
     were_made(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
+    (seed,) = [seed for seed in SEEDS if schedule(seed, "local").freezes_a_follower]
+    told = whole[seed] if seed in whole else play(seed, "local", tmp_path, own_home)
+    assert FROZEN in told.hit
 
 
 @pytest.mark.slow
