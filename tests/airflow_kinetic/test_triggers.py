@@ -56,6 +56,7 @@ def test_a_trigger_does_not_fire_while_the_scheduler_stands_still(airflow: Airfl
     done = airflow("fire_while_the_scheduler_stands_still", home, still=2)
     assert done["payload"]["job_id"] == done["job"]
     assert done["asked"] == ["/api/v2/monitor/health"] * 3
+    assert done["asked_early"] == 1, "another heartbeat than the one of then is enough, and is not waited for twice"
 
 
 def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_path: Path) -> None:
