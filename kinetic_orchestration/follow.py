@@ -48,6 +48,7 @@ LATE = 2.0  # seconds after a verdict: a release that comes so late is told to t
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # and no more after this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
+SLOW_STEP = 0.05  # seconds, after which a step at files does not keep others waiting
 LONGEST_SLEEP = 0.5  # so that a stop, a timeout and Ctrl-C are never far away
 
 
@@ -449,27 +450,54 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
 class Hands:
     """A few threads that take the steps of all followers on event loops, never those of a loop's own pool.
 
-    An executor would do, but for the kilobyte that each of its futures takes while a thousand wait their turn.
+    Steps at a remote store are taken side by side. Of those at files, one thread takes all that are quick: several
+    would wait for each other at every call. An executor would do, but for the kilobyte that each of its futures takes
+    while a thousand wait their turn.
     """
 
     def __init__(self, most: int = 4) -> None:
         self._most = most
         self._waiting: SimpleQueue[tuple[asyncio.Future[Outcome | None], Follower, Emit | None]] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._threads = 0
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        self._begun: dict[int, float] = {}  # of each thread, when it began with the step that it takes
+        self._again = 0.0  # when somebody looks whether others have to wait
 
     def take(self, follower: Follower, emit: Emit | None) -> asyncio.Future[Outcome | None]:
         """The outcome of one step, on the running loop."""
-        future: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self._waiting.put((future, follower, emit))
-        if not self._idle.acquire(blocking=False) and self._threads < self._most:
-            self._threads += 1
-            threading.Thread(target=self._work, name="kinetic-follow", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outcome | None] = loop.create_future()
+        with self._lock:
+            self._unfinished += 1
+            self._waiting.put((future, follower, emit))
+            if not self._begun or (follower.job.store.remote and self._unfinished > len(self._begun)):
+                self._start()
+        if time.monotonic() >= self._again:
+            self._relieve(loop)
         return future
 
+    def _relieve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have another thread where all are at slow steps, and look again as long as any step waits."""
+        now = time.monotonic()
+        with self._lock:
+            if self._waiting.empty():
+                return
+            if all(now - began > SLOW_STEP for began in self._begun.values()):
+                self._start()
+            self._again = now + SLOW_STEP
+        loop.call_later(SLOW_STEP, self._relieve, loop)
+
+    def _start(self) -> None:
+        if len(self._begun) < self._most:
+            thread = threading.Thread(target=self._work, name="kinetic-follow", daemon=True)
+            self._begun[id(thread)] = math.inf
+            thread.start()
+
     def _work(self) -> None:
+        me = id(threading.current_thread())
         while True:
             future, follower, emit = self._waiting.get()
+            self._begun[me] = time.monotonic()
             outcome, error = None, None
             if not future.cancelled():
                 try:
@@ -479,7 +507,12 @@ class Hands:
             with suppress(RuntimeError):  # the loop was closed
                 future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
             del future, follower, emit, error
-            self._idle.release()
+            with self._lock:
+                self._begun[me] = math.inf
+                self._unfinished -= 1
+                if self._unfinished == 0 and len(self._begun) > 1:
+                    del self._begun[me]
+                    return
 
 
 def _settle(future: asyncio.Future[Outcome | None], outcome: Outcome | None, error: Exception | None) -> None:

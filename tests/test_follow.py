@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.follow import Follower, Hands, afollow
+from kinetic_orchestration.follow import SLOW_STEP, Follower, Hands, afollow
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.values import Event, JobStatus, Output
 from kinetic_orchestration.watch import watcher_of
@@ -90,7 +90,7 @@ def test_what_a_sink_raises_reaches_the_one_who_follows() -> None:
     assert job.result() == "one"
 
 
-def test_many_followers_share_few_threads() -> None:
+def test_many_followers_share_few_threads_and_none_waits_behind_a_slow_one_alone() -> None:
     class Slow(Follower):
         running = most = 0
         lock = threading.Lock()
@@ -99,18 +99,22 @@ def test_many_followers_share_few_threads() -> None:
             with Slow.lock:
                 Slow.running += 1
                 Slow.most = max(Slow.most, Slow.running)
-            threading.Event().wait(0.005)
+            threading.Event().wait(4 * SLOW_STEP)
             with Slow.lock:
                 Slow.running -= 1
 
     job = speak.run_async("one")
     hands = Hands(most=2)
 
-    async def twenty() -> None:
-        await asyncio.gather(*(hands.take(Slow(job._job), None) for _ in range(20)))
+    async def eight() -> None:
+        await asyncio.gather(*(hands.take(Slow(job._job), None) for _ in range(8)))
 
-    asyncio.run(twenty())
+    asyncio.run(eight())
     assert Slow.most == 2
+    deadline = time.monotonic() + 60.0
+    while len(hands._begun) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(hands._begun) == 1, "whoever came to help goes"
     assert job.result() == "one"
 
 
