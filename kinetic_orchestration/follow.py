@@ -48,6 +48,7 @@ LATE = 2.0  # seconds after a verdict: a release that comes so late is told to t
 RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
 LONGEST_PAUSE = 600.0  # and no more after this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
+TOLD_WITHIN = 0.01  # seconds, of many steps at once
 SLOW_STEP = 0.05  # seconds, after which a step at files does not keep others waiting
 LONGEST_SLEEP = 0.5  # so that a stop, a timeout and Ctrl-C are never far away
 
@@ -447,6 +448,9 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
             watcher.forget(follower.job.job_id, follower)
 
 
+Done = tuple[asyncio.Future[Outcome | None], Outcome | None, Exception | None]  # what a step came to
+
+
 class Hands:
     """A few threads that take the steps of all followers on event loops, never those of a loop's own pool.
 
@@ -462,6 +466,7 @@ class Hands:
         self._unfinished = 0
         self._begun: dict[int, float] = {}  # of each thread, when it began with the step that it takes
         self._again = 0.0  # when somebody looks whether others have to wait
+        self._done: dict[asyncio.AbstractEventLoop, list[Done]] = {}  # and not told to its loop yet
 
     def take(self, follower: Follower, emit: Emit | None) -> asyncio.Future[Outcome | None]:
         """The outcome of one step, on the running loop."""
@@ -504,8 +509,7 @@ class Hands:
                     outcome = follower.step_if_reachable(emit)
                 except Exception as raised:
                     error = raised
-            with suppress(RuntimeError):  # the loop was closed
-                future.get_loop().call_soon_threadsafe(_settle, future, outcome, error)
+            self._tell((future, outcome, error))
             del future, follower, emit, error
             with self._lock:
                 self._begun[me] = math.inf
@@ -513,6 +517,28 @@ class Hands:
                 if self._unfinished == 0 and len(self._begun) > 1:
                     del self._begun[me]
                     return
+
+    def _tell(self, done: Done) -> None:
+        """Tell a step's loop what it came to: with others, while more steps wait. A loop that is woken for each of a
+        thousand takes the processor from whoever takes the next.
+        """
+        loop = done[0].get_loop()
+        with self._lock:
+            if others := self._done.get(loop):
+                others.append(done)
+                return
+            self._done = {each: known for each, known in self._done.items() if not each.is_closed()} | {loop: [done]}
+        with suppress(RuntimeError):  # it was closed
+            if self._waiting.empty():
+                loop.call_soon_threadsafe(self._settle, loop)
+            else:
+                loop.call_soon_threadsafe(loop.call_later, TOLD_WITHIN, self._settle, loop)
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            done = self._done.pop(loop, [])
+        for future, outcome, error in done:
+            _settle(future, outcome, error)
 
 
 def _settle(future: asyncio.Future[Outcome | None], outcome: Outcome | None, error: Exception | None) -> None:
