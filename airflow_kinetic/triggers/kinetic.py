@@ -119,16 +119,6 @@ class KineticJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", kept
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        # `task_instance` is None in `dag.test()`, where no scheduler is.
-        first = asyncio.ensure_future(self._first_beat()) if self.task_instance is not None else None
-        try:
-            event = await self._waited(first)
-        finally:
-            if first is not None:
-                first.cancel()
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-
-    async def _waited(self, first: asyncio.Future[float | None] | None) -> dict[str, Any]:
         how, message, follower, log = ENDED, "", None, None
         try:
             async with asyncio.timeout(self._left()) as bound:
@@ -150,13 +140,13 @@ class KineticJobTrigger(BaseTrigger):
             log.end()
         # What is told from now on is told to nobody.
         cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
-        if first is not None:
+        if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
             settled = since + seconds_to_settle(self.heard) * random.uniform(1.0, 1.0 + JITTER)
             await asyncio.sleep(max(settled, _last_words()))
             if settled > -STALLED:
-                await self._scheduler_has_gone_on(await first, time.monotonic() + STALLED)
-        return {
+                await self._scheduler_has_gone_on(time.monotonic() + STALLED)
+        event = {
             "job_id": self.job_id,
             "place": self.place,
             "cursor": json.loads(json.dumps(cursor.to_json())),
@@ -167,6 +157,7 @@ class KineticJobTrigger(BaseTrigger):
             "limit": self.limit,
             "metrics": log.metrics if log is not None else self.metrics or {},
         }
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """The task was cleared or marked by somebody: its job ends too. Not called when a triggerer goes away."""
@@ -186,34 +177,24 @@ class KineticJobTrigger(BaseTrigger):
             await asyncio.sleep(pause)
             pause = 2 * pause
 
-    async def _first_beat(self) -> float | None:
-        """The scheduler's heartbeat that is told when the leg before has just ended: any other one is younger than that
-        end. Their own times tell it later: Airflow's server tells of a heartbeat only when the next one comes
-        (`Job.heartbeat` in airflow/jobs/job.py).
-        """
-        looks = self.deferred + _latest_end(self.heard) + LOOK_AGAIN - time.time()
-        if looks < -FIRST_LOOK:
-            return None
-        await asyncio.sleep(min(looks, seconds_to_settle(self.heard)))
-        return await self._beat()
-
-    async def _scheduler_has_gone_on(self, first: float | None, give_up: float) -> None:
+    async def _scheduler_has_gone_on(self, give_up: float) -> None:
         """Wait for a round of the scheduler's after the leg before has ended: one that stands still, or whose database
         does, has heard nothing of that, however long ago it was. Where nobody tells, that is not waited for.
-        """
-        ended = self.deferred + _latest_end(self.heard)
-        while time.monotonic() < give_up:
-            beat = await self._beat()
-            if beat is None or beat >= ended or (first is not None and beat != first):  # by clocks that differ
-                return
-            first = beat
-            await asyncio.sleep(LOOK_AGAIN * random.uniform(1.0, 1.0 + JITTER))
 
-    async def _beat(self) -> float | None:
-        try:
-            return await threads.run(scheduler.last_beat, within=OPEN_SECONDS, kind="beat")
-        except threads.TooSlow:
-            return None
+        Airflow tells of a heartbeat when the next one comes (`Job.heartbeat` in airflow/jobs/job.py), so that a round
+        lies between; where clocks differ, it is the second heartbeat that comes which shows as much.
+        """
+        ended, before, come = self.deferred + _latest_end(self.heard), None, 0
+        while time.monotonic() < give_up:
+            try:
+                beat = await threads.run(scheduler.last_beat, within=OPEN_SECONDS, kind="beat")
+            except threads.TooSlow:
+                return
+            come += before is not None and beat != before
+            if beat is None or beat >= ended or come == 2:
+                return
+            before = beat
+            await asyncio.sleep(LOOK_AGAIN * random.uniform(1.0, 1.0 + JITTER))
 
     def _left(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - time.time())

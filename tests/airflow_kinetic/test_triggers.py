@@ -55,8 +55,9 @@ def test_it_fires_sooner_where_the_supervisor_hears_at_once_and_has_no_log_to_se
 def test_a_trigger_does_not_fire_while_the_scheduler_stands_still(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_while_the_scheduler_stands_still", home, still=2)
     assert done["payload"]["job_id"] == done["job"]
-    assert done["asked"] == ["/api/v2/monitor/health"] * 3
-    assert done["asked_early"] == 1, "another heartbeat than the one of then is enough, and is not waited for twice"
+    assert done["asked"] == ["/api/v2/monitor/health"] * 4, (
+        "the first one that comes may be of the round that stood still"
+    )
 
 
 def test_a_task_holds_to_what_its_trigger_saw(airflow: Airflow, home: Path, tmp_path: Path) -> None:

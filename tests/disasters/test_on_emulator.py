@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.disasters.run import ALIKE_WHEN_BUSY, Told, play, ratio, were_made
+from tests.disasters.run import ALIKE_WHEN_BUSY, TICK_WHEN_BUSY, Told, play, ratio, were_made
 from tests.disasters.schedule import FROZEN, schedule
 
 SEEDS = (0, 1, 3, 4, 5, 6, 7, 8, 9, 12, 42)
@@ -19,7 +19,7 @@ def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else_and_cost_w
     seed: int, own_home: Path, tmp_path: Path, whole: dict[int, Told]
 ) -> None:
     print(f"seed {seed}: {schedule(seed, 'emulator')}")
-    whole[seed] = play(seed, "emulator", tmp_path, own_home)
+    whole[seed] = play(seed, "emulator", tmp_path, own_home, TICK_WHEN_BUSY)
     print(whole[seed])
 
 
@@ -30,7 +30,7 @@ def test_all_runs_together_were_told_what_they_were_charged_for(
 ) -> None:
     for seed in SEEDS:
         if seed not in whole:  # where this test is asked for alone
-            whole[seed] = play(seed, "emulator", tmp_path, own_home)
+            whole[seed] = play(seed, "emulator", tmp_path, own_home, TICK_WHEN_BUSY)
     assert ALIKE_WHEN_BUSY[0] <= ratio([*whole.values()]) <= ALIKE_WHEN_BUSY[1]
 
 
@@ -39,7 +39,7 @@ def test_all_runs_together_were_told_what_they_were_charged_for(
 def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     for seed in SEEDS:
         if seed not in whole and schedule(seed, "emulator").disks:
-            whole[seed] = play(seed, "emulator", tmp_path, own_home)
+            whole[seed] = play(seed, "emulator", tmp_path, own_home, TICK_WHEN_BUSY)
     were_made(whole)
 
 
@@ -47,5 +47,5 @@ def test_full_disks_of_single_hosts_were_among_them(own_home: Path, tmp_path: Pa
 @pytest.mark.timeout(300)
 def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
     (seed,) = [seed for seed in SEEDS if schedule(seed, "emulator").freezes_a_follower]
-    told = whole[seed] if seed in whole else play(seed, "emulator", tmp_path, own_home)
+    told = whole[seed] if seed in whole else play(seed, "emulator", tmp_path, own_home, TICK_WHEN_BUSY)
     assert FROZEN in told.hit

@@ -128,7 +128,7 @@ def test_jax_hosts_are_preempted_within_a_collective_and_the_next_attempt_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unhurried")
 def test_keras_on_two_hosts_that_are_killed_and_preempted_comes_to_the_same_weights(jobs: Any, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_what_four_hosts_wrote_two_restore_if_they_are_asked_to(jobs: Any, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(0)
 @pytest.mark.timeout(3600)
 def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_same_weights(
     jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

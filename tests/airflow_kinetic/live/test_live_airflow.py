@@ -337,7 +337,7 @@ def test_worker_and_triggerer_are_killed_at_once_and_there_is_one_job(
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.turn(2)
+@pytest.mark.turn(1)
 def test_five_hundred_tasks_wait_at_once(servers: Airflow, side_by_side: SideBySide, tmp_path: Path) -> None:
     """Five hundred task instances with a trigger, a follower and a log each, which the triggerer finds in the database.
 
