@@ -180,9 +180,8 @@ class Memory:
         self._turn_to(attempt)
         if self.intent is None or self.promised != promised.generation:
             intent = intent_at(promised, backend, job_id, attempt, self.within)
-            if (
-                intent.damage and not intent.placement
-            ):  # of which nothing is there yet, or nobody can say: looked for again
+            unknown = intent.damage and not intent.placement  # nothing is there yet, or nobody can say: asked again
+            if unknown:
                 return intent
             self.intent, self.promised = intent, promised.generation
         return self.intent
