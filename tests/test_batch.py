@@ -208,6 +208,7 @@ def test_no_more_than_max_concurrent_run_at_once(tmp_path: Path) -> None:
     assert batch.results(timeout=60) == list(range(5))
 
 
+@pytest.mark.slow
 def test_retries_are_further_attempts_of_the_same_job() -> None:
     @kinetic.run(accelerator="cpu")
     def flaky(good_attempt: int) -> int:

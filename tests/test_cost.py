@@ -592,6 +592,7 @@ def test_a_slice_that_an_outsider_deletes_just_after_it_is_ready_is_told_as_it_w
     assert cost.attempts == outcome.attempts == 1
 
 
+@pytest.mark.slow
 def test_hosts_end_a_program_at_the_jobs_cost_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cents at 36 dollars an hour are three seconds, counted from the first moment of the first host."""
     with Emulator(zones=("us-west4-a",)) as cloud:

@@ -107,6 +107,7 @@ ENDED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @TURNS
 def test_of_a_job_that_has_ended_any_record_may_be_damaged(
     kind: str, turn: int, capsys: pytest.CaptureFixture[str]
@@ -322,6 +323,7 @@ def doubled(number: int) -> int:
     return 2 * number
 
 
+@pytest.mark.slow
 def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def ends() -> int:
     return 1
 
 
+@pytest.mark.slow
 def test_nobody_measures_who_was_not_to_and_a_short_job_has_no_picture(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

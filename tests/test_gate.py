@@ -122,6 +122,7 @@ def _twice(folder: Path, project: str, workers: str = "0") -> tuple[str, int, st
     return first.stdout, second.returncode, second.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("scope", ["function", "module", "session"])
 def test_what_tests_share_and_fails_as_it_ends_has_no_second_try(tmp_path: Path, scope: str, workers: str) -> None:

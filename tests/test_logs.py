@@ -128,6 +128,7 @@ def test_the_lines_of_a_child_that_forks_are_whole_too(jobs: Any) -> None:
     assert len(lines) == 40
 
 
+@pytest.mark.slow
 def test_a_child_that_prints_for_ever_does_not_keep_the_job_from_ending(jobs: Any) -> None:
     job = started(jobs.writes_what, "a child that never stops")
     lines = raw(heard(job)).decode().splitlines()
@@ -139,6 +140,7 @@ def beat_of(job: Any) -> int:
     return 0 if record is None else int(record.generation)
 
 
+@pytest.mark.slow
 def test_a_program_that_closes_its_output_goes_on(jobs: Any, tmp_path: Path) -> None:
     job = started(jobs.writes_what, "closes its output", str(tmp_path / "go"))
     wait_until(lambda: job.status() is kinetic.JobStatus.RUNNING and "before" in (job.logs() or ""))
@@ -242,6 +244,7 @@ def ended_by_jax() -> None:
     threading.Event().wait(60)
 
 
+@pytest.mark.slow
 def test_the_first_cause_ends_the_log_and_what_other_hosts_say_of_it_is_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

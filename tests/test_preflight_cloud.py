@@ -172,6 +172,7 @@ def test_doctor_shows_it_all(cloud: Emulator, tmp_path: Path) -> None:
     assert report.ok, report.checks
 
 
+@pytest.mark.slow
 def test_a_bucket_that_answers_503_is_given_up_in_seconds_and_what_it_said_is_told(
     cloud: Emulator, tmp_path: Path
 ) -> None:

@@ -516,6 +516,7 @@ def test_a_look_whose_process_was_killed_is_soon_made_again(here: Here, monkeypa
     assert passes(here) == before + 1
 
 
+@pytest.mark.slow
 def test_a_submit_does_not_wait_for_a_look_and_hears_of_its_troubles_by_a_warning_at_most(
     here: Here, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_secret_is_kept_renewed_listed_and_removed(cloud: Emulator, here: Sett
     cloud.ledger.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_what_is_forgotten_expires_by_itself(cloud: Emulator, here: Settings) -> None:
     secret_manager.put(here, "kinetic-job-1-TOKEN", "x", time.time() + 4, LABELS)
     cloud.wait_until_empty(60)

@@ -141,6 +141,7 @@ parent.cancel()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_owns_its_jobs_itself(home: Path, tmp_path: Path) -> None:
     program = tmp_path / "forked.py"
     program.write_text(FORKED)

@@ -176,6 +176,7 @@ def cloud() -> Iterator[Emulator]:
 SECONDS = 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [1, 30, 500])
 def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
     tasks: int, cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -95,6 +95,7 @@ def test_both_formats_of_the_workers_addresses_are_read(endpoints: str) -> None:
     assert boot.addresses(endpoints)[:2] == ["10.0.0.1", "10.0.0.2"]
 
 
+@pytest.mark.slow
 def test_at_the_deadline_a_vm_deletes_its_slice_though_its_agent_never_came(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.attempt)
     site.storage.fail(f"get *{attempt.agent}", status=503, times=None)
@@ -106,6 +107,7 @@ def test_at_the_deadline_a_vm_deletes_its_slice_though_its_agent_never_came(site
     assert site.records.read(names.host(attempt.job, 1, 0, "started.json")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [600.0, -600.0])
 def test_the_deadline_goes_by_the_stores_clock(site: Site, jobs: Any, tmp_path: Path, ahead: float) -> None:
     attempt = site.admit(jobs.until, str(tmp_path / "never"))
@@ -264,6 +266,7 @@ def test_a_machine_that_cannot_even_arm_its_deletion_is_deleted_at_once(
         assert verdict.reason.startswith("host 0 could not start: [Errno")
 
 
+@pytest.mark.slow
 def test_the_deadline_survives_agent_and_script(site: Site, jobs: Any, tmp_path: Path) -> None:
     for seconds in (6.0, 30.0):  # a machine may be too busy to come so far before the first
         attempt = site.admit(jobs.until, str(tmp_path / "never")).start(deadline=time.time() + seconds)
@@ -589,6 +592,7 @@ def test_only_googles_registries_are_given_the_token_of_this_vm(
     assert list(auths) == ([f"https://{given}"] if given else [])
 
 
+@pytest.mark.slow
 def test_a_slice_is_gone_when_both_the_queued_resource_and_the_node_answer_404(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud that forgets the queued resource and leaves its node behind: seen, and the node is deleted."""
     asked: list[str] = []

@@ -100,6 +100,7 @@ def test_a_host_of_this_machine_imports_nothing_that_only_others_need(jobs: Any,
 # ---- the barrier -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_path: Path) -> None:
     function = functools.partial(jobs.until, str(tmp_path / "never"))
     job = intended(function, accelerator="v5e-16", limits=kinetic.Limits(provision=2.0), retry=NONE)
@@ -361,6 +362,7 @@ def test_a_machine_that_ends_all_its_processes_is_a_preemption_and_no_failure_of
     assert result(job) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_host_that_others_have_left_behind_soon_shows_where_it_waits(shared_home: Path, tmp_path: Path) -> None:
     """As one does whose last collective has a partner less."""
     begun, go = tmp_path / "begun", tmp_path / "go"
@@ -556,6 +558,7 @@ def waits_long() -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slept", [False, True], ids=["awake", "slept"])
 def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoever_wakes_later(
     tmp_path: Path, slept: bool
@@ -641,6 +644,7 @@ def test_a_disk_that_is_full_when_the_function_returns_is_waited_for_and_told_of
     assert seen.peek().message == ""
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_on_a_full_disk_is_no_failure_of_the_user(small_home: Path) -> None:
     job = launched(fills_the_disk, str(small_home), 1.0, retry=NONE)
     verdict = verdict_of(job)
@@ -710,6 +714,7 @@ def test_a_dead_host_whose_last_words_had_no_room_left_a_sign_of_it(jobs: Any) -
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: Path, tmp_path: Path) -> None:
     job = intended(functools.partial(fills_the_store, str(small_store), False), retry=NONE)
     run = folder_of(job)
@@ -757,6 +762,7 @@ def test_hosts_end_at_a_verdict_that_they_cannot_read(
         result(job)
 
 
+@pytest.mark.slow
 def test_a_beat_that_a_power_cut_tore_is_no_reason_to_fail(jobs: Any, tmp_path: Path) -> None:
     """Hosts read each other's beats when all was silent for a while, and then say so."""
     job = intended(functools.partial(jobs.until, str(tmp_path / "go")), accelerator="v5e-16")

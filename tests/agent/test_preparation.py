@@ -77,6 +77,7 @@ def test_the_environment_the_first_import_and_the_program_do_not_wait_for_data(
     attempt.gone()
 
 
+@pytest.mark.slow
 def test_without_anything_to_wait_for_nothing_is_imported_ahead(site: Site, jobs: Any, tmp_path: Path) -> None:
     attempt = site.admit(jobs.until, str(tmp_path / "go"), task=environment(site, tmp_path)).start()
     wait_until(lambda: "running" in attempt.log(), 60.0)

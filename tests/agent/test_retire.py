@@ -55,6 +55,7 @@ def test_host_0_waits_for_none_that_never_came_up(records: CloudRecords, monkeyp
     assert seconds_of(records, monkeypatch) < 60.0
 
 
+@pytest.mark.slow
 def test_host_0_waits_for_the_others_no_longer_than_their_grace_and_a_while(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_cancel_is_read_when_somebody_rings_and_after_a_while_without(
     host.sight.close()
 
 
+@pytest.mark.slow
 def test_without_news_a_host_costs_one_listing_and_one_beat_a_look(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_without_news_a_host_costs_one_listing_and_one_beat_a_look(
     host.sight.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eye", [wire.open_eye(1.0), b"somebody", b"9" * 40])
 def test_an_eye_is_seen_for_as_long_as_it_says_and_not_for_ever(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch, eye: bytes

@@ -143,6 +143,7 @@ def test_the_log_is_in_segments_that_are_whole_and_in_order(
     assert beat.segment == written
 
 
+@pytest.mark.slow
 def test_the_first_line_comes_at_once_and_the_others_at_a_pace_that_an_eye_quickens(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_preempted_program_is_asked_to_end_at_once_though_the_store_does_not_a
 # ---- a store that refuses ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_seconds_and_loses_answers_costs_nothing_but_time(
     site: Site, jobs: Any, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_store_that_is_away_for_longer_than_any_request_waits_loses_no_value(
     attempt.gone()
 
 
+@pytest.mark.slow
 def test_a_program_that_writes_more_than_the_store_takes_has_to_wait_and_loses_nothing(site: Site, jobs: Any) -> None:
     attempt = site.admit(jobs.flood, 24).start()
     bucket = site.bucket.removeprefix("gs://")
@@ -306,6 +309,7 @@ def test_maintenance_that_will_end_the_vm_is_told_to_the_program_in_time(site: S
     assert attempt.log().endswith("and the very last")
 
 
+@pytest.mark.slow
 def test_a_delete_that_is_refused_is_asked_for_again_until_the_slice_is_gone(site: Site, jobs: Any) -> None:
     site.apis.refusals = [429, 503, 403]
     attempt = site.admit(jobs.attempt).start()
@@ -549,6 +553,7 @@ def test_as_the_first_process_of_a_container_the_launcher_stays_and_hands_on_sig
     assert attempt.log().endswith("and the very last")
 
 
+@pytest.mark.slow
 def test_a_host_whose_account_may_not_write_over_its_own_beat_ends_the_attempt_and_names_the_role(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

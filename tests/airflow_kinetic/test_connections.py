@@ -46,6 +46,7 @@ def test_a_key_is_who_the_core_is_and_its_project_counts_unless_another_is_said(
     assert airflow("connection", home, extra={"keyfile_dict": key}, project_id="mine-alone")["project"] == "mine-alone"
 
 
+@pytest.mark.slow
 def test_the_last_of_the_chain_is_who_acts_and_another_project_may_be_charged(
     airflow: Airflow, home: Path, key: str
 ) -> None:

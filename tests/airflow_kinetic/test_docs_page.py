@@ -25,6 +25,7 @@ def names(heading: str, column: int) -> set[str]:
     return {name for row in rows[1:] for name in re.findall(r"`([^`]+)`", row[column])}
 
 
+@pytest.mark.slow
 def test_the_first_task_of_the_page_runs(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="first_training")
     assert done["states"] == {"train": "success", "report": "success"}

@@ -185,6 +185,7 @@ def test_an_asset_event_tells_the_metrics_and_a_task_without_logs_no_lines(airfl
     assert "this line is not asked for" not in done["log"]
 
 
+@pytest.mark.slow
 def test_links_lead_to_the_records_the_whole_log_and_a_profile_that_was_asked_for(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="makes_an_asset", conf={"framework": "jax", "profile": "2 steps"})
     job = done["events"][0]["job_id"]
@@ -317,6 +318,7 @@ def test_a_template_of_a_whole_list_or_dict_is_refused_with_the_fix(airflow: Air
     )
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_it_stands(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="airflow_retrain")
     assert done["state"] == "success"

@@ -49,6 +49,7 @@ def test_a_kill_waits_for_no_call_of_another_kind() -> None:
     assert asyncio.run(scene()) == "well"
 
 
+@pytest.mark.slow
 def test_time_counts_from_the_start_of_a_call_and_not_from_its_turn() -> None:
     before, within = threading.Event(), 2.0
 

@@ -42,6 +42,7 @@ def test_a_trigger_does_not_fire_before_the_scheduler_has_noted_the_deferral(air
     assert "heard" not in done["kept"], "a triggerer of an older version knows it not"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent_away", "bound"), [("False", 1 + 5), ("True", 7 + 5)])
 def test_it_fires_sooner_where_the_supervisor_hears_at_once_and_has_no_log_to_send_away(
     airflow: Airflow, home: Path, sent_away: str, bound: int
@@ -52,6 +53,7 @@ def test_it_fires_sooner_where_the_supervisor_hears_at_once_and_has_no_log_to_se
     assert "heard" in done["kept"]
 
 
+@pytest.mark.slow
 def test_a_trigger_does_not_fire_while_the_scheduler_stands_still(airflow: Airflow, home: Path) -> None:
     done = airflow("fire_while_the_scheduler_stands_still", home, still=2)
     assert done["payload"]["job_id"] == done["job"]
@@ -73,6 +75,7 @@ def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Air
     assert done["bound"] <= done["took"] < done["bound"] + 60
 
 
+@pytest.mark.slow
 def test_a_job_that_was_launched_for_a_deferral_ends_itself_if_no_trigger_takes_it(
     airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_kill_before_a_trigger_has_opened_its_job_ends_it(airflow: Airflow, ho
     assert done["status"] == "CANCELLED", "what an older one left there does not keep it"
 
 
+@pytest.mark.slow
 def test_a_cancel_that_fails_is_tried_again(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("cancelled_late", home, late=str(tmp_path / "share"), seconds=1.5)
     assert done["status"] == "CANCELLED"
@@ -120,6 +124,7 @@ def test_a_timeout_that_was_taken_out_of_the_dag_meanwhile_still_ends_the_job(
     assert done["status"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_task_that_is_out_of_time_shows_what_its_program_said_to_its_end(airflow: Airflow, home: Path) -> None:
     done = airflow("last_lines_of_a_timeout", home)
     assert (done["raised"], done["status"]) == ("AirflowTaskTimeout", "CANCELLED")
@@ -166,6 +171,7 @@ def test_a_failure_that_a_retry_policy_calls_final_ends_the_job_as_the_last_try_
     assert done["status"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_at_first_fails_no_task(airflow: Airflow, home: Path, tmp_path: Path) -> None:
     done = airflow("reached_late", home, late=str(tmp_path / "share"), seconds=2.0)
     assert done["event"] is None
@@ -180,6 +186,7 @@ def test_a_store_that_does_not_answer_within_seconds_fails_it(airflow: Airflow, 
     assert 8 < done["seconds"] < 60
 
 
+@pytest.mark.slow
 def test_a_deferred_sensor_is_out_of_time_as_any_other_task(airflow: Airflow, home: Path) -> None:
     done = airflow("sensor_out_of_time", home, seconds=2.0)
     assert re.match(r"AirflowTaskTimeout: the sensor was out of time after 0:00:02, .* goes on", done["raised"])

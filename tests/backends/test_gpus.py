@@ -171,6 +171,7 @@ def until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_of_four_jobs_on_two_gpus_each_has_its_own_and_two_wait(
     home: Path, tmp_path: Path, tools: Callable[..., None]
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_slice_on_its_way_is_queued_and_then_provisioned(cloud: Emulator, here
     assert here.released(intent)
 
 
+@pytest.mark.slow
 def test_a_request_that_waits_too_long_in_a_zone_is_a_stockout_there(cloud: Emulator, tmp_path: Path) -> None:
     """`valid_until`, which ends it in the cloud even if nobody looks any more."""
     cloud.stockout(ZONES[0], "wait")
@@ -421,6 +422,7 @@ def test_nobody_at_the_other_end_is_never_gone(cloud: Emulator, one: Here) -> No
     assert "made again" in nowhere.submit(one.plan, STAGED, "job-0123456789ab", SPEC, intent, {})
 
 
+@pytest.mark.slow
 def test_an_api_that_does_not_answer_is_waited_for_no_longer_than_a_bound(
     cloud: Emulator, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

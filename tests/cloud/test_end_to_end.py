@@ -47,6 +47,7 @@ def test_the_users_exception_comes_back_as_itself(cloud: Emulator, jobs: Any, tm
         job.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_job_is_cancelled_wherever_it_is(cloud: Emulator, jobs: Any, tmp_path: Path) -> None:
     job = run(jobs.until, str(tmp_path / "never"))
     while "running" not in (job.logs() or ""):

@@ -40,6 +40,7 @@ def test_f05_two_zones_without_capacity_and_the_third_has_some(cloud: Emulator, 
     assert {str(queued["name"]).split("/")[3] for queued in cloud.queued_resources()} <= {ZONES[2]}
 
 
+@pytest.mark.slow
 def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse")
@@ -52,6 +53,7 @@ def test_f05_when_no_zone_has_capacity_all_are_asked_again_until_the_limit(cloud
     raise AssertionError(where(job))
 
 
+@pytest.mark.slow
 def test_f05_capacity_that_comes_back_is_found(cloud: Emulator, jobs: Any) -> None:
     for zone in ZONES:
         cloud.stockout(zone, "refuse", times=2)
@@ -87,6 +89,7 @@ def test_f06_a_zone_that_the_project_may_not_even_look_at_is_left_for_the_next(
     assert where(job) == ["us-east5-x", ZONES[0]]
 
 
+@pytest.mark.slow
 def test_f06_a_rate_limit_waits_and_never_changes_the_zone(cloud: Emulator, jobs: Any) -> None:
     cloud.fail("CreateQueuedResource", refusal=_rate_limited(), times=2)
     job = run(jobs.attempt)
@@ -96,6 +99,7 @@ def test_f06_a_rate_limit_waits_and_never_changes_the_zone(cloud: Emulator, jobs
     assert any("waiting" in line for line in changes(events))
 
 
+@pytest.mark.slow
 def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emulator, jobs: Any) -> None:
     cloud.fail("CreateQueuedResource", 13, times=2)
     job = run(jobs.attempt)
@@ -104,6 +108,7 @@ def test_f07_an_internal_error_twice_and_then_fine_stays_in_its_zone(cloud: Emul
     assert job.history()[-1].verdict is not None
 
 
+@pytest.mark.slow
 def test_f07_an_internal_error_that_stays_moves_to_the_next_zone(cloud: Emulator, jobs: Any) -> None:
     cloud.fail("CreateQueuedResource", 13, times=None, zone=ZONES[0])
     job = run(jobs.attempt)

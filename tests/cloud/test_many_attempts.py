@@ -72,6 +72,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zones, "LONGEST_WAIT", 0.2)
 
 
+@pytest.mark.turn(0)
 def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud: Emulator, jobs: Any) -> None:
     job_id = refused(cloud, jobs.attempt).job_id
     asked = Asked(cloud)
@@ -92,6 +93,7 @@ def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud:
     assert (outcome.attempt, outcome.attempts) == (MANY + 1, 1)
 
 
+@pytest.mark.turn(1)
 def test_what_a_job_cost_is_told_by_those_attempts_that_had_hosts(cloud: Emulator, jobs: Any) -> None:
     job = refused(cloud, jobs.attempt)
     assert job.result(timeout=WITHIN) == 1

@@ -63,6 +63,7 @@ def test_metrics_are_observations_of_their_partition_few_with_the_last_one_alway
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)], "a timer goes on"
 
 
+@pytest.mark.slow
 def test_the_job_of_many_assets_is_told_of_each_and_an_op_has_its_output(instance):
     @dg.multi_asset(specs=[dg.AssetSpec("left"), dg.AssetSpec("right")], can_subset=True)
     def both(context: dg.AssetExecutionContext, kinetic: KineticResource):

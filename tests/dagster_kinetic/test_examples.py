@@ -110,6 +110,7 @@ def test_training_is_released_only_behind_its_check(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*parse_obj_as", "ignore:.*is currently in beta")
 def test_the_component_project_loads_and_makes_its_assets(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / "dagster_component_project" / "src"))
@@ -152,6 +153,7 @@ def test_every_program_of_the_page_is_valid_and_its_definitions_load(programs):
     assert {programs[name].name for name in ("reaper", "with_branches")} == {"kinetic_reaper", "kinetic_reaper_of_all"}
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass(programs):
     programs["test_the_body_runs_on_hosts"]()
     programs["test_the_whole_pipeline"]()

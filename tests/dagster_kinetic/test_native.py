@@ -47,6 +47,7 @@ def events(result: dg.ExecuteInProcessResult, kind: str) -> int:
 # ---- how a body ends ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failure_of_dagsters_own_keeps_its_metadata_and_is_not_tried_again_if_it_says_so():
     @kinetic_asset(accelerator="cpu", retry_policy=dg.RetryPolicy(max_retries=2))
     def rows():
@@ -59,6 +60,7 @@ def test_a_failure_of_dagsters_own_keeps_its_metadata_and_is_not_tried_again_if_
     assert told.metadata["rows"].value == 0 and "kinetic/job_id" in told.metadata
 
 
+@pytest.mark.slow
 def test_a_body_may_ask_to_be_tried_again():
     @kinetic_asset(accelerator="cpu")
     def stubborn(host: HostContext):
@@ -73,6 +75,7 @@ def test_a_body_may_ask_to_be_tried_again():
     assert result.output_for_node("stubborn") == "at last"
 
 
+@pytest.mark.slow
 def test_a_body_may_leave_out_what_need_not_be_made_and_is_told_what_it_forgot():
     outs = {"model": dg.AssetOut(), "picture": dg.AssetOut(is_required=False)}
 
@@ -98,6 +101,7 @@ def model() -> int:
     return 3
 
 
+@pytest.mark.slow
 def test_an_asset_check_may_run_jobs_and_its_log_says_which(instance):
     @dg.asset_check(asset=model, blocking=True)
     def doubles(context: dg.AssetCheckExecutionContext, model: int, kinetic: KineticResource):
@@ -142,6 +146,7 @@ def test_a_context_of_no_step_is_refused():
         KineticResource().submit(doubled, args=(1,), accelerator="cpu", context=dg.build_sensor_context())
 
 
+@pytest.mark.slow
 def test_a_range_of_one_partition_is_that_partition():
     """As Dagster asks for one of an asset whose backfills are single runs."""
     day = "2024-01-02"
@@ -192,6 +197,7 @@ def test_keywords_that_dagster_does_not_show_are_taken():
     assert kinetic_asset(accelerator="cpu", compute_kind="jax")(taken).op.tags == {"dagster/compute_kind": "jax"}
 
 
+@pytest.mark.slow
 def test_what_a_config_schema_allows_reaches_the_body():
     @kinetic_asset(accelerator="cpu", config_schema={"rate": float, "steps": dg.Field(int, default_value=3)})
     def trained(host, config):

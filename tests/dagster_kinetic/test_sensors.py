@@ -161,6 +161,7 @@ def ticket_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Ticket:
     return ticket
 
 
+@pytest.mark.slow
 def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks_and_what_comes_after(instance, gate):
     daemon = Daemon(instance, ranker, report)
     run = daemon.submit(partition_key="w2", run_config={"ops": {"ranker": {"config": {"factor": 3.0}}}})
@@ -193,6 +194,7 @@ def test_a_run_submits_and_another_one_finishes_with_its_config_partition_checks
     assert "no job of a detached asset" in str(daemon.tick().skip_reason)
 
 
+@pytest.mark.slow
 def test_a_tick_that_was_cut_off_is_done_again_and_nothing_runs_twice(instance, gate):
     daemon = Daemon(instance, ranker)
     (gate / "go").touch()
@@ -208,6 +210,7 @@ def test_a_tick_that_was_cut_off_is_done_again_and_nothing_runs_twice(instance, 
     assert made.partition_key == "w1"
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_a_failed_run_and_re_execution_submits_again_with_its_checkpoints(instance):
     daemon = Daemon(instance, broken)
     first = ticket_of(instance, daemon.submit())
@@ -252,6 +255,7 @@ def test_a_retry_policy_submits_again_too(instance):
     assert second.output_for_node("broken_once") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_conflict", ["return", "error"])
 def test_an_input_that_has_changed_since_the_job_was_submitted_is_told_or_refused(instance, on_conflict):
     now = [1]
@@ -312,6 +316,7 @@ def test_a_cancelled_job_is_a_failed_run_that_says_so(instance, gate):
     attach(anew.job).cancel()
 
 
+@pytest.mark.slow
 def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(instance, gate, monkeypatch):
     monkeypatch.setattr(sensors, "PAGE", 2)
     days = dg.StaticPartitionsDefinition([f"d{number}" for number in range(5)])
@@ -329,6 +334,7 @@ def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(i
     assert json.loads(daemon.cursor) == {"asked": [], "told": {}, "next": ""}
 
 
+@pytest.mark.slow
 def test_a_mistake_that_one_job_brings_to_light_stops_no_other_and_is_told(instance, monkeypatch, capsys):
     days = dg.StaticPartitionsDefinition(["good", "bad"])
 
@@ -451,6 +457,7 @@ def after(weights: list[int], score: float) -> float:
     return sum(weights) * score
 
 
+@pytest.mark.slow
 def test_many_assets_of_one_job_are_finished_by_one_run_with_what_comes_after_them(instance):
     daemon = Daemon(instance, pair, after)
     run = daemon.submit()
@@ -463,6 +470,7 @@ def test_many_assets_of_one_job_are_finished_by_one_run_with_what_comes_after_th
     assert [check.check_name for check in result.get_asset_check_evaluations()] == ["positive"]
 
 
+@pytest.mark.slow
 def test_a_part_of_them_alone(instance):
     specs = [dg.AssetSpec("east"), dg.AssetSpec("west")]
 
@@ -477,6 +485,7 @@ def test_a_part_of_them_alone(instance):
     assert made_in(daemon.finished[0]) == {"east"}
 
 
+@pytest.mark.slow
 def test_what_has_no_value_is_made_and_what_may_be_left_out_is_not(instance):
     specs = [dg.AssetSpec("said"), dg.AssetSpec("unsaid"), dg.AssetSpec("left_out", skippable=True)]
 
@@ -494,6 +503,7 @@ def made_in(result):
     return {event.asset_key.to_user_string() for event in result.get_asset_materialization_events()}
 
 
+@pytest.mark.slow
 def test_a_body_that_gives_less_than_its_assets_is_a_run_that_fails(instance):
     @kinetic_multi_asset(accelerator="cpu", detached=True, outs={"one": dg.AssetOut(), "two": dg.AssetOut()})
     def too_few():
@@ -535,6 +545,7 @@ def reaped(instance: dg.DagsterInstance, kinetic: KineticResource, cursor: str |
     return sensor(dg.build_sensor_context(instance, cursor=cursor, resources={"kinetic": kinetic}))
 
 
+@pytest.mark.slow
 def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, monkeypatch, home):
     from kinetic_orchestration import act
     from kinetic_orchestration.agent import processes
@@ -559,6 +570,7 @@ def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, mon
     handle.cancel()
 
 
+@pytest.mark.slow
 def test_a_closed_branch_deployment_loses_its_jobs_and_no_other_does(instance):
     prod = KineticResource(deployment="prod")
     with dagster_plus(Organization({"pr-7": "OPEN", "pr-8": "OPEN", "by-hand": None})) as organization:
@@ -707,6 +719,7 @@ def test_a_resource_of_another_kind_is_refused(instance):
         sensor(dg.build_sensor_context(instance, resources={"kinetic": "text"}))
 
 
+@pytest.mark.slow
 def test_the_run_that_finishes_a_job_holds_to_what_the_sensor_saw(
     instance: dg.DagsterInstance, gate: Path, shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_whatever_runs_it_a_job_is_refused_before_anything_is_written(
     assert not (home / "store").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no meaning")
 @pytest.mark.parametrize("face", [name for name in FACES if name != "submitted"])
 def test_an_emulated_step_says_so_in_its_metadata_and_its_log(face: str, home: Path, new_instance: Any) -> None:
@@ -174,6 +175,7 @@ def sweeping() -> None:
     swept_by_an_op()
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_by_their_assets_partition_and_run_those_of_a_map_too(
     home: Path, new_instance: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def test_f01_a_submitter_may_be_killed_between_two_hosts_of_a_slice(submit: Any)
     assert submit("hosts") == {"wrong": []}
 
 
+@pytest.mark.slow
 def test_f03_several_orchestrators_that_race_for_one_identity_get_one_job(submit: Any) -> None:
     assert submit("race") == {"ended": [0] * 6, "values": 1, "runs": 4}
 

@@ -96,6 +96,7 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
         assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
 
 
+@pytest.mark.slow
 def test_eight_first_jobs_at_once_unpack_it_whole(tmp_path: Path) -> None:
     program = f"from pathlib import Path; from kinetic_orchestration.packaging import agent; print(agent.unpacked(Path({str(tmp_path)!r})))"
     racers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(8)]

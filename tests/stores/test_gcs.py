@@ -242,6 +242,7 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for(tmp_path: Path, monkey
             store.read("jobs/a")
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_waited_for(store: GcsStore, storage: StorageServer) -> None:
     storage.delay("*", 1.0, times=2)
     generation = store.create("jobs/a", b"x")

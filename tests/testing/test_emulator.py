@@ -98,6 +98,7 @@ def test_hosts_are_real_and_gone_with_their_slice(cloud: Emulator) -> None:
     cloud.ledger.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_host_deletes_its_own_slice_by_its_own_account(cloud: Emulator) -> None:
     cloud.slow_delete(10.0)  # until all of it was seen
     create(cloud, script=SUICIDE)
@@ -165,6 +166,7 @@ def test_environ_is_what_a_client_needs_and_its_bucket_is_there(cloud: Emulator)
     assert cloud.environ() == cloud.environ()
 
 
+@pytest.mark.slow
 def test_an_idle_emulator_uses_no_processor() -> None:
     others = set(os.listdir("/proc/self/task"))  # threads that earlier tests have left may be at work
     with Emulator(zones={ZONE: None}) as cloud:
@@ -357,6 +359,7 @@ def test_the_command_prints_what_to_paste_and_what_happens_and_ends_with_the_bil
         assert command.wait(WAIT) == (0 if tidy else 1)
 
 
+@pytest.mark.slow
 def test_the_command_speaks_json_and_can_be_silent() -> None:
     with _command("--zone", f"{ZONE}=4", "--json", "--faults", "0.5", "--seed", "3") as command:
         assert command.stdout is not None
@@ -395,6 +398,7 @@ def _pytest(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*argv, "test_it.py"], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_fixture_gives_an_environment_and_fails_a_test_that_leaves_something(tmp_path: Path) -> None:
     done = _pytest(
         tmp_path,

@@ -556,6 +556,7 @@ def test_a_disk_may_be_kept(folder: Path) -> None:
     assert len(list(folder.glob("a-project/us-central2-b/slice-a-w-0*"))) == 2
 
 
+@pytest.mark.slow
 def test_idle_vms_cost_no_time(room: Machines) -> None:
     made = [room.create(machine(worker=i, workers=16)) for i in range(16)]
     for vm in made:

@@ -105,6 +105,7 @@ def is_sent() -> bool:
     return one._sent == one._seen() != {}
 
 
+@pytest.mark.slow
 def test_files_of_a_trainer_come_back_as_they_last_were_at_rest(
     files: Callable[..., Path], bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_files_of_a_trainer_come_back_as_they_last_were_at_rest(
     assert there(files(3, index=1)) == {**wanted, "log": "of host 1"}, "its own come first"
 
 
+@pytest.mark.slow
 def test_what_a_bucket_refused_for_a_while_is_sent_once_it_takes_it_again(
     files: Callable[..., Path],
     storage: StorageServer,
@@ -209,6 +211,7 @@ def test_files_that_go_and_change_while_the_last_ones_are_sent_lose_no_others(
     assert set(found["z-grows"]) == {"0"}
 
 
+@pytest.mark.slow
 def test_a_file_that_the_program_has_open_is_not_whole_however_long_it_writes_nothing(
     files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +243,7 @@ def test_a_file_that_the_program_has_open_is_not_whole_however_long_it_writes_no
         wait_until(is_sent, "one that a program leaves open for ever", within=30)
 
 
+@pytest.mark.slow
 def test_a_log_that_is_appended_to_all_the_time_delays_no_checkpoint(
     files: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +271,7 @@ def test_a_log_that_is_appended_to_all_the_time_delays_no_checkpoint(
     assert whole.startswith(found["events.out.tfevents.1.host"])
 
 
+@pytest.mark.slow
 def test_an_attempt_that_lives_on_removes_nothing_that_its_successor_needs(
     files: Callable[..., Path], bucket: str
 ) -> None:
@@ -292,6 +297,7 @@ def test_an_attempt_that_lives_on_removes_nothing_that_its_successor_needs(
     assert there(files(4)) == {"model": "first", "other": "other"}, "what had gone was sent again"
 
 
+@pytest.mark.slow
 def test_a_record_that_is_replaced_while_its_files_are_fetched_is_read_again(
     files: Callable[..., Path], storage: StorageServer, bucket: str
 ) -> None:
@@ -342,6 +348,7 @@ def test_what_is_being_set_up_is_not_swept_by_another_host_of_this_machine(
     assert files(1).is_dir()
 
 
+@pytest.mark.slow
 def test_an_object_that_a_record_names_outlives_a_file_that_changes_while_it_is_sent_again(
     files: Callable[..., Path],
 ) -> None:
@@ -354,6 +361,7 @@ def test_an_object_that_a_record_names_outlives_a_file_that_changes_while_it_is_
     assert there(files(2)) == {"model": "1"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_removed_from_the_bucket_is_not_said_to_be_unsent(
     files: Callable[..., Path], storage: StorageServer, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def test_the_first_step_and_what_is_no_training_are_left_out() -> None:
     assert speed.told(20, 83.0)["steps/s"] == 5.0
 
 
+@pytest.mark.slow
 def test_a_loop_tells_its_speed_with_its_metrics_and_its_progress(host: Callable[..., Any]) -> None:
     there = host()
     with kinetic.Training(every=30, name="t", samples=8, log_every=15) as training:

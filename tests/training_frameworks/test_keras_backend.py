@@ -76,6 +76,7 @@ def test_an_asset_of_dagster_takes_it() -> None:
         kinetic_asset(accelerator="cpu", keras_backend="jux")(lambda: None)
 
 
+@pytest.mark.slow
 def test_a_task_of_airflow_takes_it(tmp_path: Path) -> None:
     program = """
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
@@ -143,6 +144,7 @@ def test_a_backend_that_the_jobs_environment_lacks_is_refused_before_anything_ru
             kinetic.run(**named)(import_torch).run_async()
 
 
+@pytest.mark.slow
 def test_a_framework_that_is_not_installed_is_named_with_the_line_that_brings_it(home: Path, links: Path) -> None:
     def missing() -> dict[str, list[str]]:
         found = {}

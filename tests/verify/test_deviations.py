@@ -94,6 +94,7 @@ def plant(cloud: Emulator) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.turn(0)
 @pytest.mark.timeout(300)
 def test_each_planted_difference_is_a_line_and_every_step_passes(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:
