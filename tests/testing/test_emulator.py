@@ -392,6 +392,8 @@ def _pytest(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
         "no:cacheprovider",
         "-p",
         "kinetic_orchestration.testing.fixtures",
+        "-o",
+        "markers=slow",  # of this module, from which tests borrow
     ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
