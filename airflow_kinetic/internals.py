@@ -78,6 +78,10 @@ INTERNALS: Final = (
         "no task is deferred: it waits for its job on its worker",
     ),
     Internal(
+        "airflow.sdk.execution_time.supervisor", ("ActivitySubprocess._monitor_subprocess", "MIN_HEARTBEAT_INTERVAL"),
+        "a trigger may fire before Airflow has heard of the end of the leg, and Airflow may then fail the task",
+    ),
+    Internal(
         "airflow.providers.google.common.hooks.base_google",
         (
             "GoogleBaseHook", "GoogleBaseHook._get_field", "GoogleBaseHook.extras",

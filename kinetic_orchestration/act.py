@@ -475,7 +475,7 @@ def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None
 
     Of hosts that are charged for and of which the first one does not speak, the store is told since when they are.
     """
-    charged, present = seen.observation.charged or seen.observation.since, seen.observation.state == PRESENT
+    charged, present = seen.charged or seen.since, seen.observation.state == PRESENT
     if job.doubt or seen.verdict is not None or not charged:
         return
     if job.limited and (present or (memory is not None and memory.charged)):

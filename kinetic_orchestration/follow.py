@@ -8,9 +8,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration import act, attempts, lifecycle, roll, visible
@@ -50,6 +51,7 @@ LONGEST_PAUSE = 600.0  # and no more after this
 LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
 TOLD_WITHIN = 0.01  # seconds, of many steps at once
 SLOW_STEP = 0.05  # seconds, after which a step at files does not keep others waiting
+NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
 LONGEST_SLEEP = 0.5  # so that a stop, a timeout and Ctrl-C are never far away
 
 
@@ -85,7 +87,7 @@ class Follower:
         self.foreseen: Outcome | None = None  # once nothing can change it any more
         self.held = False  # the outcome, while its hosts cannot be freed
         self.waiting = ""
-        self.measured: dict[int, float] = {}  # of each host, the time of the newest sample that was told
+        self.measured: Mapping[int, float] = NONE_MEASURED  # of each host, the time of the newest sample that was told
         self.unreachable = 0.0  # since when the store has not answered
 
     def step(self, emit: Emit | None = None) -> Outcome | None:
@@ -293,7 +295,7 @@ class Follower:
         """What hosts say in their beats, which are read anyway."""
         for host, devices in sampled(seen):
             if self.measured.get(host) != devices["at"]:
-                self.measured[host] = devices["at"]
+                self.measured = {**self.measured, host: devices["at"]}
                 emit(Devices(host, devices["at"], devices, attempt))
 
     def tell_cut_logs(self, emit: Emit) -> None:

@@ -15,7 +15,7 @@ PARTS = ("queue", "provision", "prepare", "restore", "compile", "steps", "redone
 class Took(NamedTuple):
     """What the records of one attempt tell of the time that its hosts were held, in seconds."""
 
-    provision: float = 0.0  # from the boot of host 0 until its agent began
+    provision: float = 0.0  # from READY, or the boot of host 0 if that is earlier, until its agent began
     prepare: float = 0.0  # until the program began
     teardown: float = 0.0  # from its end on
     trainings: Mapping[str, Sequence[float]] = {}  # as `wire.SPENT` has them

@@ -155,7 +155,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
         action = Close(wire.DEADLINE, reason)
     elif state in (GONE, ABSENT) and began and 0 < seen.intent.deadline <= seen.now:
         action = Close(wire.DEADLINE, "the attempt's deadline passed, and its hosts are gone")
-    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):
+    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):
         cause = seen.observation.cause or wire.INFRASTRUCTURE
         said = seen.observation.message
         action = Close(cause, said + _last_sign(seen) if said else _vanished(seen))
@@ -348,7 +348,7 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
     if any(beat is not None for beat in seen.beats):
         silence = min(age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None)
         return f"no host has given a sign of life for {silence:.0f} s" if silence > policy.silence else ""
-    since = seen.observation.since
+    since = seen.since
     if since and seen.now - since > SILENT_START:
         return f"the hosts have been there for {seen.now - since:.0f} s, and none of them has started its agent"
     return ""
@@ -356,12 +356,12 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
 
 def is_awaited(seen: Glimpse) -> bool:
     """Hosts that are charged for, and of which none has said anything yet."""
-    return seen.observation.state == PRESENT and seen.observation.charged > 0 and not any(seen.beats)
+    return seen.observation.state == PRESENT and seen.charged > 0 and not any(seen.beats)
 
 
 def unheard(seen: Glimpse) -> str:
     """Of a slice that is charged for: what people are told when none of its hosts says anything for long."""
-    held = seen.now - seen.observation.charged
+    held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
     place = seen.intent.placement if seen.intent is not None else {}
@@ -375,12 +375,12 @@ def unheard(seen: Glimpse) -> str:
 
 def _vanished(seen: Glimpse) -> str:
     """Of hosts that are gone: what was seen of them, and when."""
-    here, place = seen.observation, seen.intent.placement if seen.intent is not None else {}
-    if not here.shown:
+    place = seen.intent.placement if seen.intent is not None else {}
+    if not seen.shown:
         return "the hosts are gone without a word" + _last_sign(seen)
     told = (
-        f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(here.since)} to "
-        f"{_clock(here.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); nobody of this job deleted it. "
+        f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(seen.since)} to "
+        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); nobody of this job deleted it. "
         "Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at who has tpu.nodes.delete"
     )
     if any(seen.beats):
@@ -393,8 +393,8 @@ def _vanished(seen: Glimpse) -> str:
 
 def _last_sign(seen: Glimpse) -> str:
     """When hosts that are gone were last seen or, by somebody who never saw them, heard."""
-    if seen.observation.shown:
-        there, now = _clock(seen.observation.shown), _clock(seen.now)
+    if seen.shown:
+        there, now = _clock(seen.shown), _clock(seen.now)
         return f"; all its hosts were last seen at {there}, and no longer at {now} (UTC)"
     heard = [age for beat, age in zip(seen.beats, seen.beat_ages, strict=True) if beat is not None]
     return f"; one of its hosts last spoke at {_clock(seen.now - min(heard))} (UTC)" if heard else ""
@@ -404,8 +404,8 @@ def _mute(seen: Glimpse, policy: Policy) -> Close | None:
     """Of hosts that are there and say nothing: when that is to end."""
     assert seen.intent is not None
     limit = min(filter(None, (seen.intent.affordable, policy.affordable)), default=0.0)
-    charged = seen.observation.charged
-    if limit and charged and not any(seen.beats) and (held := seen.now - charged) > limit:  # hosts keep it themselves
+    held = seen.now - seen.charged if seen.charged else 0.0
+    if limit and held > limit and not any(seen.beats):  # hosts that speak keep it themselves
         told = f"its slices were held for {held:.0f} s, and none of their hosts has started"
         return Close(wire.DEADLINE, f"{told}: its cost limit of ${policy.usd:,.2f}")
     reason = _speechless(seen, policy)

@@ -208,8 +208,6 @@ class Observation(NamedTuple):
     state: str
     message: str = ""
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
-    since: float = 0.0  # when all hosts of a placement that is present were there, where that is known
-    shown: float = 0.0  # when they were last seen to be there, by whoever looks
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
 
@@ -254,6 +252,9 @@ class Glimpse(NamedTuple):
     beats: tuple[Beat | None, ...] = ()
     beat_ages: tuple[float, ...] = ()
     done: int = 0
+    since: float = 0.0  # when all its hosts were first seen to be there, by whoever looks
+    shown: float = 0.0  # when they were last
+    charged: float = 0.0  # before which none of them can have been charged for, by all that was seen
 
 
 class Cursor(NamedTuple):

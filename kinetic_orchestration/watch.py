@@ -75,9 +75,9 @@ def look(
     beats, ages = [], []
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
-        beats.append(None if record is None else Beat.read(record.data) or Beat(""))
+        beats.append(None if record is None else _beat(record.data))
         ages.append(0.0 if record is None else now - record.updated)
-    observation = backend.observe([intent.placement])[0] if intent and intent.placement else unseen(intent)
+    observation = _shared(backend.observe([intent.placement])[0]) if intent and intent.placement else unseen(intent)
     cancel = store.read(names.cancel(job_id))
     verdict = store.read(names.verdict(job_id, attempt))
     done = 0
@@ -262,11 +262,11 @@ class Scene:
         paces = {job: pace_of(placement) for job, placement in placements.items()}
         allowed = {pace: pace is None or not paced or pace.take() for pace in dict.fromkeys(paces.values())}
         asked = {job: placement for job, placement in placements.items() if allowed[paces[job]]}
-        observed = map(_same, backend.observe(list(asked.values()))) if asked else ()
-        observations = dict(zip(asked, observed, strict=True))
+        observed = backend.observe(list(asked.values())) if asked else ()
+        known = {} if before is None else before.observations
+        observations = {job: _shared(seen, known.get(job)) for job, seen in zip(asked, observed, strict=True)}
         unlooked = frozenset(placements.keys() - asked.keys())
         if before is not None:
-            known = before.observations
             same = (job for job in unlooked if job in known and before.placements.get(job) == placements[job])
             observations |= {job: known[job] for job in same}
         return cls(taken, heard, observations, placements, unlooked)
@@ -297,10 +297,23 @@ _RING = names.ring("job").removeprefix(names.beats_of("job"))
 def _heard(name: str, signal: Signal, devices: bool) -> Heard:
     if not name.rpartition("/")[2].isdecimal():
         return Heard(sys.intern(name), signal.updated, signal.generation)
-    beat = Beat.read(signal.data) or Beat("")
-    # Which life of an agent says it, where in a segment it is and since when, only its own side asks.
+    return Heard(sys.intern(name), signal.updated, _beat(signal.data, devices=devices))
+
+
+def _beat(data: bytes, *, devices: bool = True) -> Beat:
+    """Read a beat, less what only its own side asks: which life of an agent says it, and where in a segment it is."""
+    beat = Beat.read(data) or Beat("")
     beat = beat._replace(boot="", offset=0, active=0.0, began=0.0, devices=beat.devices if devices else None)
-    return Heard(sys.intern(name), signal.updated, _same(beat))
+    found: Beat = _same(beat)
+    return found
+
+
+def _shared(observation: Observation, before: Observation | None = None) -> Observation:
+    """One object for all that are equal. Of hosts that are charged for, no two jobs' are: that of the look before."""
+    if observation.charged:
+        return before if before == observation else observation
+    shared: Observation = _kept(observation)
+    return shared
 
 
 def _same(value: Any) -> Any:
@@ -331,15 +344,14 @@ def _look_from_afar(
         paced, memory.urgent = memory.woken and not memory.urgent, False
         scene = Scene.take(store, backend, names.beats_of(job_id), placements, paced=paced)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
-    seen = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
-    now, observation, memory.overlooked = scene.taken, seen or unseen(intent), seen is NOT_YET
+    found = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
+    now, observation, memory.overlooked = scene.taken, found or unseen(intent), found is NOT_YET
     if observation.state == PRESENT:
-        memory.present, memory.shown = memory.present or observation.since or now, now
+        memory.present, memory.shown = memory.present or now, now
     if observation.charged and not memory.charged:
         memory.charged = min(now, max(observation.charged, memory.without))
     elif not memory.charged and observation.state != UNKNOWN:
         memory.without = now
-    observation = _same(observation._replace(since=memory.present, shown=memory.shown, charged=memory.charged))
     told = {heard.name: heard for heard in scene.heard.get(job_id, ())}
     beat_of = len(names.beats_of(job_id))
     promised = range(hosts if intent is not None else 0)
@@ -359,7 +371,8 @@ def _look_from_afar(
         if memory.verdict is not None and memory.verdict.updated > now:  # the scene is older than what ended it
             return _look_from_afar(store, backend, job_id, attempt, hosts, memory, None)
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
-    return _glimpse(job_id, attempt, now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
+    seen = _glimpse(job_id, attempt, now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
+    return seen._replace(since=memory.present, shown=memory.shown, charged=memory.charged)
 
 
 class Watcher:

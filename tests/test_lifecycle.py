@@ -400,9 +400,11 @@ def test_attempts_are_counted_without_those_that_never_had_hosts(
 def test_hosts_that_are_charged_for_and_say_nothing_are_told_of_and_end_at_the_limit_of_cost() -> None:
     def seen(held: float, *beats: wire.Beat | None, state: str = PRESENT, **fields: Any) -> Glimpse:
         found = glimpse(state, *beats, **fields)
-        here = Observation(state, since=NOW - held, shown=NOW - 1.0, charged=NOW - held)
         assert found.intent is not None
-        return found._replace(observation=here, intent=found.intent._replace(affordable=400.0))
+        since = NOW - held
+        return found._replace(
+            since=since, shown=NOW - 1.0, charged=since, intent=found.intent._replace(affordable=400.0)
+        )
 
     policy = Policy(silence=lifecycle.SILENT_BEATS, affordable=1000.0, usd=5.0)
     assert lifecycle.unheard(seen(100.0)) == lifecycle.unheard(seen(500.0, STARTING)) == ""
@@ -434,7 +436,7 @@ def test_of_hosts_that_are_gone_it_is_said_when_they_were_last_seen_or_heard(
     state: str, why: str, shown: float, age: float | None, said: str
 ) -> None:
     beats, ages = ((None,), (0.0,)) if age is None else ((BEAT,), (age,))
-    seen = glimpse(state, *beats, ages=ages)._replace(observation=Observation(state, why, since=shown, shown=shown))
+    seen = glimpse(state, *beats, ages=ages)._replace(observation=Observation(state, why), since=shown, shown=shown)
     (close,) = actions(seen)
     assert isinstance(close, Close)
     if why or not shown:

@@ -6,9 +6,7 @@ page: its links name the folders.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -56,27 +54,9 @@ class _Link(BaseOperatorLink):
 
 
 class ShowsLinks:
-    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button: once it is
-    known which do, Airflow is not handed the others, each of which would be a request and a row of its database.
-    """
+    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button."""
 
-    operator_extra_links: Collection[BaseOperatorLink]
-    _urls: Mapping[str, str] = MappingProxyType({})
-
-    @property
-    def kinetic_urls(self) -> Mapping[str, str]:
-        return self._urls
-
-    @kinetic_urls.setter
-    def kinetic_urls(self, urls: Mapping[str, str]) -> None:
-        self._urls = urls
-        shown = tuple(link for link in self._all_links if not isinstance(link, _Link) or link.key in urls)
-        with suppress(AttributeError):  # of a subclass that makes them itself
-            self.operator_extra_links = shown
-
-    @cached_property
-    def _all_links(self) -> tuple[BaseOperatorLink, ...]:
-        return tuple(self.operator_extra_links)
+    kinetic_urls: Mapping[str, str] = MappingProxyType({})
 
 
 class KineticJobLink(_Link):

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,11 @@ def test_the_airflow_command_lists_the_provider(airflow: Airflow) -> None:
     assert listed.returncode == 0, listed.stderr
     (ours,) = [entry for entry in json.loads(listed.stdout) if entry["package_name"] == "kinetic-orchestration"]
     assert ours["version"] == version("kinetic-orchestration")
+
+
+def test_indexes_list_it_among_the_providers() -> None:
+    classifiers = metadata("kinetic-orchestration").get_all("Classifier") or []
+    assert "Framework :: Apache Airflow :: Provider" in classifiers
 
 
 def test_every_module_and_class_that_the_provider_names_is_there() -> None:

@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,10 @@ def followed() -> Iterator[Figure]:
                 assert client.stdout is not None
                 assert client.stdin is not None
                 assert client.stdout.readline() == "all followed\n"
+                here.speak([job for job, _ in jobs])
+                here.settle()
+                client.stdin.write("settled\n")
+                client.stdin.flush()
                 counts = here.count_looks()
                 client.stdin.write("enough\n")
                 client.stdin.flush()
@@ -305,23 +309,39 @@ class Site:
         who = ("host" if "emulator-token" in call.caller else "client" for call in self.cloud.storage.calls)
         return Counter(f"{one} {VERBS[call.verb]}" for one, call in zip(who, self.cloud.storage.calls, strict=False))
 
-    def count_looks(self, looks: int = 3) -> dict[str, float]:
-        """Requests of one look of the watcher, once its followers have all looked for themselves."""
-        storage = self.cloud.storage
+    def speak(self, jobs: Sequence[str]) -> None:
+        """As hosts do: of those that were silent for longer than a look at them takes, another attempt follows."""
+        from kinetic_orchestration.agent import names, wire
+        from kinetic_orchestration.stores import open_store
 
-        def listings() -> int:
-            return sum(call.verb == "list" and call.where.endswith("/beats/") for call in storage.calls)
+        store = open_store("gs://emulated/kinetic", "many")
+        for job in jobs:
+            store.signal(names.beat(job, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
 
-        storage.forget()
+    def settle(self) -> None:
+        """Until the watcher has looked at all, and its followers have heard what each had missed."""
+        self.cloud.storage.forget()
+        self.cloud.wait_until(lambda: self.listings() >= 1, 60.0, "a look")
+        time.sleep(2.0)  # a look's other half
+
+    def count_looks(self, looks: int = 2) -> dict[str, float]:
+        """Requests of one look of the watcher, and the time between two."""
+        self.cloud.storage.forget()
         self.cloud.requests.clear()
+        self.cloud.wait_until(lambda: self.listings() >= 1, 60.0, "a look")
         began = time.monotonic()
-        self.cloud.wait_until(lambda: listings() >= looks, 180.0, "a look")
+        self.cloud.wait_until(lambda: self.listings() >= 1 + looks, 120.0, "a look")
         elapsed = time.monotonic() - began
         time.sleep(2.0)  # the last look's other half
-        found = listings()
+        found = self.listings()
         return {
-            "store": len(storage.calls) / found, "tpu": len(self.cloud.requests) / found, "pause": elapsed / looks,
+            "store": len(self.cloud.storage.calls) / found, "tpu": len(self.cloud.requests) / found,
+            "pause": elapsed / looks,
         }  # fmt: skip
+
+    def listings(self) -> int:
+        """Looks at all jobs, since the requests were last forgotten."""
+        return sum(call.verb == "list" and call.where.endswith("/beats/") for call in self.cloud.storage.calls)
 
     # ---- jobs as records
 
@@ -340,7 +360,7 @@ class Site:
 
     def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
         """One more such job, whose host runs; its id and the digest of its spec."""
-        from kinetic_orchestration.agent import digest, names, wire
+        from kinetic_orchestration.agent import digest, names
         from kinetic_orchestration.stores import open_store
 
         short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
@@ -353,7 +373,7 @@ class Site:
         job = f"job-{short}"
         store.create(names.spec(job), spec)
         store.create(names.intent(job, 1), own(template["intent"]).encode())
-        store.signal(names.beat(job, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
+        self.speak([job])
         node = json.loads(own(template["node"]))
         self.ask_for(own(template["name"]), zone, node.pop("metadata"), labels=node.get("labels", {}))
         return job, digest.of_bytes(spec)
@@ -419,9 +439,10 @@ def _followers(listed: str) -> Iterator[Any]:
 
 
 async def _follow(listed: str) -> None:
-    """The processor time while nothing happens, until a line comes."""
+    """The processor time while nothing happens, between two lines that come."""
     tasks = await _all_followed(_followers(listed))
     print("all followed", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
     busy, began = time.process_time(), time.monotonic()
     await asyncio.to_thread(sys.stdin.readline)
     cpu = (time.process_time() - busy) / max(time.monotonic() - began, 1e-9)

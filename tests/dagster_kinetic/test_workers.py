@@ -173,7 +173,7 @@ def test_a_worker_that_is_moved_elsewhere_leaves_its_job_running(worker: Worker)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "worker, count",
-    [pytest.param("patient", 1, marks=pytest.mark.turn(1)), pytest.param("patient_map", 2, marks=pytest.mark.turn(2))],
+    [pytest.param("patient", 1, marks=pytest.mark.turn(1)), ("patient_map", 2)],
     indirect=["worker"],
 )
 def test_of_two_re_executions_at_once_the_last_that_is_terminated_ends_the_jobs_that_they_share(

@@ -114,10 +114,10 @@ PLANTED = (
     Planted(
         "an intent comes before the verdict on the attempt before it",
         "lifecycle.py",
-        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):\n",
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):\n",
         "    elif state == GONE:\n"
         '        return Step(Cursor(cursor.attempt + 1, "resuming", (), cursor.spent))\n'
-        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.observation.shown)):\n",
+        "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):\n",
     ),
     Planted(
         "the reaper ends a slice that lives",

@@ -113,7 +113,7 @@ def test_however_the_data_come_the_weights_are_the_same(host: Become, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "every"),
-    [pytest.param(True, "epoch", marks=pytest.mark.turn(2)), pytest.param(False, 3, marks=pytest.mark.turn(0))],
+    [pytest.param(True, "epoch", marks=pytest.mark.turn(2)), (False, 3)],
 )
 def test_what_other_callbacks_know_comes_back_and_of_those_that_cannot_be_kept_a_line_says_so(
     host: Become, tmp_path: Path, first: bool, every: Any
@@ -148,9 +148,7 @@ def weights(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "two", [pytest.param("built", marks=pytest.mark.turn(0)), pytest.param("unbuilt", marks=pytest.mark.turn(1))]
-)
+@pytest.mark.parametrize("two", [pytest.param("built", marks=pytest.mark.turn(0)), "unbuilt"])
 def test_every_optimizer_that_a_model_holds_is_kept_also_one_that_is_built_within_the_fit(
     host: Become, tmp_path: Path, two: str
 ) -> None:
