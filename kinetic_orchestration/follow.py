@@ -92,6 +92,7 @@ class Follower:
 
     def step(self, emit: Emit | None = None) -> Outcome | None:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
+        self.memory.reads = emit is not None
         while self.outcome is None:
             attempt = self.cursor.attempt
             watcher = watcher_of(self.job.store, self.job.backend)

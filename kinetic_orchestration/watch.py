@@ -72,10 +72,10 @@ def look(
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
     intent = None if promised is None else (memory or Memory()).intent_in(promised, backend, job_id, attempt)
-    beats, ages = [], []
+    beats, ages, devices = [], [], memory is None or memory.reads
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
-        beats.append(None if record is None else _beat(record.data))
+        beats.append(None if record is None else _beat(record.data, devices=devices))
         ages.append(0.0 if record is None else now - record.updated)
     observation = _shared(backend.observe([intent.placement])[0]) if intent and intent.placement else unseen(intent)
     cancel = store.read(names.cancel(job_id))
@@ -141,11 +141,12 @@ class Memory:
 
     __slots__ = (
         "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
-        "present", "promised", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
+        "present", "promised", "reads", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
         self.within = within
+        self.reads = True  # what devices do, which is more than all else that a host says
         self.woken = False  # by a watcher, also once a zone was looked at that might not be looked at before
         self.urgent = False  # all the same: an attempt was intended, whose hosts are asked for after the next look
         self.attempt = 0
@@ -300,7 +301,7 @@ def _heard(name: str, signal: Signal, devices: bool) -> Heard:
     return Heard(sys.intern(name), signal.updated, _beat(signal.data, devices=devices))
 
 
-def _beat(data: bytes, *, devices: bool = True) -> Beat:
+def _beat(data: bytes, *, devices: bool) -> Beat:
     """Read a beat, less what only its own side asks: which life of an agent says it, and where in a segment it is."""
     beat = Beat.read(data) or Beat("")
     beat = beat._replace(boot="", offset=0, active=0.0, began=0.0, devices=beat.devices if devices else None)
@@ -342,7 +343,8 @@ def _look_from_afar(
     ):
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
         paced, memory.urgent = memory.woken and not memory.urgent, False
-        scene = Scene.take(store, backend, names.beats_of(job_id), placements, paced=paced)
+        read = None if memory.reads else ()
+        scene = Scene.take(store, backend, names.beats_of(job_id), placements, read, paced=paced)
         memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
     found = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
     now, observation, memory.overlooked = scene.taken, found or unseen(intent), found is NOT_YET

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration.agent import names, wire
+from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import pace
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
@@ -49,6 +49,26 @@ def test_what_thousands_of_hosts_say_alike_is_kept_once(store: LocalStore) -> No
     assert one.said is two.said is later.said
     assert one.name is two.name
     assert one.said == wire.Beat(wire.RUNNING)
+
+
+def test_of_jobs_here_that_nobody_reads_what_is_alike_is_kept_once(store: LocalStore) -> None:
+    backend = LocalBackend(Path(store.root), 1, store.url, "test")
+    seen, sample = [], {"at": 1.5, "cpu": 0.5}
+    for job in (ONE, TWO):
+        run = str(Path(store.root, "run", f"{job}-1"))
+        placement = {"job": job, "attempt": 1, "run": run, "hosts": 1, "machine": processes.machine()}
+        fields = {"attempt": 1, "boot": job, "placement": placement, "allowed": 0.0}
+        store.create(names.intent(job, 1), wire.encode(fields))
+        beat(store, job, devices={**sample, "in": job})
+        memory = Memory()
+        memory.reads = False
+        seen.append(look(store, backend, job, 1, 1, memory=memory))
+    (one,), (two,) = (each.beats for each in seen)
+    assert one is two
+    assert one == wire.Beat(wire.RUNNING)
+    assert seen[0].observation is seen[1].observation
+    (read,) = look(store, backend, TWO, 1, 1, memory=Memory()).beats
+    assert read == wire.Beat(wire.RUNNING, devices={**sample, "in": TWO})
 
 
 def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) -> None:

@@ -311,12 +311,13 @@ class Site:
 
     def speak(self, jobs: Sequence[str]) -> None:
         """As hosts do: of those that were silent for longer than a look at them takes, another attempt follows."""
-        from kinetic_orchestration.agent import names, wire
+        from kinetic_orchestration.agent import names
         from kinetic_orchestration.stores import open_store
+        from tests.benchmarks.waiting import beat
 
         store = open_store("gs://emulated/kinetic", "many")
         for job in jobs:
-            store.signal(names.beat(job, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
+            store.signal(names.beat(job, 1, 0), beat(store.now()).encode())
 
     def settle(self) -> None:
         """Until the watcher has looked at all, and its followers have heard what each had missed."""

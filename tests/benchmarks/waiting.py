@@ -11,6 +11,7 @@ import asyncio
 import gc
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -56,7 +57,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     from noop import noop  # type: ignore[import-not-found]
 
     from kinetic_orchestration import act, identity, launch, roll
-    from kinetic_orchestration.agent import names, wire
+    from kinetic_orchestration.agent import names
     from kinetic_orchestration.backends import open_backend
     from kinetic_orchestration.plan import make_plan
     from kinetic_orchestration.spec import JobSpec, Options
@@ -74,10 +75,19 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
         roll.enter(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
         act.intend(act.open_job(job_id, store, backend), 1)
-        store.put(names.beat(job_id, 1, 0), wire.Beat(wire.RUNNING, "boot", active=store.now()).encode())
+        store.put(names.beat(job_id, 1, 0), beat(store.now()).encode())
         run = here.home / "run" / f"{job_id}-1"
         run.mkdir(parents=True)
         (run / "host-0.json").write_text("{}")
+
+
+def beat(now: float) -> Any:
+    """As a host writes it: no two say the same of when, nor of what their devices do."""
+    from kinetic_orchestration.agent import wire
+
+    used = round(now % 7, 3)
+    devices = {"at": now, "cpu": round(now % 1, 2), "memory": used}
+    return wire.Beat(wire.RUNNING, secrets.token_hex(8), 1, int(now) % 9999, now, began=now, devices=devices)
 
 
 def _hold(home: str) -> None:
