@@ -59,6 +59,10 @@ SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this lon
 UNHEARD = 120.0  # after so long without a word of hosts that are charged for, people are told
 SILENT_START = 900.0  # or without their first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
+WHOM_TO_ASK = (
+    "nobody of this job deleted it. Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at "
+    "who has tpu.nodes.delete"
+)
 
 
 class Policy(NamedTuple):
@@ -380,8 +384,7 @@ def _vanished(seen: Glimpse) -> str:
         return "the hosts are gone without a word" + _last_sign(seen)
     told = (
         f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(seen.since)} to "
-        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); nobody of this job deleted it. "
-        "Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at who has tpu.nodes.delete"
+        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); {WHOM_TO_ASK}"
     )
     if any(seen.beats):
         return told

@@ -52,7 +52,8 @@ def pace_of(placement: Mapping[str, Any]) -> Pace | None:
     """Return the pace of this process at the project and zone of a placement; None of a place that has no zone."""
     if _free or "zone" not in placement:
         return None
-    return _paces.setdefault((str(placement.get("project")), str(placement["zone"])), Pace())
+    key = str(placement.get("project")), str(placement["zone"])
+    return _paces.get(key) or _paces.setdefault(key, Pace())
 
 
 @contextmanager

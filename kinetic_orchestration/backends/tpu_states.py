@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration import troubles
+from kinetic_orchestration import lifecycle, troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.troubles import Asked, Status
 from kinetic_orchestration.values import (
@@ -182,6 +182,8 @@ def _death(found: Queued, node: Node) -> tuple[str, str]:
     text = "; ".join(filter(None, (text, _complaints([node]))))
     if found.initiator == USER:
         return f"{text}: somebody deleted it", wire.CANCELLED
+    if node.state == MISSING and not found.spot:
+        return f"{text}; {lifecycle.WHOM_TO_ASK}", wire.INFRASTRUCTURE
     if node.state == PREEMPTED or (found.spot and node.state != REPAIRING):
         return text, wire.PREEMPTION
     return text, wire.INFRASTRUCTURE
