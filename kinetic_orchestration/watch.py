@@ -313,7 +313,7 @@ def _shared(observation: Observation, before: Observation | None = None) -> Obse
     """One object for all that are equal. Of hosts that are charged for, no two jobs' are: that of the look before."""
     if observation.charged:
         return before if before == observation else observation
-    shared: Observation = _kept(observation)
+    shared: Observation = _same(observation)
     return shared
 
 

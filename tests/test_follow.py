@@ -52,6 +52,16 @@ def test_jobs_are_followed_side_by_side_on_one_event_loop() -> None:
     assert [job.result() for job in jobs] == ["one", "two", "three"]
 
 
+def test_what_devices_do_is_read_by_those_alone_who_tell_it() -> None:
+    job: JobHandle[str] = speak.run_async("one")
+    follower = Follower(job._job)
+    follower.step()
+    assert not follower.memory.reads
+    follower.step(lambda event: None)
+    assert follower.memory.reads
+    assert job.result() == "one"
+
+
 def test_cancelling_a_follower_only_detaches(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job: JobHandle[str] = wait_for.run_async(str(gate))
