@@ -40,7 +40,7 @@ FIRST = (
     "cloud/test_round_trips.py", "backends/test_frameworks.py",
 )  # fmt: skip
 
-TURNS = 3  # whose tests the gate plays on one day each: `turn` of pyproject.toml's markers
+TURNS = 5  # whose tests the gate plays on one day each: `turn` of pyproject.toml's markers
 
 # Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.
 FAST = """
@@ -79,16 +79,25 @@ def _is_fast(path: Path) -> bool:
 
 def pytest_report_header() -> str | None:
     """Which of those that take turns are played."""
-    turn = os.environ.get("TURN")
-    return f"of the tests that take turns, those of turn {turn} of {TURNS} are played" if turn else None
+    turn = _turn()
+    return None if turn is None else f"of the tests that take turns, those of turn {turn} of {TURNS} are played"
+
+
+def _turn() -> int | None:
+    """The turn of the day that TURN counts, if it does."""
+    day = os.environ.get("TURN")
+    return int(day) % TURNS if day else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest first; those of the fast selection are marked as such; and of those that take turns only one turn's
-    are left where TURN names it, as the gate does.
+    are left where TURN tells the day, as the gate does.
     """
-    if turn := os.environ.get("TURN"):
-        others = [item for item in items if (own := item.get_closest_marker("turn")) and own.args[0] != int(turn)]
+    own = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("turn"))}
+    if never := [item.nodeid for item, turn in own.items() if turn not in range(TURNS)]:
+        raise pytest.UsageError(f"turns are 0 to {TURNS - 1}, so that no day would play {', '.join(never)}")
+    if (today := _turn()) is not None:
+        others = [item for item, turn in own.items() if turn != today]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
     ranks: dict[Path, int] = {}

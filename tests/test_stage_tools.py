@@ -96,7 +96,7 @@ def says(python: str, program: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(2)
 @pytest.mark.timeout(600)
 def test_a_machine_without_an_index_builds_from_what_was_staged(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]

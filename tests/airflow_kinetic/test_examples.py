@@ -12,7 +12,7 @@ from tests.airflow_kinetic.conftest import Airflow
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(900)
 def test_keras_is_trained_evaluated_and_promoted_by_the_code_that_dagster_has_too(airflow: Airflow, home: Path) -> None:
     done = airflow("run_dag", home, dag_id="training_keras_weekly")
@@ -25,7 +25,7 @@ def test_keras_is_trained_evaluated_and_promoted_by_the_code_that_dagster_has_to
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(900)
 def test_a_pipeline_goes_from_here_to_an_emulated_cloud_by_its_variables_alone(airflow: Airflow, home: Path) -> None:
     """Production differs from that by other variables; of what Dagster's does, `ko plan` shows what would be asked."""

@@ -100,7 +100,7 @@ def test_a_v5e_16_is_four_processes_of_four_devices_that_train_as_one(home: Path
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 def test_unsynchronised_collectives_end_and_workers_do_not_join_and_keras_may(home: Path) -> None:
     """Two hosts of four devices on few cores: without a pool of threads wide enough this hangs for ever."""
 

@@ -18,7 +18,7 @@ from kinetic_orchestration.testing import Emulator
 
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
 
 
 def start(program: Path | str, *arguments: str, folder: Path, **environ: str) -> str:

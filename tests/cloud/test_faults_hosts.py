@@ -78,6 +78,7 @@ def notes(events: list[Any], host: int) -> str:
 # ---- F13 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(1)
 def test_f13_a_host_that_never_boots_is_named_by_the_others_and_new_hosts_follow(
     cloud: Emulator, jobs: Any, hosts_break: Break
 ) -> None:
@@ -284,7 +285,7 @@ def test_f21_the_last_lines_on_sigterm_arrive(cloud: Emulator, jobs: Any, how: s
 
 @pytest.mark.parametrize(
     "turns",
-    ["retire.FIRST_TURN, retire.TURN = 1.0, 0.5", pytest.param("", marks=pytest.mark.slow)],
+    ["retire.FIRST_TURN, retire.TURN = 1.0, 0.5", pytest.param("", marks=[pytest.mark.slow, pytest.mark.turn(4)])],
     ids=["soon", "in real time"],
 )
 def test_f24_host_0_loses_its_power_before_it_deletes_and_host_1_does(
@@ -333,6 +334,7 @@ def test_f27_clocks_that_are_off_by_ten_minutes_change_nothing(
     assert all(began - 30 < moment < job._job.store.now() + 30 for moment in times.values()), (began, times)
 
 
+@pytest.mark.turn(3)
 def test_f27_the_deadline_passes_by_the_stores_clock_on_a_host_that_is_ten_minutes_behind(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zones, "LONGEST_WAIT", 0.2)
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 def test_coming_back_to_a_job_costs_the_same_however_often_it_was_refused(cloud: Emulator, jobs: Any) -> None:
     job_id = refused(cloud, jobs.attempt).job_id
     asked = Asked(cloud)

@@ -55,7 +55,7 @@ def test_what_is_scaffolded_runs_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 def test_a_function_with_arguments_options_partitions_and_checks():
     result, defs = materialized(
         {

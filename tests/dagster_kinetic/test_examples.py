@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "example_pipelines"
 PAGE = (ROOT / "docs" / "dagster.md").read_text(encoding="utf-8")
 
-pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(1)]
+pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(3)]
 
 
 def run(name: str, folder: Path) -> str:

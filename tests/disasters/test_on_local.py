@@ -77,7 +77,7 @@ def test_where_nothing_can_be_mounted_each_fault_that_could_not_be_made_is_told_
 @pytest.mark.parametrize(
     ("seed", "mistake", "told"),
     [
-        (6, work.ANOTHER_JOB, "the results are"),
+        (58, work.ANOTHER_JOB, "the results are"),
         (8, work.NOT_AGAIN, "a job that has attempts left has ended"),
         (2, work.ITS_OWN, "the function is said to have failed"),
     ],

@@ -69,7 +69,7 @@ def submit(tmp_path_factory: pytest.TempPathFactory, shared_home: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
     """Before the intent, after it, after the create call: who asks for the same key finds one job and one result."""
     found = submit("lines", "7")

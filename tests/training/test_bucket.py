@@ -462,7 +462,7 @@ def take_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(700)
 def test_four_hosts_on_cloud_tpu_that_are_preempted_go_on_at_their_last_step(
     home: Path, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,7 @@ def log(job: JobHandle[Any]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 @pytest.mark.usefixtures("unhurried")
 def test_hosts_at_different_steps_end_at_the_same_one_when_one_of_them_is_preempted(jobs: Any, tmp_path: Path) -> None:
     """Their speeds differ fourfold; the notice comes to host 2 alone. The next attempt goes on from that very step."""
@@ -111,7 +111,7 @@ def test_a_cancel_ends_all_hosts_at_once_and_keeps_nothing(jobs: Any, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unhurried")
 def test_jax_hosts_are_preempted_within_a_collective_and_the_next_attempt_goes_on_at_their_last_step(
@@ -128,7 +128,7 @@ def test_jax_hosts_are_preempted_within_a_collective_and_the_next_attempt_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.turn(0)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unhurried")
 def test_keras_on_two_hosts_that_are_killed_and_preempted_comes_to_the_same_weights(jobs: Any, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_keras_on_two_hosts_that_are_killed_and_preempted_comes_to_the_same_weig
 
 
 @pytest.mark.slow
-@pytest.mark.turn(2)
+@pytest.mark.turn(4)
 @pytest.mark.timeout(600)
 def test_what_four_hosts_wrote_two_restore_if_they_are_asked_to(jobs: Any, tmp_path: Path) -> None:
     there = str(tmp_path / "checkpoints")

@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from tests.training_frameworks.curves import BATCH, BOUNDED, EPOCHS, ROWS, SLICES, check_same, curves, samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(4)]
 STEPS = EPOCHS * ROWS // BATCH
 Curves = dict[int, dict[str, list[float]]]
 

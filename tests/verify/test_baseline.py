@@ -29,7 +29,7 @@ def test_what_is_shipped_is_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 @pytest.mark.timeout(480)
 def test_what_is_shipped_is_what_the_emulator_answers_now_and_a_second_time(home: Path, tmp_path: Path) -> None:
     with recorded.emulated() as cloud:

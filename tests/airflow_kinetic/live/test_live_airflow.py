@@ -90,6 +90,7 @@ def test_jobs_that_end_in_the_first_seconds_after_the_deferral_fail_no_task(airf
     assert len(jobs(run)) == len(tasks)
 
 
+@pytest.mark.turn(4)
 def test_a_scheduler_that_stands_still_fails_no_task_whose_job_has_ended(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def dagster_dev(cloud: Emulator, shared_home: Path, tmp_path_factory: pytest.Tem
         yield server
 
 
+@pytest.mark.turn(1)
 def test_a_training_on_a_cloud_is_seen_from_its_queue_over_a_preemption_to_its_bill(
     dagster_dev: DagsterDev, cloud: Emulator, pictures: Path
 ) -> None:

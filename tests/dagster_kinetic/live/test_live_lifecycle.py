@@ -123,7 +123,7 @@ def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev
     assert [f"job-{name}" for name in there()] == [job]
 
 
-@pytest.mark.turn(0)
+@pytest.mark.turn(3)
 @pytest.mark.skipif(not chromium(), reason="there is no chromium: apt-get install chromium")
 def test_of_two_re_executions_at_once_each_page_says_whose_job_it_follows_and_what_goes_on(
     dagster_dev: DagsterDev, pictures: Path
@@ -159,7 +159,7 @@ def shows(url: str, text: str, pictures: Path, name: str) -> None:
         picture(page, pictures, name)
 
 
-@pytest.mark.turn(1)
+@pytest.mark.turn(3)
 def test_two_hundred_jobs_in_one_step(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["two_hundred"])
     dagster_dev.wait(run, "SUCCESS", within=600)

@@ -27,6 +27,7 @@ def finishing(server: DagsterDev, run: str) -> list[str]:
     return server.runs(**{"kinetic/run": run})
 
 
+@pytest.mark.turn(3)
 def test_a_job_is_finished_by_a_second_run_with_what_comes_after_it(dagster_dev: DagsterDev) -> None:
     run = dagster_dev.launch("__ASSET_JOB", assets=["slow_model", "slow_report"])
     dagster_dev.wait(run, "SUCCESS")  # and no worker is held from here on
