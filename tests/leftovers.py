@@ -34,12 +34,12 @@ def _of(folder: Path) -> Iterator[processes.Process]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
+        environ = processes.environ_of(int(entry))  # first: of one in the middle of an exec it waits for both
         try:
-            environ = Path(f"/proc/{entry}/environ").read_bytes()
             arguments = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        if wanted in environ or f"home={folder}".encode() in arguments.split(b"\0"):
+        if any(each.startswith(wanted) for each in environ) or f"home={folder}".encode() in arguments.split(b"\0"):
             process = processes.find(int(entry))
             if process is not None and not process.zombie:
                 yield process

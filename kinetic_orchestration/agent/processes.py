@@ -22,6 +22,7 @@ _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOKS = 50  # at the list of all processes, for those that were born since the last
+_EXEC_LOOKS = 100  # a millisecond apart, at a process in the middle of an exec
 
 
 class Process(namedtuple("Process", "pid parent started zombie")):
@@ -162,17 +163,34 @@ def marked(marker: str) -> list[Process]:
         pids = [int(line.split(None, 1)[0]) for line in text.splitlines() if f" {marker}" in line]
     else:
         wanted = marker.encode()
-        pids = [pid for pid in _pids() if wanted in _environ(pid)]
+        pids = [pid for pid in _pids() if wanted in environ_of(pid)]
     found = (find(pid) for pid in pids if pid != os.getpid())
     return [process for process in found if process is not None and not process.zombie]
 
 
-def _environ(pid: int) -> list[bytes]:
+def environ_of(pid: int) -> list[bytes]:
+    """The environment of a process. One in the middle of an exec shows neither that nor a command line: it is looked at
+    again, as it would escape whoever ends all that carry a marker.
+    """
+    for _ in range(_EXEC_LOOKS):
+        if environ := _shown(pid, "environ"):
+            return environ.split(b"\0")
+        try:
+            os.readlink(f"/proc/{pid}/exe")  # which a thread of the kernel lacks, and one that has ended
+        except OSError:
+            return []
+        if _shown(pid, "cmdline"):
+            return _shown(pid, "environ").split(b"\0")
+        time.sleep(0.001)
+    return []
+
+
+def _shown(pid: int, what: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        with open(f"/proc/{pid}/{what}", "rb") as file:
+            return file.read()
     except OSError:
-        return []
+        return b""
 
 
 def signal_name(number: int) -> str:

@@ -157,6 +157,17 @@ def test_a_mark_in_the_environment_finds_a_process_whoever_its_parent_is(sleeper
     assert processes.marked(mark.removesuffix(" alone")) == []
 
 
+@pytest.mark.skipif(not LINUX, reason="elsewhere ps tells")
+def test_a_mark_is_seen_of_a_process_that_is_looked_at_in_the_middle_of_its_exec() -> None:
+    """`Popen` returns when an exec is sure to go through: a third of them show no environment yet."""
+    for number in range(60):
+        with subprocess.Popen(["sleep", "600"], env={"KINETIC_TEST": str(number)}) as begun:
+            try:
+                assert processes.environ_of(begun.pid) == [f"KINETIC_TEST={number}".encode(), b""]
+            finally:
+                begun.kill()
+
+
 def test_a_signal_to_nobody_is_told_and_not_an_error(sleeper: subprocess.Popen[bytes]) -> None:
     assert processes.send(sleeper.pid, signal.SIGCONT)
     sleeper.kill()
