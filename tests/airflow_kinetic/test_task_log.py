@@ -231,13 +231,13 @@ def test_the_newest_metrics_of_host_0_are_kept_and_they_are_json() -> None:
 
 
 class Shown:
-    """A run whose log lasts so many seconds from one mark of Airflow's own to the other, with a line between them."""
+    """A run whose log lasts so many seconds from its deferral to the second mark of Airflow's own, with a line in the fold."""
 
     run_id = "a_run"
 
     def __init__(self, took: float) -> None:
-        marks = ["::group::Post task execution logs", "step 1 at 2.0", "::endgroup::"]
-        times = (1.8e9, 1.8e9 + took / 2, 1.8e9 + took)
+        marks = ["Job job-1. It runs", "::group::Post task execution logs", "step 1 at 2.0", "::endgroup::"]
+        times = (1.8e9, 1.8e9 + 0.3, 1.8e9 + took / 2, 1.8e9 + took)
         moments = [datetime.fromtimestamp(time, UTC).isoformat() for time in times]
         self._log = [{"event": event, "timestamp": time} for event, time in zip(marks, moments, strict=True)]
 

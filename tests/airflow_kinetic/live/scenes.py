@@ -123,21 +123,24 @@ def check_lines(run: Run, *, hosts: int, steps: int, number: int = 1) -> None:
 def check_folds(run: Run, number: int = 1) -> None:
     """The page folds what lies between two marks of Airflow's own: nothing that a program said may be there. But for what
     takes Airflow longer than `LEFT`: until it writes the second mark, nobody can know where that will be. That is told.
+    `LEFT` counts from the deferral, which lies between the first mark and what was written before it.
     """
-    opened: dict[str, Any] | None = None
+    before = ""
+    opened: str | None = None
     inside = False
     for record in run.log(number):
         event = str(record.get("event"))
         if event.startswith("::group::"):
-            opened, inside = record, False
+            opened, inside = before, False
         elif event.startswith("::endgroup::") and opened is not None:
             if inside:
-                took = seconds(record["timestamp"]) - seconds(opened["timestamp"])
+                took = seconds(record["timestamp"]) - seconds(opened)
                 assert took > LEFT, run.text(number)
                 warnings.warn(f"{IN_A_FOLD} of {run.run_id}, for which Airflow took {took:.1f} s", stacklevel=2)
             opened = None
         elif event.startswith("step "):
             inside = opened is not None
+        before = record.get("timestamp") or before
 
 
 def living(job: JobHandle[Any]) -> list[processes.Process]:
