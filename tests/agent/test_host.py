@@ -727,6 +727,7 @@ def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: 
     assert not run.exists()
 
 
+@pytest.mark.turn(0)
 @pytest.mark.slow
 def test_hosts_that_showed_nothing_for_long_may_still_end_one_after_the_other(
     shared_home: Path, tmp_path: Path

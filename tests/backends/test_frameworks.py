@@ -192,6 +192,7 @@ def test_a_command_that_imports_jax_joins_and_the_environments_sitecustomize_run
 # -- torch ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(3)
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an environment is built, and all of it may have to be fetched
 def test_torch_finds_the_other_host_by_its_usual_variables(home: Path) -> None:

@@ -146,6 +146,7 @@ def test_f15_the_failure_shown_is_that_of_the_host_that_failed_and_not_its_sibli
 # ---- F16 -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(2)
 def test_f16_a_host_that_is_alive_but_frozen_is_missed_by_the_others(
     cloud: Emulator, jobs: Any, tmp_path: Path, hosts_break: Break
 ) -> None:

@@ -24,6 +24,7 @@ def said(folder: Path, *command: str, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.turn(4)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alone(home: Path, tmp_path: Path) -> None:

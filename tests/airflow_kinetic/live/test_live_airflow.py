@@ -296,6 +296,7 @@ def test_a_dagrun_timeout_passes_while_the_task_is_deferred(airflow: Airflow, fo
 # ---- when the triggerer dies -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(2)
 def test_a_triggerer_that_is_killed_loses_no_line_and_no_job(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:

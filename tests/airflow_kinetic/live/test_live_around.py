@@ -83,6 +83,7 @@ def servers(
 # ---- a cloud ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.turn(0)
 @scene
 def test_a_stockout_and_a_preemption_are_told_in_the_tasks_log_and_spend_no_retry(
     airflow: Airflow, folder: Path, cloud: Emulator

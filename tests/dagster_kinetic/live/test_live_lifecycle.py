@@ -97,6 +97,7 @@ def test_a_stopped_run_worker_leaves_its_jobs_and_a_re_execution_from_failure_ad
     assert [f"job-{name}" for name in there()] == jobs  # each body began once
 
 
+@pytest.mark.turn(2)
 def test_a_killed_step_worker_finds_its_job_again(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["waiting_asset"])
     [job] = wait_for_jobs(dagster_dev, run, 1)
@@ -107,6 +108,7 @@ def test_a_killed_step_worker_finds_its_job_again(dagster_dev: DagsterDev):
     assert [f"job-{name}" for name in there()] == [job]
 
 
+@pytest.mark.turn(3)
 def test_a_killed_run_worker_leaves_a_job_that_a_re_execution_adopts(dagster_dev: DagsterDev):
     run = dagster_dev.launch(assets=["waiting_asset"])
     [job] = wait_for_jobs(dagster_dev, run, 1)

@@ -48,6 +48,7 @@ def test_a_job_is_finished_by_a_second_run_with_what_comes_after_it(dagster_dev:
     assert finishing(dagster_dev, run) == [second]
 
 
+@pytest.mark.turn(1)
 def test_a_job_that_fails_is_a_run_that_fails(dagster_dev: DagsterDev) -> None:
     run = dagster_dev.launch("__ASSET_JOB", assets=["slow_failure"])
     dagster_dev.wait(run, "SUCCESS")

@@ -90,6 +90,7 @@ def test_a_training_is_seen_while_it_runs_and_after_it(dagster_dev: DagsterDev, 
         picture(page, pictures, "asset-curves")
 
 
+@pytest.mark.turn(4)
 def test_a_failure_says_what_happened_where_and_what_to_do(dagster_dev: DagsterDev, pictures: Path):
     run = dagster_dev.launch(assets=["broken"])
     assert dagster_dev.wait(run, "FAILURE") == "FAILURE"
