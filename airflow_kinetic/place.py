@@ -15,12 +15,13 @@ from weakref import WeakValueDictionary
 from airflow_kinetic.arguments import listed
 from kinetic_orchestration import credentials, settings
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.job import reopened
 from kinetic_orchestration.plan import KINETIC_BACKENDS
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import LOCAL
-from kinetic_orchestration.stores import Store, open_store
 
 DEFAULT_CONNECTION = "google_cloud_default"
 

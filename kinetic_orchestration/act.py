@@ -14,12 +14,12 @@ from typing import Any
 from kinetic_orchestration import attempts, bill, lifecycle
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
-from kinetic_orchestration.stores import Store
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, JobStatus, Outcome, Past, Plan, Staged
 from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name

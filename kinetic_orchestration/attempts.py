@@ -12,8 +12,8 @@ from typing import NamedTuple
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.schema import MOST_ATTEMPTS
 from kinetic_orchestration.errors import Corrupt, StoreError
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.records import intent_of
-from kinetic_orchestration.stores import Store
 from kinetic_orchestration.values import Before
 
 _KINDS = ("freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")

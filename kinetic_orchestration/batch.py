@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from kinetic_orchestration import act, emulation
 from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.identity import Identity, job_id
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
 from kinetic_orchestration.notices import warn, warn_once
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.records import GROUP, GROUP_END, MOST_JOBS, fields_of
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import JobStatus
 from kinetic_orchestration.watch import Rung, watcher_of
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, settings, trust, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.backends import Backend, open_backend
 from kinetic_orchestration.cost import Estimate, times
 from kinetic_orchestration.emulation import remark
 from kinetic_orchestration.errors import (
@@ -36,12 +35,14 @@ from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefix
 from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.profile import EVERY_HOST
 from kinetic_orchestration.records import verdict_at
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.stores import Store, open_store
 from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.watch import Memory
 

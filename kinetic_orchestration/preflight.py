@@ -163,7 +163,7 @@ def _cannot_write(folder: Path) -> str:
 
 
 def _store(here: Settings) -> Check:
-    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.platforms.registry import open_store
     from kinetic_orchestration.stores.local import check_guarantees
 
     try:
@@ -177,8 +177,8 @@ def _store(here: Settings) -> Check:
 
 
 def _backend(here: Settings) -> Check:
-    from kinetic_orchestration.backends import open_backend
     from kinetic_orchestration.plan import LATER
+    from kinetic_orchestration.platforms.registry import open_backend
 
     try:
         open_backend(here.backend, here)

@@ -21,8 +21,8 @@ from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
 from kinetic_orchestration.google_rest import Answer, Google, google
 from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.stores.gcs_requests import impatient
 from kinetic_orchestration.troubles import Asked
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.stores import Store
+from kinetic_orchestration.platforms.store import Store
 
 NEVER_SUBMITTED = 86400.0  # a job that is on the roll for so long, and is not there, will not come any more
 

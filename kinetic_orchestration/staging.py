@@ -19,7 +19,7 @@ from kinetic_orchestration.packaging.payload import PackedCall
 from kinetic_orchestration.packaging.requirements import Environment
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.parallel import REQUESTS, at_once
-from kinetic_orchestration.stores import Store
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.values import Staged
 
 

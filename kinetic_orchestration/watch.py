@@ -26,12 +26,12 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.files import Bell
 from kinetic_orchestration.agent.records import Record, Signal
 from kinetic_orchestration.agent.wire import Beat
-from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.backends.pace import Pace, pace_of
 from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.records import Within, cancel_of, intent_of, verdict_at
-from kinetic_orchestration.stores import Store
 from kinetic_orchestration.stores.local import LocalStore
 from kinetic_orchestration.values import ABSENT, ELSEWHERE, PRESENT, UNKNOWN, Glimpse, Intent, Observation
 

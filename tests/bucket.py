@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import stores
 from kinetic_orchestration.agent import digest
+from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.stores.local import LocalStore, open_local
 
 
@@ -31,7 +31,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_bucket(address: str, deployment: str) -> Bucket:
         return Bucket(open_local(address, deployment).root, deployment)
 
-    monkeypatch.setitem(stores._OPENERS, "", open_bucket)
+    monkeypatch.setitem(registry.STORES, "", open_bucket)
 
 
 class Trap:

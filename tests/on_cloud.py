@@ -8,10 +8,9 @@ import pytest
 
 from kinetic_orchestration import settings
 from kinetic_orchestration.agent import digest
-from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.spec import JobSpec, Options
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.values import Intent, Plan, Staged
 

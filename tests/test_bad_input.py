@@ -244,7 +244,7 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
     store = home / "store" / "local"
     step = kinetic.run(accelerator="cpu", key=name)(nothing)
     from kinetic_orchestration.identity import job_id, of
-    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.platforms.registry import open_store
 
     job = job_id(of("local", name), 1)
     opened = open_store(store.parent, "local")
@@ -258,7 +258,7 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
 
 def test_a_job_on_a_backend_that_is_not_known_here_hides_no_other(home: Path) -> None:
     from kinetic_orchestration.job import all_jobs
-    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.platforms.registry import open_store
 
     job = kinetic.run(accelerator="cpu")(abs).run_async(-1)
     assert job.result() == 1

@@ -28,7 +28,7 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.identity import job_id
-from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.platforms.registry import open_store
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

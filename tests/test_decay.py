@@ -19,9 +19,9 @@ from kinetic_orchestration.agent.verified import Verified
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.data import Data
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.settings import load
 from kinetic_orchestration.spec import JobSpec, Options
-from kinetic_orchestration.stores import open_store
 from tests import bucket
 
 

@@ -21,8 +21,8 @@ from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, Re
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.spec import JobSpec, Limits, Options
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing.signing import Signer
 from kinetic_orchestration.values import PRESENT, Cursor, Glimpse, Intent, JobStatus, Observation
 from tests import bucket

@@ -11,9 +11,9 @@ import pytest
 
 from kinetic_orchestration import preflight, preflight_cloud, settings
 from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.preflight_cloud import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing import Emulator, Refusal
 
 ACCOUNT = "trainer@emulated.iam.gserviceaccount.com"

@@ -19,7 +19,7 @@ from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging import interpreters, tools
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
-from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.platforms.registry import open_store
 from tests.interpreters import OLDEST, interpreter
 from tests.packaging.wheels import offline, wheel
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, launch, lifecycle, preflight, settings, stores, trust
+from kinetic_orchestration import act, launch, lifecycle, preflight, settings, trust
 from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.testing.signing import ISSUER, Signer
 from kinetic_orchestration.values import Change, Cursor, Event, JobStatus
@@ -447,6 +448,6 @@ def test_a_handle_from_another_store_is_told_of_a_changed_spec(stranger: Path) -
 
 
 def test_a_folder_of_this_machine_is_trusted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(stores._OPENERS, "", stores._open_folder)
+    monkeypatch.setitem(registry.STORES, "", registry._folder)
     job = kinetic.run(accelerator="cpu")(pickled).run_async()
     assert job.result(timeout=60) == pickled() and not (home / "trust").exists()

@@ -426,7 +426,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
         from kinetic_orchestration.job import another
         from kinetic_orchestration.launch import find, identity_of, launch
-        from kinetic_orchestration.stores import open_store
+        from kinetic_orchestration.platforms.registry import open_store
 
         with place.acting():
             kept = pinned = None

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.accelerators import Slice
-from kinetic_orchestration.backends import Backend
 from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from kinetic_orchestration import cost, emulation, launch, regions
 from kinetic_orchestration.agent import copies
 from kinetic_orchestration.agent.tree import FILE
-from kinetic_orchestration.backends import open_backend
 from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
@@ -31,6 +30,7 @@ from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.tree import Snapshot
 from kinetic_orchestration.plan import backend_of, describe, make_plan, zones_named
+from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.regions import Location
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of

@@ -47,7 +47,7 @@ def lock(arguments: Namespace) -> int:
 
 def stage_tools(arguments: Namespace) -> int:
     from kinetic_orchestration.packaging import tools
-    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.platforms.registry import open_store
 
     here = settings.load(store=arguments.store, deployment=arguments.deployment)
     store = open_store(here.store, here.deployment)

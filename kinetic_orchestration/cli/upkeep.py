@@ -21,8 +21,7 @@ ASKED_AT_ONCE = 8
 
 
 def reap(arguments: Namespace) -> int:
-    from kinetic_orchestration.backends import open_backend
-    from kinetic_orchestration.stores import open_store
+    from kinetic_orchestration.platforms.registry import open_backend, open_store
 
     here = settings.load(store=arguments.store, deployment=arguments.deployment)
     store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.records import Entry
-    from kinetic_orchestration.stores import Store
+    from kinetic_orchestration.platforms.store import Store
 
 SHARE: Final = 0.25
 """Of the retention: what is younger than that stays for as long as anybody could rely on it;"""

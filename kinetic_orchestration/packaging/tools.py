@@ -27,7 +27,7 @@ from kinetic_orchestration.packaging.reuse import still_there
 from kinetic_orchestration.settings import Settings
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.stores import Store
+    from kinetic_orchestration.platforms.store import Store
 
 UV = "uv"
 LIMIT = 1800.0  # for fetching wheels

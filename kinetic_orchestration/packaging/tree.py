@@ -40,7 +40,7 @@ from kinetic_orchestration.records import PROJECT
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.packs import Content, PackFile
-    from kinetic_orchestration.stores import Store
+    from kinetic_orchestration.platforms.store import Store
 
 PROJECT_FILES = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg")
 MARKERS = (*PROJECT_FILES, ".git", ".hg")

@@ -20,7 +20,7 @@ from kinetic_orchestration.agent.cloud import moment_of
 from kinetic_orchestration.agent.names import RECORD_LIMIT
 from kinetic_orchestration.credentials import refused
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.stores import too_large
+from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.stores.gcs_client import Client, client
 from kinetic_orchestration.stores.gcs_refusals import Told, refusal, told
 

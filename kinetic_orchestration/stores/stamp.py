@@ -17,7 +17,7 @@ from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.records import STAMP
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.stores import Store
+    from kinetic_orchestration.platforms.store import Store
 
 _JOB = re.compile(rf"{names.JOBS}job-[0-9a-z-]+/(in|out)/")
 

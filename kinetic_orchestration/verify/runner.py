@@ -32,8 +32,8 @@ from kinetic_orchestration.backends import pace, tpu_request
 from kinetic_orchestration.bucket_location import location_of
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.notices import warn
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.verify import budget, comparison
 from kinetic_orchestration.verify.budget import Budget, Planned

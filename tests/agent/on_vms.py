@@ -28,9 +28,9 @@ from kinetic_orchestration.launch import admit, settings_for
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.staging import stage
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.vm import Machines, Vm

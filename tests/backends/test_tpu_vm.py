@@ -15,9 +15,10 @@ from google.api_core.exceptions import InvalidArgument
 
 from kinetic_orchestration import accelerators, settings, troubles
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.backends import open_backend, tpu_client, tpu_request, tpu_vm
+from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
+from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.testing import Emulator, Refusal
 from kinetic_orchestration.values import (

@@ -312,7 +312,7 @@ class Site:
     def speak(self, jobs: Sequence[str]) -> None:
         """As hosts do: of those that were silent for longer than a look at them takes, another attempt follows."""
         from kinetic_orchestration.agent import names
-        from kinetic_orchestration.stores import open_store
+        from kinetic_orchestration.platforms.registry import open_store
         from tests.benchmarks.waiting import beat
 
         store = open_store("gs://emulated/kinetic", "many")
@@ -362,7 +362,7 @@ class Site:
     def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
         """One more such job, whose host runs; its id and the digest of its spec."""
         from kinetic_orchestration.agent import digest, names
-        from kinetic_orchestration.stores import open_store
+        from kinetic_orchestration.platforms.registry import open_store
 
         short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
         store = open_store("gs://emulated/kinetic", "many")

@@ -82,8 +82,8 @@ def on_other_machines() -> Iterator[Figure]:
     from kinetic_orchestration.packaging import tools
     from kinetic_orchestration.packaging.requirements import Hosts, locked_for
     from kinetic_orchestration.packaging.resolution import find_uv
+    from kinetic_orchestration.platforms.registry import open_store
     from kinetic_orchestration.settings import load
-    from kinetic_orchestration.stores import open_store
     from tests.packaging.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:

@@ -58,10 +58,9 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
 
     from kinetic_orchestration import act, identity, launch, roll
     from kinetic_orchestration.agent import names
-    from kinetic_orchestration.backends import open_backend
     from kinetic_orchestration.plan import make_plan
+    from kinetic_orchestration.platforms.registry import open_backend, open_store
     from kinetic_orchestration.spec import JobSpec, Options
-    from kinetic_orchestration.stores import open_store
     from kinetic_orchestration.values import Staged
 
     spec = JobSpec("noop", Options("cpu"), noop)

@@ -24,7 +24,8 @@ from kinetic_orchestration.agent.files import LOCK_PATIENCE
 from kinetic_orchestration.agent.names import RECORD_LIMIT
 from kinetic_orchestration.agent.records import TooLarge
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.stores import Store, open_store
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.store import Store
 
 WORKER = Path(__file__).with_name("store_worker.py")
 MEGABYTE = 1 << 20
@@ -94,7 +95,7 @@ class Crew:
 
 
 class StoreContract:
-    opener = "kinetic_orchestration.stores:open_store"
+    opener = "kinetic_orchestration.platforms.registry:open_store"
     modules: Sequence[str] = ()  # that it needs, and that cost time to import
     rounds = 200
     many = 2500

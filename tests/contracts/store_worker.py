@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from kinetic_orchestration.stores import Store
+from kinetic_orchestration.platforms.store import Store
 
 MEGABYTE = 1 << 20
 

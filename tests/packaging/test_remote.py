@@ -25,9 +25,9 @@ from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.imports import imported_from_elsewhere
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
 from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.staging import stage
-from kinetic_orchestration.stores import open_store
 from kinetic_orchestration.values import Staged
 from tests.packaging.wheels import offline, sha256, wheel
 

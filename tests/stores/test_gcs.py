@@ -18,7 +18,8 @@ import pytest
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
-from kinetic_orchestration.stores import gcs, gcs_requests, open_store
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.stores import gcs, gcs_requests
 from kinetic_orchestration.stores.gcs import GcsStore, open_gcs
 from kinetic_orchestration.testing.storage import Counts, StorageServer
 from tests.contracts.store_contract import ClientStoreContract
@@ -566,7 +567,7 @@ def test_a_record_of_any_size_does_not_fill_the_memory(store: GcsStore, storage:
         "import sys\n"
         "from pathlib import Path\n"
         "from kinetic_orchestration.errors import StoreError\n"
-        "from kinetic_orchestration.stores import open_store\n"
+        "from kinetic_orchestration.platforms.registry import open_store\n"
         "def peak():  # of this process alone: the one in getrusage() is inherited\n"
         "    return int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])\n"
         "store = open_store(sys.argv[1], 'prod')\n"
@@ -608,7 +609,7 @@ def test_a_deployment_is_one_part_of_a_name(address: str, deployment: str) -> No
 def test_google_is_loaded_by_its_own_store_alone(tmp_path: Path) -> None:
     program = (
         "import sys, kinetic_orchestration\n"
-        "from kinetic_orchestration.stores import open_store\n"
+        "from kinetic_orchestration.platforms.registry import open_store\n"
         f"open_store({str(tmp_path / 'störe')!r}, 'prod').put('a', b'x')\n"
         "import kinetic_orchestration.stores.gcs\n"
         "print([name for name in sys.modules if name in ('google.auth', 'google.cloud.storage', 'requests', 'grpc')])"

@@ -15,7 +15,8 @@ import pytest
 
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import KineticError, NewerWire, StoreError, UsageError
-from kinetic_orchestration.stores import Store, open_store
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.stores.local import open_local
 from tests.bucket import unsummed
 from tests.contracts.store_contract import ClientStoreContract
@@ -212,7 +213,7 @@ def test_a_file_system_with_times_by_the_second_is_refused_at_first_use(tmp_path
 FILL = """
 import sys
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.stores import open_store
+from kinetic_orchestration.platforms.registry import open_store
 store = open_store(sys.argv[1], "prod")
 source = sys.argv[1] + "/../source"
 open(source, "wb").write(b"u" * 3_000_000)
@@ -289,7 +290,7 @@ def test_a_store_that_was_deleted_is_not_brought_back(tmp_path: Path) -> None:
 def test_on_windows_a_sentence_says_so() -> None:
     """The module can be imported there, and the platform is named before anything is touched."""
     program = (
-        "import sys\nfrom kinetic_orchestration.stores import open_store\nsys.platform = 'win32'\n"
+        "import sys\nfrom kinetic_orchestration.platforms.registry import open_store\nsys.platform = 'win32'\n"
         "sys.modules['fcntl'] = None\n"
         "try:\n    open_store('anywhere', 'prod')\nexcept ValueError as refusal:\n    print(refusal)"
     )

@@ -1,0 +1,64 @@
+"""The protocol of a backend, on which attempts run. Backends do not know each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.values import Freed, Intent, Observation, Past, Plan, Staged
+
+
+class Backend(Protocol):
+    """Synchronous, bounded, idempotent verbs. A host starts its own agent: after `submit` the client observes."""
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that can never run here, before anything is sent."""
+
+    def prepare(self) -> None:
+        """Load, beside what is done meanwhile, what the first call needs. Nothing is asked."""
+
+    def emulates(self, slice_: Slice) -> bool:
+        """Whether ordinary processors stand for the slice's chips here."""
+
+    def dry_run(self, plan: Plan) -> str:
+        """What the first attempt would ask for, for people; '' where nothing is asked of anybody."""
+
+    def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
+        """Where this attempt will be: a deterministic name, JSON. Nothing is made. Raises NoPlace."""
+
+    def submit(
+        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
+        key: str = "",
+    ) -> str:  # fmt: skip
+        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''.
+
+        `key`: of this attempt alone, with which its hosts sign what it comes to.
+        """
+
+    def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """What is there now, for many at once."""
+
+    def names_place(self, placement: Mapping[str, Any]) -> bool:
+        """Tell whether this process's own settings name the place, whoever else does: its project, a zone there is."""
+
+    def cancel(self, placement: Mapping[str, Any]) -> None:
+        """Wake the hosts, so that they see the cancel record now."""
+
+    def leftovers(self) -> Iterable[dict[str, Any]]:
+        """Every placement of this deployment that can be found: what the reaper looks at.
+
+        Each with its `job` and `attempt`, and with its `age`, or with when it was `created` by a clock that the store's
+        goes by, too. One that costs money also with what it `expires` at and its `state` in the backend's own words,
+        DELETING once its end is under way. A `zone` that could not be read is an entry, too, which says why it is
+        `unread`.
+        """
+
+    def secrets(self) -> Iterable[tuple[str, str]]:
+        """The job and the name of each secret that is still kept for hosts outside the store."""
+
+    def forget(self, secret: str, job_id: str) -> bool:
+        """Destroy one of them, if it is this deployment's and the job's own; True once it is gone."""
+
+    def release(self, placement: Mapping[str, Any]) -> Freed:
+        """Free everything of this placement. What cannot be freed now is no exception."""

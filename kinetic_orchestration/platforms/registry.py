@@ -1,0 +1,76 @@
+"""Opens a backend by its name and a store by its address. The only module that names every platform."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.settings import Settings
+
+
+def open_backend(name: str, settings: Settings) -> Backend:
+    """Returns the backend of that name. Raises UsageError if there is none."""
+    opener = BACKENDS.get(name)
+    if opener is None:
+        raise UsageError(f"there is no backend {name!r}")
+    return opener(settings)
+
+
+def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
+    """Returns the store of one deployment at an address: a folder, `file://…` or `gs://bucket/prefix`.
+
+    Raises UsageError if no platform keeps stores at such addresses.
+    """
+    address = os.fspath(url)
+    scheme, separator, _ = address.partition("://")
+    opener = STORES.get(scheme.lower() if separator else "")
+    if opener is None:
+        raise UsageError(
+            f"No store can be opened at {address!r}: give a folder, a file:// address or gs://bucket/prefix "
+            "with store= or KINETIC_STORE."
+        )
+    return opener(address, deployment)
+
+
+def _local(settings: Settings) -> Backend:
+    from kinetic_orchestration.backends.local import LocalBackend
+
+    return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, settings)
+
+
+def _tpu_vm(settings: Settings) -> Backend:
+    from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
+
+    return TpuVmBackend(settings)
+
+
+BACKENDS: dict[str, Callable[[Settings], Backend]] = {"local": _local, "tpu-vm": _tpu_vm}
+
+
+def _folder(address: str, deployment: str) -> Store:
+    from kinetic_orchestration.stores.local import open_local
+
+    return open_local(address, deployment)
+
+
+def _file_url(address: str, deployment: str) -> Store:
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(address)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise UsageError(
+            f"{address!r} is not a folder of this machine: write file:///path, with three slashes, or the path alone."
+        )
+    return _folder(unquote(parts.path), deployment)
+
+
+def _bucket(address: str, deployment: str) -> Store:
+    from kinetic_orchestration.stores.gcs import open_gcs
+
+    return open_gcs(address, deployment)
+
+
+STORES: dict[str, Callable[[str, str], Store]] = {"": _folder, "file": _file_url, "gs": _bucket}
