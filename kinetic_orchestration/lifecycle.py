@@ -59,10 +59,6 @@ SILENT_BEATS = 90.0  # hosts that cannot be observed are given up after this lon
 UNHEARD = 120.0  # after so long without a word of hosts that are charged for, people are told
 SILENT_START = 900.0  # or without their first one: they may still wait for a place
 DEADLINE_MARGIN = 60.0
-WHOM_TO_ASK = (
-    "nobody of this job deleted it. Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at "
-    "who has tpu.nodes.delete"
-)
 
 
 class Policy(NamedTuple):
@@ -384,8 +380,10 @@ def _vanished(seen: Glimpse) -> str:
         return "the hosts are gone without a word" + _last_sign(seen)
     told = (
         f"the slice {place.get('name', '')} was seen READY in {place.get('zone', '')} from {_clock(seen.since)} to "
-        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC); {WHOM_TO_ASK}"
+        f"{_clock(seen.shown)}, and was no longer shown at {_clock(seen.now)} (UTC)"
     )
+    if seen.observation.hint:
+        told += f"; {seen.observation.hint}"
     if any(seen.beats):
         return told
     return (

@@ -210,6 +210,7 @@ class Observation(NamedTuple):
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
+    hint: str = ""  # where to look next if hosts that were there are gone
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone

@@ -586,7 +586,7 @@ def test_a_slice_that_an_outsider_deletes_just_after_it_is_ready_is_told_as_it_w
     said = outcome.verdict.reason
     assert ZONE_OF_V5E in said
     assert re.search(  # its request may be seen without its node, between the two deletions
-        r"seen READY in .* from [\d:]+ to [\d:]+, and was no longer shown at [\d:]+"
+        r"seen READY in .* from [\d:]+ to [\d:]+, and was no longer shown at [\d:]+ \(UTC\); nobody .*DeleteQueuedResource"
         r"|is gone; nobody .*; all its hosts were last seen at [\d:]+, and no longer at [\d:]+",
         said,
     )

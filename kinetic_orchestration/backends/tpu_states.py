@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration import lifecycle, troubles
+from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.troubles import Asked, Status
 from kinetic_orchestration.values import (
@@ -24,6 +24,10 @@ from kinetic_orchestration.values import (
 )
 
 REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
+WHOM_TO_ASK = (
+    "nobody of this job deleted it. Ask the project's audit log for DeleteQueuedResource and DeleteNode, and look at "
+    "who has tpu.nodes.delete"
+)
 
 # QueuedResourceState.State
 CREATING, ACCEPTED, BEING_MADE, FAILED, DELETING, ACTIVE, SUSPENDING, SUSPENDED, WAITING = range(1, 10)
@@ -107,7 +111,7 @@ class Node(NamedTuple):
 def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Observation:
     """What follows from the queued resource and, in the order of the slices, its nodes."""
     if found is None:
-        return Observation(ABSENT)
+        return Observation(ABSENT, hint=WHOM_TO_ASK)
     if found.state in IN_QUEUE:
         return Observation(QUEUED, f"{QUEUED_STATES[found.state]} in {found.zone}")
     if found.state == FAILED:
@@ -183,7 +187,7 @@ def _death(found: Queued, node: Node) -> tuple[str, str]:
     if found.initiator == USER:
         return f"{text}: somebody deleted it", wire.CANCELLED
     if node.state == MISSING and not found.spot:
-        return f"{text}; {lifecycle.WHOM_TO_ASK}", wire.INFRASTRUCTURE
+        return f"{text}; {WHOM_TO_ASK}", wire.INFRASTRUCTURE
     if node.state == PREEMPTED or (found.spot and node.state != REPAIRING):
         return text, wire.PREEMPTION
     return text, wire.INFRASTRUCTURE

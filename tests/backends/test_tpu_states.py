@@ -67,7 +67,8 @@ def test_before_there_are_hosts(state: int, expected: str) -> None:
 
 
 def test_nothing_there_is_absent() -> None:
-    assert look(None, MISSING) == Observation(ABSENT)
+    seen = look(None, MISSING)
+    assert seen == Observation(ABSENT, hint=seen.hint) and "DeleteQueuedResource" in seen.hint
 
 
 @pytest.mark.parametrize("state", [states.BEING_MADE, states.ACTIVE, NEVER_HEARD_OF])

@@ -16,6 +16,7 @@ from google.api_core.exceptions import InvalidArgument
 from kinetic_orchestration import accelerators, settings, troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
+from kinetic_orchestration.backends.tpu_states import WHOM_TO_ASK
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.platforms.registry import open_backend
@@ -132,14 +133,14 @@ def other(cloud: Emulator, here: Here) -> TpuVmBackend:
 
 def test_a_slice_is_made_seen_and_freed_and_nothing_is_left(cloud: Emulator, here: Here) -> None:
     intent = here.intent()
-    assert here.look(intent) == Observation(ABSENT)
+    assert here.look(intent) == Observation(ABSENT, hint=WHOM_TO_ASK)
     assert here.submit(intent) == ""
     assert here.until(intent, PRESENT).message == ""
     labels = cloud.nodes()[0]["labels"]
     assert labels["kinetic-job"] == "job-0123456789ab"
     assert cloud.nodes()[0]["name"].endswith(intent.placement["name"])
     assert here.released(intent)
-    assert here.look(intent) == Observation(ABSENT)
+    assert here.look(intent) == Observation(ABSENT, hint=WHOM_TO_ASK)
     cloud.ledger.assert_nothing_left()
 
 
@@ -518,7 +519,7 @@ def test_any_number_of_jobs_is_observed_by_two_listings_a_zone(cloud: Emulator, 
     seen = one.backend.observe(placements)
     assert len(cloud.requests) - before == 4
     assert {one.state for one in seen[:-1]} <= {PRESENT, PROVISIONING}
-    assert seen[-1] == Observation(ABSENT)
+    assert seen[-1] == Observation(ABSENT, hint=WHOM_TO_ASK)
     cloud.sweep()
 
 
