@@ -17,7 +17,7 @@ from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
-from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.backend import Backend, Submission
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
@@ -449,7 +449,10 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         staged = Staged.from_json(spec["staged"])
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
-        return job.backend.submit(plan, staged, job.job_id, job.spec_digest, intent, secrets, key)
+        installer = package_sources.uv_settings(environ) if plan.isolated and not plan.remote else {}
+        return job.backend.submit(
+            Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer)
+        )
     except BackendError as error:
         close(job, attempt, error.cause, str(error))
         return ""

@@ -9,6 +9,7 @@ import pytest
 from kinetic_orchestration import settings
 from kinetic_orchestration.agent import digest
 from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.testing import Emulator
@@ -36,7 +37,8 @@ class Place:
         placement = {**placement, "zone": zone or placement["zone"]}
         now = self.store.now()
         intent = Intent(attempt, f"boot-{job_id}-{attempt}", placement, deadline or now + 3600.0, now)
-        assert self.backend.submit(self.plan, STAGED, job_id, digest.of_bytes(b""), intent, secrets) == ""
+        asked = Submission(self.plan, STAGED, job_id, digest.of_bytes(b""), intent, secrets)
+        assert self.backend.submit(asked) == ""
         self.cloud.wait_until(lambda: self.state(placement["name"]) in ("ACTIVE", "FAILED"))
         return str(placement["name"])
 

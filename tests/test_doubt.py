@@ -22,6 +22,7 @@ from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, Us
 from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach, reopened
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
 from kinetic_orchestration.values import Freed, Intent, JobStatus
@@ -242,7 +243,7 @@ def test_an_onlooker_has_no_hands(here: Here) -> None:
     with pytest.raises(BackendError, match="nobody vouches"):
         onlooker.place(here.plan, "job-000000000001", 1)
     with pytest.raises(BackendError, match="nobody vouches"):
-        onlooker.submit(here.plan, STAGED, "job-000000000001", "", intent, {})
+        onlooker.submit(Submission(here.plan, STAGED, "job-000000000001", "", intent, {}))
     assert onlooker.release(placement) is Freed.UNDER_WAY
     assert (list(onlooker.leftovers()), list(onlooker.secrets()), onlooker.forget("x", "y")) == ([], [], False)
     onlooker.cancel(placement)

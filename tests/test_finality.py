@@ -24,7 +24,7 @@ from kinetic_orchestration.job import JobHandle, attach
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.spec import JobSpec, Limits, Options
 from kinetic_orchestration.testing.signing import Signer
-from kinetic_orchestration.values import PRESENT, Cursor, Glimpse, Intent, JobStatus, Observation
+from kinetic_orchestration.values import PRESENT, Cursor, Glimpse, JobStatus, Observation
 from tests import bucket
 from tests.test_trust import GOOD, admitted
 
@@ -562,8 +562,8 @@ class Counting:
     def place(self, plan: Any, job_id: str, attempt: int, previous: Any = None) -> dict[str, Any]:
         return {"backend": "local", "run": f"/nowhere/{job_id}-{attempt}", "hosts": 1, "machine": "m"}
 
-    def submit(self, plan: Any, staged: Any, job: str, spec: str, intent: Intent, secrets: Any, key: str = "") -> str:
-        self.deadlines.append(intent.deadline - intent.created)
+    def submit(self, asked: Any) -> str:
+        self.deadlines.append(asked.intent.deadline - asked.intent.created)
         return ""
 
 

@@ -18,11 +18,11 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kinetic_orchestration import secret_manager
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
@@ -33,7 +33,7 @@ from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.home import private
 from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.packaging import agent
-from kinetic_orchestration.packaging.requirements import uv_settings
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.values import (
     ABSENT,
@@ -47,7 +47,6 @@ from kinetic_orchestration.values import (
     Observation,
     Past,
     Plan,
-    Staged,
 )
 
 TPU = "TPU"  # as a device that one job has
@@ -66,12 +65,26 @@ RELEASE_PATIENCE = 10.0
 FAREWELL_PATIENCE = 2.0
 
 
+class SecretSource(NamedTuple):
+    """Reads secrets by reference for hosts of this machine: each takes references by variable, and the environment."""
+
+    check: Callable[[Mapping[str, str], Mapping[str, str]], None]
+    read: Callable[[Mapping[str, str], Mapping[str, str]], dict[str, str]]
+
+
 class LocalBackend:
     def __init__(
-        self, home: Path, max_hosts: int, store: str, deployment: str, settings: Settings | None = None
+        self, home: Path, max_hosts: int, store: str, deployment: str, secrets: SecretSource | None = None
     ) -> None:
-        """`settings`: by which the secrets of a job are read that names some."""
-        self._settings = settings
+        """
+        Args:
+            home: The folder in which hosts of this machine work.
+            max_hosts: The most hosts of one job; 0 for as many as this machine carries.
+            store: The store's address, which is handed to the hosts.
+            deployment: The deployment in it.
+            secrets: Reads the secrets that a job names by reference.
+        """
+        self._secrets = secrets
         self._known: dict[str, dict[str, str]] = {}  # secrets of jobs that still wait for a place
         self._home = home
         self._runs = home / "run"
@@ -86,8 +99,8 @@ class LocalBackend:
             warn_once(f"accelerator={plan.slice.name!r} hides this machine's GPUs ({unseen}): 'gpu' takes one")
         for mount in plan.volumes:
             _check_mount(mount)
-        if plan.secret_refs and self._settings is not None:
-            secret_manager.check_here(self._settings, plan.secret_refs, copies.environ())
+        if plan.secret_refs and self._secrets is not None:
+            self._secrets.check(plan.secret_refs, copies.environ())
 
     def prepare(self) -> None:
         pass
@@ -128,34 +141,31 @@ class LocalBackend:
             return "the hosts run in another container of this machine"
         return "the hosts run on another machine, or ran before this one restarted"
 
-    def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        key: str = "",
-    ) -> str:  # fmt: skip
-        run = self._run_of(intent.placement)
+    def submit(self, asked: Submission) -> str:
+        run = self._run_of(asked.intent.placement)
         private(self._runs)
-        secrets = {**secrets, **self._referred(plan, job_id)}
+        asked = replace(asked, secrets={**asked.secrets, **self._referred(asked.plan, asked.job_id)})
         with self._admission():
             private(run)
             devices = None
             try:
-                wait, devices = self._admit(plan, run)
+                wait, devices = self._admit(asked.plan, run)
             finally:
                 if devices is None:
                     with contextlib.suppress(OSError):
                         run.rmdir()
             if devices is None:
                 return wait
-            self._launch(plan, job_id, spec_digest, intent, secrets, devices, key)
-        self._known.pop(job_id, None)
+            self._launch(asked, devices)
+        self._known.pop(asked.job_id, None)
         return ""
 
     def _referred(self, plan: Plan, job_id: str) -> dict[str, str]:
         """The values that the job's hosts are handed by their pipe: asked for before others have to wait for it."""
-        if not plan.secret_refs or self._settings is None:
+        if not plan.secret_refs or self._secrets is None:
             return {}
         if job_id not in self._known:
-            self._known[job_id] = secret_manager.values_here(self._settings, plan.secret_refs, copies.environ())
+            self._known[job_id] = self._secrets.read(plan.secret_refs, copies.environ())
         return self._known[job_id]
 
     def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
@@ -234,21 +244,18 @@ class LocalBackend:
         """For people: which device, by its id, which job has."""
         return self._leases(self._runs)
 
-    def _launch(
-        self, plan: Plan, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        devices: Sequence[Mapping[str, Any]], key: str,
-    ) -> None:  # fmt: skip
+    def _launch(self, asked: Submission, devices: Sequence[Mapping[str, Any]]) -> None:
         if not sys.executable:
             raise UsageError("this Python does not know its own executable (sys.executable), so no host can be started")
-        private = {"env": dict(secrets), "uv": uv_settings(copies.environ()) if plan.isolated else {}}
-        private["seal"] = {"key": key} if key else {}
+        private = {"env": dict(asked.secrets), "uv": dict(asked.installer)}
+        private["seal"] = {"key": asked.key} if asked.key else {}
         handed = json.dumps({name: values for name, values in private.items() if values}).encode()
         launchers: list[subprocess.Popen[bytes]] = []
         try:
-            self._start(plan, job_id, spec_digest, intent, handed, devices, launchers)
+            self._start(asked, handed, devices, launchers)
         except OSError as error:
             raise BackendError(
-                f"this machine could not start {plan.crew}: {error.strerror}. It may have too many "
+                f"this machine could not start {asked.plan.crew}: {error.strerror}. It may have too many "
                 "processes or too little memory just now (see ulimit -u and free)"
             ) from None
         finally:
@@ -258,19 +265,16 @@ class LocalBackend:
 
     def _start(
         self,
-        plan: Plan,
-        job_id: str,
-        spec_digest: str,
-        intent: Intent,
+        asked: Submission,
         handed: bytes,
         devices: Sequence[Mapping[str, Any]],
         launchers: list[subprocess.Popen[bytes]],
     ) -> None:
         """One launcher for each host; those that were started are in the list whatever happens."""
         folder = agent.unpacked(self._home)
-        run = self._run_of(intent.placement)
-        for host in range(plan.slice.hosts):
-            assignment = self.assignment(plan, job_id, spec_digest, intent, host)
+        run = self._run_of(asked.intent.placement)
+        for host in range(asked.plan.slice.hosts):
+            assignment = self.assignment(asked.plan, asked.job_id, asked.spec_digest, asked.intent, host)
             assignment.devices = json.dumps(devices[host]) if devices else ""
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(folder / "__main__.py"), *assignment.words()],

@@ -13,8 +13,8 @@ from typing import Any
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import BackendError
-from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
+from kinetic_orchestration.platforms.backend import Backend, Submission
+from kinetic_orchestration.values import UNKNOWN, Freed, Observation, Past, Plan
 
 
 class Onlooker:
@@ -43,11 +43,8 @@ class Onlooker:
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         raise _refused(f"attempt {attempt} of {job_id} is given no place")
 
-    def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        key: str = "",
-    ) -> str:  # fmt: skip
-        raise _refused(f"attempt {intent.attempt} of {job_id} is not started")
+    def submit(self, asked: Submission) -> str:
+        raise _refused(f"attempt {asked.intent.attempt} of {asked.job_id} is not started")
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         return self.backend.names_place(placement)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.settings import duration
 from kinetic_orchestration.spec import not_on_cloud
 from kinetic_orchestration.values import Intent, Plan, Staged
@@ -118,15 +119,14 @@ def labels_of(plan: Plan, intent: Intent, job_id: str, spec_digest: str) -> dict
     return dict([*ours.items(), *theirs.items()][:LABELS_LIMIT])
 
 
-def render_queued_resource(
-    plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str = ""
-) -> dict[str, Any]:
-    """The whole create call."""
+def render_queued_resource(asked: Submission) -> dict[str, Any]:
+    """Returns the whole create call."""
+    plan, intent = asked.plan, asked.intent
     placement = intent.placement
     name, slices = placement["name"], placement["slices"]
     spec: dict[str, Any] = {
         "parent": parent_of(placement),
-        "node": _node(plan, staged, intent, job_id, spec_digest, key),
+        "node": _node(asked),
     }
     if slices == 1:
         spec["nodeId"] = name
@@ -168,17 +168,17 @@ def _elsewhere(plan: Plan, placement: Mapping[str, Any]) -> bool:
     return not plan.cloud.get("reservation") and len(plan.zones) > 1 + len(placement.get("dropped", ()))
 
 
-def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str) -> dict[str, Any]:
-    cloud = plan.cloud
+def _node(asked: Submission) -> dict[str, Any]:
+    plan, intent, cloud = asked.plan, asked.intent, asked.plan.cloud
     node: dict[str, Any] = {
         "acceleratorType": plan.slice.accelerator_type,
         "runtimeVersion": cloud.get("runtime_version") or plan.slice.runtime_version,
         "networkConfig": _network(cloud, intent.placement),
         "serviceAccount": {"scope": [CLOUD_PLATFORM]},
-        "labels": labels_of(plan, intent, job_id, spec_digest),
+        "labels": labels_of(plan, intent, asked.job_id, asked.spec_digest),
         "metadata": {
             "startup-script": startup_script(),
-            "kinetic": json.dumps(_told(plan, staged, intent, job_id, spec_digest, key), ensure_ascii=False),
+            "kinetic": json.dumps(_told(asked), ensure_ascii=False),
         },
     }
     if cloud.get("service_account"):
@@ -190,18 +190,19 @@ def _node(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
     return node
 
 
-def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: str, key: str) -> dict[str, Any]:
-    """What the hosts learn from their metadata: where the rest is, and the digests that it must have."""
+def _told(asked: Submission) -> dict[str, Any]:
+    """Returns what the hosts learn from their metadata: where the rest is, and the digests that it must have."""
+    plan, staged, intent = asked.plan, asked.staged, asked.intent
     placement = intent.placement
     return {
         "wire": wire.WIRE,
         "store": f"{plan.store.rstrip('/')}/{plan.deployment}",
-        "job": job_id,
+        "job": asked.job_id,
         "attempt": intent.attempt,
         "hosts": placement["hosts"],
         "slices": placement["slices"],
         "hosts_per_slice": placement["hosts"] // placement["slices"],
-        "spec": spec_digest,
+        "spec": asked.spec_digest,
         "agent": staged.agent,
         "boot": intent.boot,
         "deadline": intent.deadline,
@@ -209,7 +210,7 @@ def _told(plan: Plan, staged: Staged, intent: Intent, job_id: str, spec_digest: 
         "image": plan.image,
         "python": _python_ahead(plan, staged),
         "emulated": plan.emulated,
-        **({"key": key} if key else {}),
+        **({"key": asked.key} if asked.key else {}),
     }
 
 
@@ -289,7 +290,7 @@ def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
     staged = Staged({}, "", "", (), (), (), (), {}, "")
-    request = render_queued_resource(plan, staged, intent, "job-000000000000", "0" * 64)
+    request = render_queued_resource(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
     waits = request["queuedResource"].get("queueingPolicy", {}).get("validUntilDuration", "")
     note = f"the create call in {placement['zone']}, waiting in its queue for up to {duration(float(waits[:-1]))}"
     return f"{note}\n{describe_request(request)}" if waits else describe_request(request)

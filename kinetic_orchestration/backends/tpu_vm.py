@@ -19,10 +19,11 @@ from kinetic_orchestration.backends import tpu_request, tpu_states, zones
 from kinetic_orchestration.backends.tpu_client import Page, Tpus, status_of
 from kinetic_orchestration.backends.tpu_states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.records import reserved_zone
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Asked, Status
-from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan, Staged
+from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this
@@ -90,15 +91,13 @@ class TpuVmBackend:
 
     # ---- the create call
 
-    def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        key: str = "",
-    ) -> str:  # fmt: skip
+    def submit(self, asked: Submission) -> str:
+        job_id, intent, spec_digest = asked.job_id, asked.intent, asked.spec_digest
         placement, project = intent.placement, intent.placement["project"]
         if time.monotonic() < _throttled.get(self._throttle_key(project), (0.0, 0.0))[0]:
             return "waiting: the project makes as many TPU VMs a minute as it may"
         resource = tpu_request.resource_of(placement)
-        asked = self._asked(plan, placement)
+        what = self._asked(asked.plan, placement)
         if resource in self._operations:  # asked for already, and not seen since
             found, unsure = self._look(resource)
             if found is not None:
@@ -107,24 +106,22 @@ class TpuVmBackend:
                 return ""
             if unsure:
                 return "waiting: the Cloud TPU API does not answer"
-            if wait := self._still_made(resource, asked):
+            if wait := self._still_made(resource, what):
                 return wait
         try:
-            self._keep(secrets, job_id, intent)
+            self._keep(asked.secrets, job_id, intent)
         except BackendError as trouble:
             if trouble.cause in zones.WITHOUT_HOSTS:  # of Secret Manager's, and no zone's fault
                 return f"waiting: {trouble}"
             raise
         try:
-            operation, error = self._tpus.create(
-                tpu_request.render_queued_resource(plan, staged, intent, job_id, spec_digest, key)
-            )
+            operation, error = self._tpus.create(tpu_request.render_queued_resource(asked))
             self._operations[resource] = operation
         except Exception as raised:
             error = _told(raised)
         if error is None:
             _throttled.pop(self._throttle_key(project), None)
-        return self._answered(error, resource, asked, job_id, intent.attempt, spec_digest) if error is not None else ""
+        return self._answered(error, resource, what, job_id, intent.attempt, spec_digest) if error is not None else ""
 
     def _keep(self, secrets: Mapping[str, str], job_id: str, intent: Intent) -> None:
         """Where the hosts find them, before the hosts are there; a call that is made again finds them kept."""

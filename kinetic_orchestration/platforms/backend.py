@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.values import Freed, Intent, Observation, Past, Plan, Staged
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An attempt whose hosts are to be made."""
+
+    plan: Plan
+    staged: Staged
+    job_id: str
+    spec_digest: str
+    intent: Intent
+    secrets: Mapping[str, str] = field(repr=False)
+    key: str = field(default="", repr=False)
+    """The key of this attempt alone, with which its hosts sign their result."""
+    installer: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings of the package installer for hosts of this machine. They may hold passwords."""
 
 
 class Backend(Protocol):
@@ -27,14 +44,8 @@ class Backend(Protocol):
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         """Where this attempt will be: a deterministic name, JSON. Nothing is made. Raises NoPlace."""
 
-    def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        key: str = "",
-    ) -> str:  # fmt: skip
-        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''.
-
-        `key`: of this attempt alone, with which its hosts sign what it comes to.
-        """
+    def submit(self, asked: Submission) -> str:
+        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''."""
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """What is there now, for many at once."""

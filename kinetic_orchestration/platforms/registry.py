@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.platforms.backend import Backend
@@ -36,9 +37,11 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
 
 
 def _local(settings: Settings) -> Backend:
-    from kinetic_orchestration.backends.local import LocalBackend
+    from kinetic_orchestration import secret_manager
+    from kinetic_orchestration.backends.local import LocalBackend, SecretSource
 
-    return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, settings)
+    secrets = SecretSource(partial(secret_manager.check_here, settings), partial(secret_manager.values_here, settings))
+    return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, secrets)
 
 
 def _tpu_vm(settings: Settings) -> Backend:

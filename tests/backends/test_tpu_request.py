@@ -16,6 +16,7 @@ import pytest
 from kinetic_orchestration import accelerators
 from kinetic_orchestration.backends import tpu_request
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.values import Intent, Limits, Plan, Retry, Staged
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -57,7 +58,9 @@ def intent_of(plan: Plan, attempt: int = 1, **placement: Any) -> Intent:
 
 
 def render(plan: Plan, intent: Intent | None = None) -> dict[str, Any]:
-    return tpu_request.render_queued_resource(plan, STAGED, intent or intent_of(plan), "job-0123456789ab", SPEC)
+    return tpu_request.render_queued_resource(
+        Submission(plan, STAGED, "job-0123456789ab", SPEC, intent or intent_of(plan), {})
+    )
 
 
 def node(request: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +197,9 @@ def test_hosts_are_told_in_which_python_a_program_may_start_before_anything_else
 ) -> None:
     plan = replace(CASES["v5e"], argv=argv)
     staged = replace(STAGED, environment=environment)
-    request = tpu_request.render_queued_resource(plan, staged, intent_of(plan), "job-0123456789ab", SPEC)
+    request = tpu_request.render_queued_resource(
+        Submission(plan, staged, "job-0123456789ab", SPEC, intent_of(plan), {})
+    )
     assert json.loads(node(request)["metadata"]["kinetic"])["python"] == told
 
 

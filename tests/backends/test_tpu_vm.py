@@ -19,6 +19,7 @@ from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
 from kinetic_orchestration.backends.tpu_states import WHOM_TO_ASK
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.testing import Emulator, Refusal
@@ -69,7 +70,7 @@ class Here(NamedTuple):
         return Intent(attempt, f"boot-{job}-{attempt}", placement, time.time() + 3600.0, time.time())
 
     def submit(self, intent: Intent, job: str = "job-0123456789ab", spec: str = SPEC, **secrets: str) -> str:
-        return self.backend.submit(self.plan, STAGED, job, spec, intent, secrets)
+        return self.backend.submit(Submission(self.plan, STAGED, job, spec, intent, secrets))
 
     def look(self, intent: Intent) -> Observation:
         return self.backend.observe([intent.placement])[0]
@@ -188,7 +189,7 @@ def test_a_repeated_create_is_one_slice(cloud: Emulator, here: Here) -> None:
     intent = here.intent()
     for _ in range(3):
         assert here.submit(intent) == ""
-    assert other(cloud, here).submit(here.plan, STAGED, "job-0123456789ab", SPEC, intent, {}) == ""
+    assert other(cloud, here).submit(Submission(here.plan, STAGED, "job-0123456789ab", SPEC, intent, {})) == ""
     assert len(cloud.queued_resources()) == 1
     assert here.released(intent)
 
@@ -198,7 +199,7 @@ def test_what_is_there_already_is_adopted_by_its_labels(cloud: Emulator, here: H
     intent = here.intent()
     here.submit(intent)
     again = intent._replace(boot="another")
-    assert other(cloud, here).submit(here.plan, STAGED, "job-0123456789ab", SPEC, again, {}) == ""
+    assert other(cloud, here).submit(Submission(here.plan, STAGED, "job-0123456789ab", SPEC, again, {})) == ""
     assert len(cloud.queued_resources()) == 1
     assert here.released(intent)
 
@@ -421,7 +422,7 @@ def test_nobody_at_the_other_end_is_never_gone(cloud: Emulator, one: Here) -> No
     nowhere = TpuVmBackend(replace(one.settings, emulator_grpc="127.0.0.1:1"))
     assert nowhere.observe([intent.placement])[0].state == UNKNOWN
     assert nowhere.release(intent.placement) is Freed.REFUSED
-    assert "made again" in nowhere.submit(one.plan, STAGED, "job-0123456789ab", SPEC, intent, {})
+    assert "made again" in nowhere.submit(Submission(one.plan, STAGED, "job-0123456789ab", SPEC, intent, {}))
 
 
 @pytest.mark.slow
@@ -580,7 +581,9 @@ def test_a_delete_that_is_not_permitted_is_no_exception_and_not_done(cloud: Emul
 
 def test_a_node_that_outlived_its_queued_resource_is_freed_too(cloud: Emulator, here: Here) -> None:
     intent = here.intent()
-    request = tpu_request.render_queued_resource(here.plan, STAGED, intent, "job-0123456789ab", SPEC)
+    request = tpu_request.render_queued_resource(
+        Submission(here.plan, STAGED, intent=intent, job_id="job-0123456789ab", spec_digest=SPEC, secrets={})
+    )
     node = request["queuedResource"]["tpu"]["nodeSpec"][0]["node"]
     cloud.call("CreateNode", {"parent": request["parent"], "nodeId": intent.placement["name"], "node": node})
     assert here.backend.release(intent.placement) is Freed.UNDER_WAY
@@ -608,7 +611,7 @@ def test_leftovers_are_those_of_this_deployment_in_all_zones_and_no_others(cloud
     elsewhere = TpuVmBackend(replace(here.settings, deployment="another"))
     plan = replace(here.plan, deployment="another")
     theirs = Intent(1, "b", elsewhere.place(plan, "job-ffffffffffff", 1), time.time() + 60, time.time())
-    elsewhere.submit(plan, STAGED, "job-ffffffffffff", SPEC, theirs, {})
+    elsewhere.submit(Submission(plan, STAGED, "job-ffffffffffff", SPEC, theirs, {}))
     place = here.intent().placement
     _foreign(cloud, {**place, "name": "somebody"})
     _foreign(
@@ -643,7 +646,9 @@ def test_a_leftover_can_be_observed_and_released_as_it_is(cloud: Emulator, tmp_p
 
 def test_a_node_without_its_queued_resource_is_a_leftover(cloud: Emulator, here: Here) -> None:
     intent = here.intent()
-    request = tpu_request.render_queued_resource(here.plan, STAGED, intent, "job-0123456789ab", SPEC)
+    request = tpu_request.render_queued_resource(
+        Submission(here.plan, STAGED, intent=intent, job_id="job-0123456789ab", spec_digest=SPEC, secrets={})
+    )
     node = request["queuedResource"]["tpu"]["nodeSpec"][0]["node"]
     cloud.call("CreateNode", {"parent": request["parent"], "nodeId": intent.placement["name"], "node": node})
     (found,) = here.backend.leftovers()

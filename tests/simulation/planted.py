@@ -216,7 +216,7 @@ PLANTED = (
     Planted(
         "a follower that waits asks again and again",
         "backends/tpu_vm.py",
-        "            if wait := self._still_made(resource, asked):\n                return wait\n",
+        "            if wait := self._still_made(resource, what):\n                return wait\n",
         "",
     ),
     Planted(

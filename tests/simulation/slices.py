@@ -18,6 +18,7 @@ from kinetic_orchestration.agent import host, names, prepare, rules, wire
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.records import RecordsError, read_bounded
 from kinetic_orchestration.errors import TooBig
+from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.values import (
     ABSENT,
     ELSEWHERE,
@@ -32,7 +33,6 @@ from kinetic_orchestration.values import (
     Observation,
     Past,
     Plan,
-    Staged,
 )
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
 
@@ -472,10 +472,8 @@ class SimulatedBackend:
             "hosts": plan.slice.hosts, "machine": "" if self._ground.cloud else self._machine,
         }  # fmt: skip
 
-    def submit(
-        self, plan: Plan, staged: Staged, job_id: str, spec_digest: str, intent: Intent, secrets: Mapping[str, str],
-        key: str = "",
-    ) -> str:  # fmt: skip
+    def submit(self, asked: Submission) -> str:
+        job_id, spec_digest, intent = asked.job_id, asked.spec_digest, asked.intent
         ground, world = self._ground, self._world
         world.request("submit", intent.placement["name"], Unreachable)
         truth = ground.truth(job_id, intent.attempt)
