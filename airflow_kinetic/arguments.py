@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_kinetic import internals
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import name_of
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import name_of
 
 try:
     from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS

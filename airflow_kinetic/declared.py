@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from airflow_kinetic.arguments import is_final, listed, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
-from kinetic_orchestration.spec import OPTION_NAMES, Options, TpuVm, check_function, check_options
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, TpuVm, check_function, check_options
 
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
 FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")

@@ -10,7 +10,7 @@ import structlog
 
 from kinetic_orchestration import visible
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.values import Outcome
+from kinetic_orchestration.plan.values import Outcome
 
 _FRAME = re.compile(r'^([ |]*)File "')
 _DEEPEST = 100  # causes that are followed

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from kinetic_orchestration.data import Data
+from kinetic_orchestration.plan.declare.data import Data
 
 
 class Place(NamedTuple):

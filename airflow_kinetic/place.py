@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.arguments import listed
-from kinetic_orchestration import credentials, settings
+from kinetic_orchestration import credentials
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.job import reopened
-from kinetic_orchestration.plan import KINETIC_BACKENDS
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import LOCAL
+from kinetic_orchestration.plan.planner import KINETIC_BACKENDS
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL
 
 DEFAULT_CONNECTION = "google_cloud_default"
 

@@ -26,7 +26,7 @@ import structlog
 
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.follow import Printer
-from kinetic_orchestration.values import Change, Event, Metrics, Output, Progress
+from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
 BURST_SECONDS = 10.0

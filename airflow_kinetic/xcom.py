@@ -10,8 +10,8 @@ from airflow_kinetic import failures
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
+from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.values import JobStatus, Outcome
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
 WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …

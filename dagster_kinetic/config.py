@@ -15,11 +15,11 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, ValidationError, model_validator
 
-from kinetic_orchestration import profile
 from kinetic_orchestration.errors import KineticError, UsageError
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import Options, TpuVm, check_options, refuse_gone
+from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import Options, TpuVm, check_options, refuse_gone
 
 TAG = "dagster-kinetic/config"  # of an op, or of a run: a KineticRunConfig as JSON
 

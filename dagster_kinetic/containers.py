@@ -10,7 +10,7 @@ from dagster_kinetic import _compat
 from dagster_kinetic.detached import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.launch import planned
-from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.plan.declare.spec import JobSpec
 
 ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
 

@@ -26,7 +26,7 @@ from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resou
 from kinetic_orchestration.context import HERE, HostContext
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.spec import OPTION_NAMES, Options, name_of, slice_of
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of
 
 if TYPE_CHECKING:
     from dagster_kinetic._keywords import OfAsset, OfMultiAsset, OfOp

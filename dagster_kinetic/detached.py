@@ -23,8 +23,8 @@ from dagster_kinetic import _compat
 from dagster_kinetic.config import KineticRunConfig
 from dagster_kinetic.resource import KineticResource
 from kinetic_orchestration.errors import JobNotFound, UsageError
-from kinetic_orchestration.spec import Options
-from kinetic_orchestration.values import JobStatus
+from kinetic_orchestration.plan.declare.spec import Options
+from kinetic_orchestration.plan.values import JobStatus
 
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
 ASSET_WAITS = "kinetic/detached"  # of an asset: it is made by two runs

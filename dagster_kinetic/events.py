@@ -20,12 +20,12 @@ from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.summary import LAST, failure_of, metadata_of, number
 from kinetic_orchestration import portrait
-from kinetic_orchestration.cost import times
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.job import JobHandle, runs
 from kinetic_orchestration.picture import Curves
-from kinetic_orchestration.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
+from kinetic_orchestration.plan.hardware.cost import times
+from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
 
 __all__ = ["Narrator", "metadata_of"]
 

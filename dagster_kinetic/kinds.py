@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic_orchestration.spec import Options, slice_of
+from kinetic_orchestration.plan.declare.spec import Options, slice_of
 
 MOST_KINDS = 3  # of one asset, by Dagster's own rule
 ACCELERATORS = ("tpu", "gpu")

@@ -23,15 +23,15 @@ from dagster_kinetic import _compat
 from dagster_kinetic._compat import PipesExecutionError, TreatAsResourceParam
 from dagster_kinetic.resource import KineticResource, options_of
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.limits import Limits
-from kinetic_orchestration.settings import seconds
-from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.values import Output
+from kinetic_orchestration.plan.configuration.settings import seconds
+from kinetic_orchestration.plan.declare.limits import Limits
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.values import Output
 
 if TYPE_CHECKING:
     from kinetic_orchestration.follow import Emit
     from kinetic_orchestration.job import JobHandle
-    from kinetic_orchestration.values import Event
+    from kinetic_orchestration.plan.values import Event
 
 STDERR = {"stdio": "stderr"}  # how the default message writer of dagster-pipes is told where to write
 VERSION = "__dagster_pipes_version"

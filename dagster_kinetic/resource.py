@@ -29,11 +29,19 @@ from dagster_kinetic.config import (
     refuse_unknown,
 )
 from dagster_kinetic.labels import labels_of
-from kinetic_orchestration import settings
 from kinetic_orchestration.decorator import RemoteCallable
-from kinetic_orchestration.emulation import kinetics_own
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.spec import OPTION_NAMES, JobSpec, Options, TpuVm, check_function, check_options, name_of
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import (
+    OPTION_NAMES,
+    JobSpec,
+    Options,
+    TpuVm,
+    check_function,
+    check_options,
+    name_of,
+)
+from kinetic_orchestration.plan.emulation import kinetics_own
 
 if TYPE_CHECKING:
     from dagster_kinetic._keywords import OfCall

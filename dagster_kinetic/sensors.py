@@ -30,8 +30,8 @@ from dagster_kinetic.detached import (
     tickets_of,
 )
 from dagster_kinetic.resource import KineticResource
-from kinetic_orchestration import settings
 from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
+from kinetic_orchestration.plan.configuration import settings
 
 if TYPE_CHECKING:
     from kinetic_orchestration.follow import Follower

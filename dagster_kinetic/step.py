@@ -19,13 +19,13 @@ from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
 from kinetic_orchestration.follow import Emit
-from kinetic_orchestration.identity import Identity
 from kinetic_orchestration.job import JobHandle, another
 from kinetic_orchestration.launch import find, launch, planned, refuse_another, settings_for
 from kinetic_orchestration.launch import identity_of as identity_by_itself
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.spec import JobSpec
 
 LONGEST_ANCESTRY = 64
 MOST_NAMED = 5  # assets of one step: they are a column of `ko jobs`

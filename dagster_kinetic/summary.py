@@ -14,11 +14,11 @@ import dagster as dg
 
 from kinetic_orchestration import job, links, picture, portrait
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.cost import went_to
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.spec import LOCAL
-from kinetic_orchestration.values import Outcome
+from kinetic_orchestration.plan.declare.spec import LOCAL
+from kinetic_orchestration.plan.hardware.cost import went_to
+from kinetic_orchestration.plan.values import Outcome
 
 MOST_METRICS = 40
 MOST_SPARKS = 2

@@ -118,7 +118,9 @@ def why_not_resource(kind: Any) -> str:
 
 def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
     """What of a resource's class binds it to this process."""
-    from kinetic_orchestration.secret_shapes import told_by_name  # its many patterns are no part of an import
+    from kinetic_orchestration.plan.declare.secret_shapes import (
+        told_by_name,  # its many patterns are no part of an import
+    )
 
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("dagster", "pydantic")]
     for name in ("setup_for_execution", "teardown_after_execution", "yield_for_execution", "create_resource"):

@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
     from kinetic_orchestration.context import HostContext, current
-    from kinetic_orchestration.data import Data
     from kinetic_orchestration.decorator import RemoteCallable, command, run
     from kinetic_orchestration.job import JobHandle, attach, list_jobs
-    from kinetic_orchestration.limits import Limits, Retry
-    from kinetic_orchestration.profile import Profile
-    from kinetic_orchestration.spec import TpuVm
+    from kinetic_orchestration.plan.declare.data import Data
+    from kinetic_orchestration.plan.declare.limits import Limits, Retry
+    from kinetic_orchestration.plan.declare.profile import Profile
+    from kinetic_orchestration.plan.declare.spec import TpuVm
+    from kinetic_orchestration.plan.values import JobStatus
     from kinetic_orchestration.training.keras_callback import KineticCallback
     from kinetic_orchestration.training.loop import Training, TrainingEnded
     from kinetic_orchestration.training.reading import read_checkpoint
-    from kinetic_orchestration.values import JobStatus
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "BatchError": "batch",
     "BatchHandle": "batch",
-    "Data": "data",
+    "Data": "plan.declare.data",
     "HostContext": "context",
     "JobHandle": "job",
-    "JobStatus": "values",
+    "JobStatus": "plan.values",
     "KineticCallback": "training.keras_callback",
-    "Limits": "limits",
-    "Profile": "profile",
+    "Limits": "plan.declare.limits",
+    "Profile": "plan.declare.profile",
     "RemoteCallable": "decorator",
-    "Retry": "limits",
-    "TpuVm": "spec",
+    "Retry": "plan.declare.limits",
+    "TpuVm": "plan.declare.spec",
     "Training": "training.loop",
     "TrainingEnded": "training.loop",
     "attach": "job",
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if sys._getframe(1).f_code.co_name == "_handle_fromlist":  # `from kinetic_orchestration import module` asks first
         raise AttributeError(name)
-    from kinetic_orchestration.keras_kinetic import without
+    from kinetic_orchestration.plan.declare.keras_kinetic import without
 
     raise AttributeError(without("kinetic", name, f"module {__name__!r} has no attribute {name!r}"))
 

@@ -17,11 +17,22 @@ from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
+from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
+from kinetic_orchestration.plan.values import (
+    PRESENT,
+    Before,
+    Freed,
+    Glimpse,
+    Intent,
+    JobStatus,
+    Outcome,
+    Past,
+    Plan,
+    Staged,
+)
 from kinetic_orchestration.platforms.backend import Backend, Submission
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
-from kinetic_orchestration.values import PRESENT, Before, Freed, Glimpse, Intent, JobStatus, Outcome, Past, Plan, Staged
 from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records

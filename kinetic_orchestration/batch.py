@@ -18,21 +18,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kinetic_orchestration import act, emulation
+from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
-from kinetic_orchestration.identity import Identity, job_id
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
-from kinetic_orchestration.notices import warn, warn_once
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.identity import Identity, job_id
+from kinetic_orchestration.plan.records import GROUP, GROUP_END, MOST_JOBS, fields_of
+from kinetic_orchestration.plan.text.notices import warn, warn_once
+from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.records import GROUP, GROUP_END, MOST_JOBS, fields_of
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.values import JobStatus
 from kinetic_orchestration.watch import Rung, watcher_of
 
 R = TypeVar("R")
@@ -94,7 +95,7 @@ class BatchHandle(Generic[R]):
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            from kinetic_orchestration.keras_kinetic import without
+            from kinetic_orchestration.plan.declare.keras_kinetic import without
 
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(without("BatchHandle", name, said), name=name, obj=self)

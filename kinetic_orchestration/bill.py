@@ -27,13 +27,13 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.agent.schema import Fields
 from kinetic_orchestration.agent.wire import Beat
-from kinetic_orchestration.cost import Estimate, estimate, together
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.plan.hardware.cost import Estimate, estimate, together
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
+from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verdict_at
+from kinetic_orchestration.plan.values import Intent, Plan
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.price_list import BUILT_IN, PriceList
-from kinetic_orchestration.records import READY, fields_of, intent_of, verdict_at
-from kinetic_orchestration.values import Intent, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from kinetic_orchestration import troubles
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.google_rest import google
-from kinetic_orchestration.price_list import ON_DEMAND, SPOT, PriceList, Rate, check
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware.price_list import ON_DEMAND, SPOT, PriceList, Rate, check
 from kinetic_orchestration.troubles import Asked
 
 COMPUTE_ENGINE = "6F81-5844-456A"

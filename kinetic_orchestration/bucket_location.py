@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 
-from kinetic_orchestration import regions
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.google_rest import google
-from kinetic_orchestration.regions import Location
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import regions
+from kinetic_orchestration.plan.hardware.regions import Location
 
 _known: dict[tuple[str, str], Location] = {}
 _lock = threading.Lock()

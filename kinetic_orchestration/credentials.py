@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import settings as settings_module
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration import settings as settings_module
+from kinetic_orchestration.plan.configuration.settings import Settings
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 LOGIN = "gcloud auth application-default login"

@@ -25,12 +25,12 @@ from kinetic_orchestration.agent import names, tree, wire
 from kinetic_orchestration.agent.digest import CHUNK, Hasher
 from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.errors import Corrupt, KineticError, StoreError
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.records import spec_of, texts, verdict_of
+from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.records import spec_of, texts, verdict_of
-from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.training import commits
-from kinetic_orchestration.wording import size
 
 SHOWN = 20  # jobs of one blob that are named
 PACE = 0.2  # seconds between two words about how far it is

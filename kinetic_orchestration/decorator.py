@@ -8,10 +8,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.notices import warn, warn_once
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import (
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import (
     JobSpec,
     Options,
     TpuVm,
@@ -21,11 +20,12 @@ from kinetic_orchestration.spec import (
     name_of,
     options_from,
 )
+from kinetic_orchestration.plan.text.notices import warn, warn_once
 
 if TYPE_CHECKING:
     from kinetic_orchestration.batch import BatchHandle
-    from kinetic_orchestration.data import Data
     from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.plan.declare.data import Data
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kinetic_orchestration import accelerators
-from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 _WIDTH = 96
 _MOST_CHIPS = 64

@@ -20,8 +20,8 @@ from kinetic_orchestration.agent import copies, frames, names, wire
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
-from kinetic_orchestration.records import fields_of
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.records import fields_of
+from kinetic_orchestration.plan.values import (
     PRESENT,
     WOUNDED,
     Change,

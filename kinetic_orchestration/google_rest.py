@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration import credentials, tap, troubles
 from kinetic_orchestration.errors import CredentialsError
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.troubles import Status
 
 TIMEOUT = 20.0

@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, settings, trust, visible
+from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, trust, visible
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.cost import Estimate, times
-from kinetic_orchestration.emulation import remark
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,
@@ -32,18 +30,21 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
-from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.profile import EVERY_HOST
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.emulation import remark
+from kinetic_orchestration.plan.hardware.cost import Estimate, times
+from kinetic_orchestration.plan.records import verdict_at
+from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.profile import EVERY_HOST
-from kinetic_orchestration.records import verdict_at
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.watch import Memory
 
 R = TypeVar("R")
@@ -75,7 +76,7 @@ class JobHandle(Generic[R]):
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            from kinetic_orchestration.keras_kinetic import without
+            from kinetic_orchestration.plan.declare.keras_kinetic import without
 
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(without("JobHandle", name, said), name=name, obj=self)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kinetic_orchestration.values import JobStatus
+from kinetic_orchestration.plan.values import JobStatus
 
 __all__ = ["JobStatus"]

@@ -17,28 +17,30 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, emulation, owner, roll, settings, trust
+from kinetic_orchestration import act, owner, roll, trust
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import copies, digest, names, wire
 from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
-from kinetic_orchestration.identity import Identity, job_id, of
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
-from kinetic_orchestration.plan import make_plan, zones_named
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, check_options
+from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.identity import Identity, job_id, of
+from kinetic_orchestration.plan.planner import make_plan, zones_named
+from kinetic_orchestration.plan.records import IDENTITY, fields_of, spec_of
+from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan, Staged
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.reaper import reap_now_and_then
-from kinetic_orchestration.records import IDENTITY, fields_of, spec_of
-from kinetic_orchestration.regions import Location
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, check_options
 from kinetic_orchestration.staging import stage, staging_folder
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Glimpse, JobStatus, Outcome, Plan, Staged
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0

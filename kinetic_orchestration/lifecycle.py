@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from kinetic_orchestration.agent import rules, wire
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,

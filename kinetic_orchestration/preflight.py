@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import emulation, home, keras_kinetic, settings, trust
+from kinetic_orchestration import trust
 from kinetic_orchestration.errors import KineticError, NotEmulated
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, JobSpec, Options
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration import home, settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare import keras_kinetic
+from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
 
 OK = "ok"
 WARNING = "warning"
@@ -177,7 +180,7 @@ def _store(here: Settings) -> Check:
 
 
 def _backend(here: Settings) -> Check:
-    from kinetic_orchestration.plan import LATER
+    from kinetic_orchestration.plan.planner import LATER
     from kinetic_orchestration.platforms.registry import open_backend
 
     try:

@@ -16,13 +16,14 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, regions, troubles
+from kinetic_orchestration import credentials, troubles
 from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
 from kinetic_orchestration.google_rest import Answer, Google, google
 from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores.gcs_requests import impatient
 from kinetic_orchestration.troubles import Asked
 

@@ -22,17 +22,17 @@ from kinetic_orchestration import act, attempts, lifecycle, roll, trust
 from kinetic_orchestration.agent import environment, names, tree, wire
 from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.agent.verified import Verified
-from kinetic_orchestration.cost import price
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
-from kinetic_orchestration.identity import job_of
-from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.plan.configuration.settings import Settings, duration
+from kinetic_orchestration.plan.hardware.cost import price
+from kinetic_orchestration.plan.identity import job_of
+from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
+from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
+from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.records import IDENTITY, SPEC, plan_of, spec_of, texts
-from kinetic_orchestration.records import REAPED as REAPED_RECORD
-from kinetic_orchestration.settings import Settings, duration
-from kinetic_orchestration.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 
 EVERY = 600.0
 CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process

@@ -23,7 +23,7 @@ from kinetic_orchestration.errors import (
     Unreachable,
 )
 from kinetic_orchestration.packaging.payload import load_value, revive
-from kinetic_orchestration.values import JobStatus, Outcome
+from kinetic_orchestration.plan.values import JobStatus, Outcome
 
 
 def collect(job: Job, outcome: Outcome) -> Any:

@@ -20,8 +20,8 @@ from kinetic_orchestration import credentials, troubles
 from kinetic_orchestration.agent import schema
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
 from kinetic_orchestration.google_rest import Answer, google
-from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.troubles import Asked
 
 SERVICE = "secretmanager"

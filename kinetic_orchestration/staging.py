@@ -19,8 +19,8 @@ from kinetic_orchestration.packaging.payload import PackedCall
 from kinetic_orchestration.packaging.requirements import Environment
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.parallel import REQUESTS, at_once
+from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.values import Staged
 
 
 def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:

@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.errors import Corrupt, UsageError
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.records import SIGNATURE
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.records import SIGNATURE
-from kinetic_orchestration.settings import Settings
 
 CERTIFICATES = "https://www.googleapis.com/oauth2/v1/certs"
 ISSUERS = ("https://accounts.google.com", "accounts.google.com")

@@ -146,7 +146,7 @@ def accelerators() -> list[str]:
 
 def rendered() -> str:
     """The table of docs/keras-kinetic.md, from the one in the code."""
-    from kinetic_orchestration.keras_kinetic import ABSENT, GROUPS
+    from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, GROUPS
 
     told = kept()
     about = (

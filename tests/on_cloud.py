@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from kinetic_orchestration import settings
 from kinetic_orchestration.agent import digest
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.registry import open_backend, open_store
-from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Intent, Plan, Staged
 
 STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
 

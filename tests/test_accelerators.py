@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from kinetic_orchestration import accelerators
-from kinetic_orchestration.accelerators import Slice, catalogue, from_accelerator_type, parse, zones
 from kinetic_orchestration.errors import UnknownAccelerator
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, from_accelerator_type, parse, zones
 
 # What Keras Kinetic's own table says, typed from reading it: chips → (topology, hosts).
 KINETIC_TPUS = {
@@ -301,6 +301,6 @@ def test_where_links_wrap_around() -> None:
 
 
 def test_the_table_needs_nothing_but_the_standard_library() -> None:
-    code = "import sys; before = {*sys.modules}; import kinetic_orchestration.accelerators; print(*{*sys.modules} - before)"
+    code = "import sys; before = {*sys.modules}; import kinetic_orchestration.plan.hardware.accelerators; print(*{*sys.modules} - before)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {name.partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "kinetic_orchestration"}

@@ -243,7 +243,7 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
     name = "new"
     store = home / "store" / "local"
     step = kinetic.run(accelerator="cpu", key=name)(nothing)
-    from kinetic_orchestration.identity import job_id, of
+    from kinetic_orchestration.plan.identity import job_id, of
     from kinetic_orchestration.platforms.registry import open_store
 
     job = job_id(of("local", name), 1)

@@ -27,7 +27,7 @@ from kinetic_orchestration.errors import (
     NotPicklable,
     UsageError,
 )
-from kinetic_orchestration.identity import job_id
+from kinetic_orchestration.plan.identity import job_id
 from kinetic_orchestration.platforms.registry import open_store
 
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -9,7 +9,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act
 from kinetic_orchestration.errors import JobCancelled
-from kinetic_orchestration.values import JobStatus
+from kinetic_orchestration.plan.values import JobStatus
 
 
 @pytest.mark.parametrize("anew", [True, False], ids=["only this run is unwanted", "the job is unwanted"])

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import values
 from kinetic_orchestration.errors import JobError, JobFailed
+from kinetic_orchestration.plan import values
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

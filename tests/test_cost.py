@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, bill, errors, goodput, lifecycle, settings
-from kinetic_orchestration.accelerators import catalogue, parse
+from kinetic_orchestration import act, bill, errors, goodput, lifecycle
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.cost import (
+from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.hardware.accelerators import catalogue, parse
+from kinetic_orchestration.plan.hardware.cost import (
     PRICES,
     PRICES_DATE,
     Total,
@@ -32,13 +35,11 @@ from kinetic_orchestration.cost import (
     together,
     went_to,
 )
-from kinetic_orchestration.follow import Follower
-from kinetic_orchestration.plan import describe, make_plan
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.planner import describe, make_plan
+from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import PRESENT, Change, Event, Limits, Plan, Retry
 
 
 @pytest.mark.parametrize(

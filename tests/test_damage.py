@@ -17,10 +17,10 @@ from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, JobFailed, KineticError, StoreError
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.reaper import reap
-from kinetic_orchestration.settings import load
-from kinetic_orchestration.spec import JobSpec, Options
-from kinetic_orchestration.values import Freed
 from tests import bucket
 
 pytestmark = pytest.mark.usefixtures("home")

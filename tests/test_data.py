@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import DataNotFound, UsageError
+from kinetic_orchestration.plan.declare.data import Data
 
 
 def test_a_folder_and_a_file_have_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from kinetic_orchestration import decay, launch
 from kinetic_orchestration.agent import digest, names, stamps
 from kinetic_orchestration.agent.verified import Verified
 from kinetic_orchestration.cli import codes, main
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.settings import load
-from kinetic_orchestration.spec import JobSpec, Options
 from tests import bucket
 
 

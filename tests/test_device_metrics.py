@@ -21,7 +21,7 @@ from kinetic_orchestration.agent.files import _Lock
 from kinetic_orchestration.agent.recorder import Recorder
 from kinetic_orchestration.agent.records import open_records
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.values import Devices, Event, Metrics, Progress
+from kinetic_orchestration.plan.values import Devices, Event, Metrics, Progress
 
 SVG = "{http://www.w3.org/2000/svg}"
 

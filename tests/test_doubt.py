@@ -20,12 +20,12 @@ from kinetic_orchestration.backends.tpu_request import JOB, MARK, mark
 from kinetic_orchestration.backends.tpu_vm import MOST_UNLISTED
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, step_all
-from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach, reopened
+from kinetic_orchestration.plan.identity import of
+from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Freed, Intent, JobStatus
 from tests.on_cloud import STAGED, Place, enter_deployment
 
 ZONES = ("us-east5-a", "us-east5-b")

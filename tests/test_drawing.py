@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.accelerators import Slice, catalogue, parse
 from kinetic_orchestration.drawing import draw
+from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, parse
 
 V5E_8 = """\
 v5e-8: 8 chips (2x4), 1 host × 8 chips, Cloud TPU v5litepod-8

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch, settings, trust
+from kinetic_orchestration import act, launch, trust
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
 from kinetic_orchestration.follow import Follower, follow
-from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
+from kinetic_orchestration.plan.identity import of
+from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatus, Observation
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.spec import JobSpec, Limits, Options
 from kinetic_orchestration.testing.signing import Signer
-from kinetic_orchestration.values import PRESENT, Cursor, Glimpse, JobStatus, Observation
 from tests import bucket
 from tests.test_trust import GOOD, admitted
 

@@ -12,7 +12,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.follow import SLOW_STEP, Follower, Hands, afollow
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.values import Event, JobStatus, Output
+from kinetic_orchestration.plan.values import Event, JobStatus, Output
 from kinetic_orchestration.watch import watcher_of
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.backends.tpu_client import Tpus, status_of
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.troubles import (
     ADOPT,
     AGAIN,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import home as homes
 from kinetic_orchestration import preflight
 from kinetic_orchestration.agent import ownership
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.settings import load
+from kinetic_orchestration.plan.configuration import home as homes
+from kinetic_orchestration.plan.configuration.settings import load
 
 OTHER = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's folders")
@@ -165,7 +165,7 @@ def test_a_way_of_another_user_is_refused(top: Path, link: bool) -> None:
 AS_ANOTHER = """
 import grp, os, pwd, sys
 import platformdirs.unix
-from kinetic_orchestration.settings import load
+from kinetic_orchestration.plan.configuration.settings import load
 os.setgid({gid}), os.setgroups([{gid}]), os.setuid({uid})
 os.environ.clear()
 os.environ.update(KINETIC_PROFILE_FILE="/none", TMPDIR=sys.argv[2], XDG_DATA_HOME=sys.argv[1])

@@ -15,16 +15,19 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import accelerators, keras_kinetic, preflight, settings
+from kinetic_orchestration import preflight
 from kinetic_orchestration.agent import orders
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.keras_kinetic import ABSENT, OTHER, SAME, row_of, table
 from kinetic_orchestration.packaging import ignore
 from kinetic_orchestration.packaging.beside import unread
-from kinetic_orchestration.plan import make_plan
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare import keras_kinetic
+from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, OTHER, SAME, row_of, table
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.planner import make_plan
 from tests import keras_kinetic_surface as surface
 
 VERBS = next(action for action in make_parser()._actions if action.dest == "command").choices
@@ -175,7 +178,7 @@ SET = {row.name for row in table().values() if row.name.startswith("KINETIC_") a
 
 @pytest.mark.parametrize("name", sorted({*SET, *keras_kinetic.WITHOUT_EFFECT}))
 def test_a_setting_without_effect_is_named(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.notices._said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.text.notices._said", set())
     environ = {"KINETIC_HOME": str(home), name: "x"}
     here = settings.load(environ)
     with pytest.warns(UserWarning, match=f"^{name} is set, and has no effect here: .+"):

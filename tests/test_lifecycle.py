@@ -21,7 +21,7 @@ from kinetic_orchestration.lifecycle import (
     classify,
     settled,
 )
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,

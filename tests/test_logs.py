@@ -19,7 +19,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower, Printer, follow
-from kinetic_orchestration.values import Event, Metrics, Output, Progress
+from kinetic_orchestration.plan.values import Event, Metrics, Output, Progress
 from tests.agent.by_hand import intended
 from tests.faults.helpers import events, load_jobs, start_broken, wait_until
 from tests.pty_ends import read_out

@@ -18,7 +18,7 @@ from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.backends.tpu_client import Tpus, status_of
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.google_rest import google
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.training import agreement
 from kinetic_orchestration.training.shelf import Shelf
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import notices, plan
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm, check_options
-from kinetic_orchestration.values import Limits, Plan, Retry
+from kinetic_orchestration.plan import planner
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, check_options
+from kinetic_orchestration.plan.text import notices
+from kinetic_orchestration.plan.values import Limits, Plan, Retry
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = Settings(home=Path("/home"), store="/home/store", deployment="local", backend="local")
@@ -52,13 +53,13 @@ SPECS = {
 
 def document(planned: Plan) -> str:
     fields = json.dumps(planned.to_json(), indent=1, sort_keys=True, ensure_ascii=False)
-    return f"{plan.describe(planned)}\n\n{fields}\n"
+    return f"{planner.describe(planned)}\n\n{fields}\n"
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_dry_run_is_as_it_was(name: str) -> None:
     """To change it on purpose, run with UPDATE_GOLDEN=1 and read the difference."""
-    text = document(plan.make_plan(SPECS[name], SETTINGS, ENVIRON))
+    text = document(planner.make_plan(SPECS[name], SETTINGS, ENVIRON))
     path = GOLDEN / f"plan-{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
@@ -67,19 +68,21 @@ def test_the_dry_run_is_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_plan_comes_back_from_its_json(name: str) -> None:
-    planned = plan.make_plan(SPECS[name], SETTINGS, ENVIRON)
+    planned = planner.make_plan(SPECS[name], SETTINGS, ENVIRON)
     assert Plan.from_json(json.loads(json.dumps(planned.to_json()))) == planned
     assert Plan.from_json({**planned.to_json(), "of a later version": 1}) == planned
 
 
 def test_planning_is_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert document(plan.make_plan(SPECS["slice"], SETTINGS)) == document(plan.make_plan(SPECS["slice"], SETTINGS))
+    assert document(planner.make_plan(SPECS["slice"], SETTINGS)) == document(
+        planner.make_plan(SPECS["slice"], SETTINGS)
+    )
     assert list(tmp_path.iterdir()) == [] and not SETTINGS.home.joinpath("store").exists()
 
 
 def test_no_secret_is_in_a_plan() -> None:
-    planned = plan.make_plan(SPECS["everything"], SETTINGS, ENVIRON)
+    planned = planner.make_plan(SPECS["everything"], SETTINGS, ENVIRON)
     assert planned.secrets == ("HF_TOKEN", "WANDB_API_KEY") and "secret" not in json.dumps(planned.env)
 
 
@@ -96,12 +99,12 @@ def test_no_secret_is_in_a_plan() -> None:
 )
 @pytest.mark.filterwarnings("ignore:capture_env_vars names")
 def test_which_variables_are_captured(patterns: list[str], names: set[str]) -> None:
-    open_, hidden = plan.capture(patterns, ENVIRON)
+    open_, hidden = planner.capture(patterns, ENVIRON)
     assert {*open_, *hidden} == names
 
 
 def test_no_credential_goes_to_another_machine_by_a_wildcard(recwarn: pytest.WarningsRecorder) -> None:
-    assert plan.capture(["HF_*", "WANDB_API_KEY"], ENVIRON, remote=True) == (
+    assert planner.capture(["HF_*", "WANDB_API_KEY"], ENVIRON, remote=True) == (
         {"HF_HOME": "/models"}, ("WANDB_API_KEY",)
     )  # fmt: skip
     assert [str(warning.message).partition(":")[0] for warning in recwarn] == ["HF_TOKEN"]
@@ -118,12 +121,12 @@ LEAKING = {
 
 def test_no_secret_is_captured_in_the_open_whatever_its_name(recwarn: pytest.WarningsRecorder) -> None:
     environ = {**LEAKING, "GIT_SHA": "0123456789abcdef0123456789abcdef01234567", "TOKENIZERS_PARALLELISM": "false"}
-    open_, hidden = plan.capture(["*"], environ)
+    open_, hidden = planner.capture(["*"], environ)
     assert set(open_) == {"GIT_SHA", "TOKENIZERS_PARALLELISM"} and set(hidden) == set(LEAKING)
     assert not recwarn
-    assert plan.capture(["*"], environ, remote=True) == (open_, ())
+    assert planner.capture(["*"], environ, remote=True) == (open_, ())
     assert all(name in str(recwarn[0].message) for name in LEAKING)
-    assert plan.capture(["DB_URL"], environ, remote=True) == ({}, ("DB_URL",))  # by Secret Manager
+    assert planner.capture(["DB_URL"], environ, remote=True) == ({}, ("DB_URL",))  # by Secret Manager
 
 
 @pytest.fixture
@@ -143,7 +146,7 @@ def test_kinetics_options_that_mean_nothing_here_are_warned_about_once(
     option: str, value: Any, recwarn: pytest.WarningsRecorder
 ) -> None:
     for _ in range(3):
-        planned = plan.make_plan(JobSpec("f", Options(accelerator="cpu", **{option: value})), SETTINGS)
+        planned = planner.make_plan(JobSpec("f", Options(accelerator="cpu", **{option: value})), SETTINGS)
         assert planned.backend == "local"
     assert len(recwarn) == 1 and option in str(recwarn[0].message)
     assert recwarn[0].filename == __file__
@@ -154,7 +157,7 @@ def test_all_that_local_does_not_use_is_named_in_one_warning(recwarn: pytest.War
     cloud = TpuVm(network="lan", tags=["a"], labels={"team": "ml"})
     asked = Options(accelerator="cpu", backend="local", project="p", zone="us-east5-a", spot=True, cloud=cloud)
     for _ in range(3):
-        plan.make_plan(JobSpec("f", asked), SETTINGS)
+        planner.make_plan(JobSpec("f", asked), SETTINGS)
     assert [str(warning.message) for warning in recwarn] == [
         "project=, zone=, spot=, cloud=TpuVm(network=…, tags=…) have no meaning on the local backend and are ignored there"
     ]
@@ -167,7 +170,7 @@ def test_what_looks_like_a_secret_in_env_and_in_a_command_is_said_once(recwarn: 
         "python", Options(accelerator="cpu"), argv=("python", "x.py", "--db", address), env={"DB": address, "RATE": "1"}
     )
     for _ in range(2):
-        plan.make_plan(spec, SETTINGS)
+        planner.make_plan(spec, SETTINGS)
     told = [str(warning.message) for warning in recwarn]
     assert len(told) == 1 and "env=DB, part 4 of the command looks like a secret" in told[0] and "secrets=" in told[0]
     assert "hunter2" not in told[0]
@@ -176,20 +179,20 @@ def test_what_looks_like_a_secret_in_env_and_in_a_command_is_said_once(recwarn: 
 @pytest.mark.usefixtures("said_nothing_yet")
 def test_a_captured_name_that_is_not_set_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="names NOT_SET, not set here"):
-        plan.capture(["NOT_SET"], ENVIRON)
+        planner.capture(["NOT_SET"], ENVIRON)
 
 
 def test_an_output_folder_is_a_whole_path_and_an_address_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert plan.absolute("out") == str(tmp_path / "out")
-    assert plan.absolute("gs://b/out") == "gs://b/out" and plan.absolute("") == ""
+    assert planner.absolute("out") == str(tmp_path / "out")
+    assert planner.absolute("gs://b/out") == "gs://b/out" and planner.absolute("") == ""
 
 
 def test_backends_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="needs a store that its hosts can reach"):
-        plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
+        planner.make_plan(JobSpec("f", Options(accelerator="v5e-8", backend="tpu-vm")), SETTINGS)
     with pytest.raises(UsageError, match="there is no backend 'x'"):
-        plan.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
+        planner.make_plan(JobSpec("f", Options(accelerator="cpu", backend="x")), SETTINGS)
 
 
 CLOUD = replace(SETTINGS, store="gs://bucket/kinetic", project="p", backend="tpu-vm")
@@ -200,7 +203,7 @@ CLOUD = replace(SETTINGS, store="gs://bucket/kinetic", project="p", backend="tpu
 @pytest.mark.parametrize("word", ["bundled", "prebuilt", "", None])
 def test_keras_kinetics_words_for_the_images_that_it_builds_name_no_image(settings: Settings, word: str | None) -> None:
     """And nothing of them is ignored, about which one would have to be warned."""
-    planned = plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=word)), settings)
+    planned = planner.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=word)), settings)
     assert planned.image == ""
 
 
@@ -212,7 +215,7 @@ def test_keras_kinetics_words_for_the_images_that_it_builds_name_no_image(settin
     ],
 )  # fmt: skip
 def test_an_image_is_named_as_docker_names_it(image: str) -> None:
-    planned = plan.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=image)), CLOUD)
+    planned = planner.make_plan(JobSpec("f", Options(accelerator="v5e-8", container_image=image)), CLOUD)
     assert planned.image == image
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kinetic_orchestration import preflight
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.settings import SETTINGS
+from kinetic_orchestration.plan.configuration.settings import SETTINGS
 
 
 def examine(**environ: str) -> preflight.Report:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import preflight, preflight_cloud, settings
+from kinetic_orchestration import preflight, preflight_cloud
 from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.preflight_cloud import FAILED, OK, WARNING, Finding
-from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.testing import Emulator, Refusal
 
 ACCOUNT = "trainer@emulated.iam.gserviceaccount.com"
@@ -149,7 +150,7 @@ def test_without_credentials_the_login_command_is_named(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "from kinetic_orchestration import preflight_cloud, settings\n"
+        "from kinetic_orchestration import preflight_cloud; from kinetic_orchestration.plan.configuration import settings\n"
         "for finding in preflight_cloud.examine(settings.load()): print(*finding)\n"
     )
     environ = {

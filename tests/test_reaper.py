@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, errors, notices, reaper, settings
+from kinetic_orchestration import act, errors, reaper
 from kinetic_orchestration.agent import digest, names, processes, wire
 from kinetic_orchestration.backends import tpu_client
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration import act, records
+from kinetic_orchestration import act
 from kinetic_orchestration.agent import frames, names, processes, schema, wire
 from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, CloudRecords
 from kinetic_orchestration.agent.files import FileRecords
@@ -23,13 +23,14 @@ from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.plan import make_plan
-from kinetic_orchestration.settings import load
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan import records
+from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.trust import Trust
-from kinetic_orchestration.values import Event, Output, Plan, Staged
 from tests import bucket
 from tests.exchanges.recorder import Recorder
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import bucket_location, cli, launch, preflight_cloud, regions, settings
-from kinetic_orchestration.accelerators import parse, zones
+from kinetic_orchestration import bucket_location, cli, launch, preflight_cloud
 from kinetic_orchestration.errors import BackendError, NoPlace
-from kinetic_orchestration.regions import Location
-from kinetic_orchestration.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
+from kinetic_orchestration.plan.hardware import regions
+from kinetic_orchestration.plan.hardware.accelerators import parse, zones
+from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.testing import Emulator
 
 V6E = zones(parse("v6e-8"))

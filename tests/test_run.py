@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, values
+from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import (
     JobCancelled,
@@ -38,7 +38,8 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
-from kinetic_orchestration.plan import DEBUG_PORT
+from kinetic_orchestration.plan import values
+from kinetic_orchestration.plan.planner import DEBUG_PORT
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import credentials, secret_manager, settings
+from kinetic_orchestration import credentials, secret_manager
 from kinetic_orchestration.errors import BackendError, KineticError, UsageError
 from kinetic_orchestration.google_rest import google
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.testing import Emulator
 
 MARK = "c1fa96"[::-1]  # of values, in no file that travels with a job

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.settings import SETTINGS, load, seconds
+from kinetic_orchestration.plan.configuration.settings import SETTINGS, load, seconds
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_home_that_cannot_be_written_is_replaced_by_a_temporary_folder_said_al
     program = (
         "import kinetic_orchestration as kinetic\n"
         "print(kinetic.run(accelerator='cpu')(lambda: 42)())\n"
-        "from kinetic_orchestration.settings import load\n"
+        "from kinetic_orchestration.plan.configuration.settings import load\n"
         "print(load().home)\n"
     )
     environ = {"PATH": "/usr/bin:/bin", "XDG_DATA_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}

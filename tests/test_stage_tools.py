@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import settings
-from kinetic_orchestration.accelerators import parse
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging import interpreters, tools
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.platforms.registry import open_store
 from tests.interpreters import OLDEST, interpreter
 from tests.packaging.wheels import offline, wheel

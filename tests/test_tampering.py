@@ -20,13 +20,13 @@ from kinetic_orchestration.agent.environment import BuildFailed
 from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, KineticError, ResultNotTrusted, StoreError
 from kinetic_orchestration.follow import Follower, follow
-from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, all_jobs, attach
 from kinetic_orchestration.packaging import tree as trees
-from kinetic_orchestration.records import Within, intent_of
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.identity import of
+from kinetic_orchestration.plan.records import Within, intent_of
+from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.values import Change, Event, Metrics, Output
 from tests import bucket
 from tests.agent.on_vms import Attempt, Site
 

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, launch, lifecycle, preflight, settings, trust
+from kinetic_orchestration import act, launch, lifecycle, preflight, trust
 from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
 from kinetic_orchestration.follow import Follower, follow
-from kinetic_orchestration.identity import of
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.identity import of
+from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.platforms import registry
-from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.testing.signing import ISSUER, Signer
-from kinetic_orchestration.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.watch import look
 
 from . import bucket

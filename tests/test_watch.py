@@ -15,12 +15,12 @@ from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.backends import pace
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
-from kinetic_orchestration.records import intent_of
+from kinetic_orchestration.plan.records import intent_of
+from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.stores.local import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of
 from tests.on_cloud import Place, enter_deployment
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, o
 from airflow_kinetic import internals
 from airflow_kinetic.arguments import is_final
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
-from kinetic_orchestration import accelerators
-from kinetic_orchestration.data import Data
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import TpuVm
+from kinetic_orchestration.plan.hardware import accelerators
 
 try:
     from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory

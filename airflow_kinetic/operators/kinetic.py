@@ -42,15 +42,13 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.place import DEFAULT_CONNECTION, Place
 from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
-from kinetic_orchestration import emulation
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
-from kinetic_orchestration.identity import Identity
-from kinetic_orchestration.identity import job_id as job_id_of
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import (
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import (
     DEFAULT_ACCELERATOR,
     LOCAL,
     JobSpec,
@@ -61,7 +59,9 @@ from kinetic_orchestration.spec import (
     name_of,
     refuse_gone,
 )
-from kinetic_orchestration.values import JobStatus, Outcome
+from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.identity import job_id as job_id_of
+from kinetic_orchestration.plan.values import JobStatus, Outcome
 
 if TYPE_CHECKING:
     import jinja2
@@ -607,8 +607,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _show_curves(self, job: Job) -> str:
         """Where the picture is of what it reported and of what its devices did; "" if there is none."""
-        from kinetic_orchestration.cost import times, went_to
         from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.plan.hardware.cost import times, went_to
 
         handle: JobHandle[Any] = JobHandle(job)
         try:
@@ -667,7 +667,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """Write what was said since the trigger read the log last, and what the program says to its end."""
         from airflow_kinetic.task_log import TaskLog
         from kinetic_orchestration.follow import Follower, follow
-        from kinetic_orchestration.values import Cursor
+        from kinetic_orchestration.plan.values import Cursor
 
         if cursor is None:  # of an older trigger
             return

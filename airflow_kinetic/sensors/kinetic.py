@@ -127,7 +127,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
 
     def _defer(self, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
-        from kinetic_orchestration.values import Cursor
+        from kinetic_orchestration.plan.values import Cursor
 
         limit = None if self.execution_timeout is None else self.execution_timeout.total_seconds()
         trigger = KineticJobTrigger(

@@ -25,7 +25,7 @@ from airflow_kinetic.task_log import TaskLog
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
-from kinetic_orchestration.values import Cursor, Outcome
+from kinetic_orchestration.plan.values import Cursor, Outcome
 
 try:
     from airflow.triggers.base import BaseTrigger, TriggerEvent

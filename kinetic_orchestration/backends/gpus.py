@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 if TYPE_CHECKING:
     import ctypes

@@ -23,19 +23,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.guard import remove_tree
 from kinetic_orchestration.agent.start import is_marked_full
 from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
-from kinetic_orchestration.home import private
-from kinetic_orchestration.notices import warn_once
 from kinetic_orchestration.packaging import agent
-from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.configuration.home import private
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
@@ -48,6 +47,7 @@ from kinetic_orchestration.values import (
     Past,
     Plan,
 )
+from kinetic_orchestration.platforms.backend import Submission
 
 TPU = "TPU"  # as a device that one job has
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework

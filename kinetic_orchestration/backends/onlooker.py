@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import Backend, Submission
-from kinetic_orchestration.values import UNKNOWN, Freed, Observation, Past, Plan
 
 
 class Onlooker:

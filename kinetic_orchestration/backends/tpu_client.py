@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration import credentials, tap, troubles
 from kinetic_orchestration.backends import tpu_heard
 from kinetic_orchestration.backends.tpu_states import Node, Queued
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.troubles import Status
 
 PAGE = 1000

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.plan.configuration.settings import duration
+from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.settings import duration
-from kinetic_orchestration.spec import not_on_cloud
-from kinetic_orchestration.values import Intent, Plan, Staged
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value

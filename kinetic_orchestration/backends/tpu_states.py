@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.troubles import Asked, Status
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
@@ -22,6 +21,7 @@ from kinetic_orchestration.values import (
     WOUNDED,
     Observation,
 )
+from kinetic_orchestration.troubles import Asked, Status
 
 REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
 WHOM_TO_ASK = (

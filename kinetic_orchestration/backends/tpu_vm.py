@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kinetic_orchestration import accelerators, secret_manager, troubles
-from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration import secret_manager, troubles
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.backends import tpu_request, tpu_states, zones
 from kinetic_orchestration.backends.tpu_client import Page, Tpus, status_of
 from kinetic_orchestration.backends.tpu_states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.records import reserved_zone
+from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.records import reserved_zone
-from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.troubles import Asked, Status
-from kinetic_orchestration.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import NoPlace
-from kinetic_orchestration.values import Past
+from kinetic_orchestration.plan.values import Past
 
 # How an attempt ends that never had hosts.
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)

@@ -7,16 +7,16 @@ from argparse import Namespace
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration import accelerators as table
 from kinetic_orchestration.agent import copies
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
+from kinetic_orchestration.plan.hardware import accelerators as table
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.cost import Price
     from kinetic_orchestration.decay import Damage, Found
+    from kinetic_orchestration.plan.configuration.settings import Settings
+    from kinetic_orchestration.plan.hardware.cost import Price
     from kinetic_orchestration.preflight import Report
-    from kinetic_orchestration.settings import Settings
 
 
 def doctor(arguments: Namespace) -> int:
@@ -57,8 +57,9 @@ def doctor(arguments: Namespace) -> int:
 
 def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
     """What doctor found, and besides whether every blob still is what was written."""
-    from kinetic_orchestration import decay, preflight, settings
+    from kinetic_orchestration import decay, preflight
     from kinetic_orchestration.errors import KineticError
+    from kinetic_orchestration.plan.configuration import settings
 
     here = settings.load(store=arguments.store, deployment=arguments.deployment)
     try:
@@ -78,7 +79,7 @@ def _jobs(damage: Damage) -> str:
 
 
 def accelerators(arguments: Namespace) -> int:
-    from kinetic_orchestration import settings
+    from kinetic_orchestration.plan.configuration import settings
 
     here = settings.load(store="", deployment="local")  # of no store
     if arguments.name:
@@ -141,7 +142,7 @@ def _gpus(here: Settings) -> list[dict[str, Any]]:
 
 
 def _price(slice_: table.Slice, here: Settings) -> Price | None:
-    from kinetic_orchestration.cost import price
+    from kinetic_orchestration.plan.hardware.cost import price
 
     return price(slice_, overrides=here.prices, listed=here.listed)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic_orchestration import portrait, settings, visible
+from kinetic_orchestration import portrait, visible
 from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
@@ -24,11 +24,22 @@ from kinetic_orchestration.cli.output import (
     show_table,
     working,
 )  # fmt: skip
-from kinetic_orchestration.cost import Estimate, times, went_to
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
-from kinetic_orchestration.values import Attempt, Change, Devices, Event, Metrics, Outcome, Output, Peek, Progress
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
+from kinetic_orchestration.plan.values import (
+    Attempt,
+    Change,
+    Devices,
+    Event,
+    Metrics,
+    Outcome,
+    Output,
+    Peek,
+    Progress,
+)
 
 PAGE = 100  # jobs that --all lists at once, as text
 

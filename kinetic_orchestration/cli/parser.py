@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
     lacking: str = ""  # what to say when its arguments are missing, if argparse's own words help nobody
 
     def error(self, message: str) -> NoReturn:
-        from kinetic_orchestration.keras_kinetic import command_here
+        from kinetic_orchestration.plan.declare.keras_kinetic import command_here
 
         if self.lacking and message.startswith("the following arguments are required"):
             message = self.lacking

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import cost, emulation, launch, regions
+from kinetic_orchestration import launch
 from kinetic_orchestration.agent import copies
 from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.bucket_location import bucket_of, location_of
@@ -26,16 +26,18 @@ from kinetic_orchestration.cli.output import dollars, note, show_fields, show_js
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
-from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.tree import Snapshot
-from kinetic_orchestration.plan import backend_of, describe, make_plan, zones_named
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
+from kinetic_orchestration.plan.hardware import cost, regions
+from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.planner import backend_of, describe, make_plan, zones_named
+from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.text.wording import size
+from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.registry import open_backend
-from kinetic_orchestration.regions import Location
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
-from kinetic_orchestration.values import Plan
-from kinetic_orchestration.wording import size
 
 LARGEST = 3
 

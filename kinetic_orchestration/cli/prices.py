@@ -6,10 +6,11 @@ import sys
 from argparse import Namespace
 from datetime import UTC, datetime
 
-from kinetic_orchestration import price_list, settings
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
-from kinetic_orchestration.price_list import Rate
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.hardware import price_list
+from kinetic_orchestration.plan.hardware.price_list import Rate
 
 
 def prices(arguments: Namespace) -> int:

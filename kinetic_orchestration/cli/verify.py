@@ -14,13 +14,13 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, StoreEr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic_orchestration.settings import Settings
+    from kinetic_orchestration.plan.configuration.settings import Settings
     from kinetic_orchestration.verify.budget import Budget
     from kinetic_orchestration.verify.runner import Report, Wanted
 
 
 def verify(arguments: Namespace) -> int:
-    from kinetic_orchestration import settings
+    from kinetic_orchestration.plan.configuration import settings
     from kinetic_orchestration.verify import report as reports
     from kinetic_orchestration.verify import runner
 

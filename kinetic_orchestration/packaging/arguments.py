@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from kinetic_orchestration.data import Data
-from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.secret_shapes import is_secret_argument
-from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.secret_shapes import is_secret_argument
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.text.notices import warn_once
 
 UNKNOWN: Final = ""
 DEEPEST = 50

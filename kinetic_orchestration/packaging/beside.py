@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinetic_orchestration.packaging.bundle import program_of, source_of
 from kinetic_orchestration.packaging.remote import LOCK
-from kinetic_orchestration.spec import JobSpec
+from kinetic_orchestration.plan.declare.spec import JobSpec
 
 
 def unread(spec: JobSpec) -> Path | None:

@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
-from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging import agent, arguments, imports, requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirement_files import name_of
 from kinetic_orchestration.packaging.resolution import find_python, here
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec
-from kinetic_orchestration.values import Plan
-from kinetic_orchestration.wording import size
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.text.wording import size
+from kinetic_orchestration.plan.values import Plan
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging import remote

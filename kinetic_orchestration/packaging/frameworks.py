@@ -21,9 +21,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported
 from kinetic_orchestration.packaging.resolution import NO_BUILDS, Builds
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 
 class _Row(NamedTuple):

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic_orchestration.secret_shapes import is_key_name
+from kinetic_orchestration.plan.declare.secret_shapes import is_key_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from kinetic_orchestration.agent.stamps import Stamp, stamp_of
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.packaging.walk import Found, shown, unreadable
 from kinetic_orchestration.parallel import side_by_side
-from kinetic_orchestration.secret_shapes import HEAD, is_key_file, is_key_name
+from kinetic_orchestration.plan.declare.secret_shapes import HEAD, is_key_file, is_key_name
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

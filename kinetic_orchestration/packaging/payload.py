@@ -25,7 +25,6 @@ import cloudpickle
 
 from kinetic_orchestration import visible
 from kinetic_orchestration.agent import copies, payload, wire
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import (
     Corrupt,
     JobFailed,
@@ -35,6 +34,7 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.packaging.culprit import find_culprit, of_function
+from kinetic_orchestration.plan.declare.data import Data
 
 # Airflow gives DAG files such names, under which nobody can import them.
 AIRFLOW_PREFIX = "unusual_prefix_"

@@ -21,7 +21,6 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
-from kinetic_orchestration.notices import warn
 from kinetic_orchestration.packaging import installed
 from kinetic_orchestration.packaging.first_party import FirstParty, normalized
 from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS
@@ -36,6 +35,7 @@ from kinetic_orchestration.packaging.imports import (
 from kinetic_orchestration.packaging.requirement_files import name_of
 from kinetic_orchestration.packaging.requirements import HEADING, Environment, File, Hosts, Lock, locked_for
 from kinetic_orchestration.packaging.resolution import here
+from kinetic_orchestration.plan.text.notices import warn
 
 LOCK = "kinetic.lock"
 MOST_FOLDERS = 20_000  # that are looked through for a module

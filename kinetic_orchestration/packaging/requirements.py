@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import digest
 from kinetic_orchestration.agent.environment import packages, redact
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
@@ -46,6 +45,7 @@ from kinetic_orchestration.packaging.resolution import (
     recall,
     remember,
 )
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 File = str | os.PathLike[str]
 

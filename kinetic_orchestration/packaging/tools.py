@@ -24,7 +24,7 @@ from kinetic_orchestration.packaging import interpreters, package_sources
 from kinetic_orchestration.packaging.requirements import Hosts, Lock, lock, sha256_of
 from kinetic_orchestration.packaging.resolution import call, find_uv
 from kinetic_orchestration.packaging.reuse import still_there
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 
 if TYPE_CHECKING:
     from kinetic_orchestration.platforms.store import Store

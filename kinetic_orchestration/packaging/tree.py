@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.agent import names, stamps, tree
 from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.notices import tell_once, warn_once
 from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, measure, shown
 from kinetic_orchestration.parallel import at_once, side_by_side
-from kinetic_orchestration.records import PROJECT
+from kinetic_orchestration.plan.records import PROJECT
+from kinetic_orchestration.plan.text.notices import tell_once, warn_once
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.packs import Content, PackFile

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kinetic_orchestration.accelerators import Slice
-from kinetic_orchestration.values import Freed, Intent, Observation, Past, Plan, Staged
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.values import Freed, Intent, Observation, Past, Plan, Staged
 
 
 @dataclass(frozen=True)

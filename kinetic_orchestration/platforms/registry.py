@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.settings import Settings
 
 
 def open_backend(name: str, settings: Settings) -> Backend:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
-from kinetic_orchestration import accelerators
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing import refusals, resources
 from kinetic_orchestration.testing.deviations import Deviation
 from kinetic_orchestration.testing.faults import CLIENT, At, Caller, Faults

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import accelerators
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UnknownAccelerator
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.refusals import Refusal

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kinetic_orchestration import accelerators, cost
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.hardware import accelerators, cost
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 FOUR = 4
 

@@ -26,14 +26,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import accelerators, regions, settings, tap
-from kinetic_orchestration.accelerators import Slice
+from kinetic_orchestration import tap
 from kinetic_orchestration.backends import pace, tpu_request
 from kinetic_orchestration.bucket_location import location_of
 from kinetic_orchestration.errors import KineticError, UsageError
-from kinetic_orchestration.notices import warn
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import accelerators, regions
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.text.notices import warn
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.settings import Settings
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.verify import budget, comparison
 from kinetic_orchestration.verify.budget import Budget, Planned

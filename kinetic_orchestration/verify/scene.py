@@ -18,11 +18,11 @@ from kinetic_orchestration.backends.tpu_client import Tpus, client
 from kinetic_orchestration.decorator import run
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.limits import Limits
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.limits import Limits
+from kinetic_orchestration.plan.declare.spec import TpuVm
+from kinetic_orchestration.plan.values import JobStatus, Output
 from kinetic_orchestration.stores.gcs import GcsStore
-from kinetic_orchestration.values import JobStatus, Output
 from kinetic_orchestration.verify.budget import Planned
 from kinetic_orchestration.verify.recording import Recorder, Slice
 

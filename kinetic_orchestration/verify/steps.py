@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from kinetic_orchestration import preflight, reaper
 from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.registry import open_backend
-from kinetic_orchestration.values import JobStatus
 from kinetic_orchestration.verify.budget import Wish
 from kinetic_orchestration.verify.scene import Ended, Scene
 

@@ -23,13 +23,13 @@ import pytest
 from kinetic_orchestration.agent import digest, frames, names, wire
 from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.backends.tpu_request import startup_script
-from kinetic_orchestration.identity import of
 from kinetic_orchestration.launch import admit, settings_for
 from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.bundle import package
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.identity import of
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.staging import stage
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.storage import StorageServer

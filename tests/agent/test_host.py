@@ -23,7 +23,7 @@ from kinetic_orchestration.agent import names, processes, rules, wire
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.follow import Follower
-from kinetic_orchestration.values import Change, Event, Output
+from kinetic_orchestration.plan.values import Change, Event, Output
 from tests.agent.by_hand import intended
 from tests.faults.helpers import (
     events,

@@ -10,7 +10,7 @@ import pytest
 import uv
 
 from kinetic_orchestration.agent import digest, names, wire
-from kinetic_orchestration.data import Data
+from kinetic_orchestration.plan.declare.data import Data
 from tests.agent.on_vms import Attempt, Site, wait_until
 from tests.faults.helpers import load_jobs
 from tests.packaging.wheels import sha256, wheel

@@ -17,8 +17,8 @@ import pytest
 
 from kinetic_orchestration.agent import boot, digest, frames, lookout, names, vm, wire
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Attempt, Site, constants, wait_until
 from tests.faults.helpers import load_jobs

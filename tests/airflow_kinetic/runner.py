@@ -175,7 +175,7 @@ def trigger_of(job: Any, **fields: Any) -> Any:
     """As it comes out of the database."""
     from airflow_kinetic.place import Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
-    from kinetic_orchestration.values import Cursor
+    from kinetic_orchestration.plan.values import Cursor
 
     plan = job._job.plan()
     place = Place(plan.store, plan.deployment, plan.backend)._asdict()
@@ -1102,7 +1102,7 @@ def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
 def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
     """The image of the plan that a task with each of them leads to."""
     from kinetic_orchestration.launch import settings_for
-    from kinetic_orchestration.plan import make_plan
+    from kinetic_orchestration.plan.planner import make_plan
 
     given = {"op_args": ["no marker"], "accelerator": accelerator}
     specs = [task_of(says_and_waits, container_image=word, **given)._spec({}) for word in words]

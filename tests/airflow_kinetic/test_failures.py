@@ -8,7 +8,7 @@ import pytest
 
 from airflow_kinetic import failures
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.values import JobStatus, Outcome
+from kinetic_orchestration.plan.values import JobStatus, Outcome
 
 
 def raised(kind: str) -> BaseException:

@@ -11,7 +11,7 @@ import structlog.testing
 
 from airflow_kinetic.task_log import Budget, TaskLog
 from kinetic_orchestration.agent import frames
-from kinetic_orchestration.values import Change, Event, Metrics, Output, Progress
+from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
 TIME = 1_790_000_000.25
 

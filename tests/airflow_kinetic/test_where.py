@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.accelerators import parse
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.spec import not_on_cloud
+from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.hardware.accelerators import parse
 
 from .conftest import Airflow
 

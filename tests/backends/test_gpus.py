@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import accelerators, cli, preflight
+from kinetic_orchestration import cli, preflight
 from kinetic_orchestration.agent import processes
 from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.values import Change, Event
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.values import Change, Event
 
 from . import gpu_tools
 from .gpu_tools import L4, UUID
@@ -339,7 +340,7 @@ def test_other_numbers_of_processes_are_refused_where_they_are_written(options: 
 
 def test_a_job_on_the_cpu_says_that_it_hides_the_gpus(home: Path, tools: Callable[..., None]) -> None:
     tools(nvidia_smi=gpu_tools.nvidia(L4, L4))
-    from kinetic_orchestration import notices
+    from kinetic_orchestration.plan.text import notices
 
     notices._said.clear()
     with pytest.warns(

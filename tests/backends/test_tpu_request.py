@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import accelerators
 from kinetic_orchestration.backends import tpu_request
 from kinetic_orchestration.errors import Unsupported, UsageError
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.values import Intent, Limits, Plan, Retry, Staged
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)

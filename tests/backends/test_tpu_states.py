@@ -10,8 +10,7 @@ import pytest
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.backends import tpu_states as states
 from kinetic_orchestration.backends.tpu_states import MISSING, Node, Queued, observation
-from kinetic_orchestration.troubles import Asked, Status
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
@@ -21,6 +20,7 @@ from kinetic_orchestration.values import (
     WOUNDED,
     Observation,
 )  # fmt: skip
+from kinetic_orchestration.troubles import Asked, Status
 
 ASKED = Asked("ours", "us-east5-a")
 NEVER_HEARD_OF = 77

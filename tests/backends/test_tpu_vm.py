@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 import pytest
 from google.api_core.exceptions import InvalidArgument
 
-from kinetic_orchestration import accelerators, settings, troubles
+from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
 from kinetic_orchestration.backends.tpu_states import WHOM_TO_ASK
 from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
-from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.registry import open_backend
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.testing import Emulator, Refusal
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
@@ -40,6 +39,9 @@ from kinetic_orchestration.values import (
     Retry,
     Staged,
 )
+from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.testing import Emulator, Refusal
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
 SPEC = "5" * 64

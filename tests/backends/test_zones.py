@@ -11,8 +11,8 @@ from kinetic_orchestration.agent import wire
 from kinetic_orchestration.backends import zones
 from kinetic_orchestration.backends.zones import Place
 from kinetic_orchestration.errors import NoPlace
+from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.troubles import Asked, Status
-from kinetic_orchestration.values import Past
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
 NO_CAPACITY = Status(8, "There is no more capacity in the zone; you can try in another zone")

@@ -308,7 +308,7 @@ def _trigger(job_id: str, spec: str = "") -> Any:
     """As a triggerer makes it of what the database has."""
     from airflow_kinetic.place import DEFAULT_CONNECTION, Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
-    from kinetic_orchestration.values import Cursor
+    from kinetic_orchestration.plan.values import Cursor
 
     place, cursor = Place.here(DEFAULT_CONNECTION, None)._asdict(), Cursor()._replace(spec=spec).to_json()
     made = KineticJobTrigger(job_id=job_id, place=place, cursor=cursor, deferred=time.time())

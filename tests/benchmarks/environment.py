@@ -77,13 +77,13 @@ def on_other_machines() -> Iterator[Figure]:
     The first is a machine that has uv and nothing else; the floor is `uv venv` and `uv pip install` from the same
     wheels in a folder, with an empty cache, too. The second is a process on a new machine against one that compiles.
     """
-    from kinetic_orchestration.accelerators import parse
     from kinetic_orchestration.agent import toolbox
     from kinetic_orchestration.packaging import tools
     from kinetic_orchestration.packaging.requirements import Hosts, locked_for
     from kinetic_orchestration.packaging.resolution import find_uv
+    from kinetic_orchestration.plan.configuration.settings import load
+    from kinetic_orchestration.plan.hardware.accelerators import parse
     from kinetic_orchestration.platforms.registry import open_store
-    from kinetic_orchestration.settings import load
     from tests.packaging.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:

@@ -53,8 +53,8 @@ def launch_once() -> Times:
     from noop import noop  # type: ignore[import-not-found]
 
     from kinetic_orchestration.launch import complete, launch
-    from kinetic_orchestration.spec import JobSpec, Options
-    from kinetic_orchestration.values import Output
+    from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.plan.values import Output
 
     first = 0.0
 

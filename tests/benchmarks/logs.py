@@ -120,8 +120,8 @@ def _read_pipe(argv: list[str], sink: Sink) -> None:
 
 def _follow_job(function: Callable[..., None], arguments: tuple[int, ...], sink: Sink) -> None:
     from kinetic_orchestration.launch import complete, launch
-    from kinetic_orchestration.spec import JobSpec, Options
-    from kinetic_orchestration.values import Output
+    from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.plan.values import Output
 
     def emit(event: Any) -> None:
         if isinstance(event, Output):

@@ -56,12 +56,13 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     """Jobs with an attempt that runs, record by record as a submitter and its hosts write them."""
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration import act, identity, launch, roll
+    from kinetic_orchestration import act, launch, roll
     from kinetic_orchestration.agent import names
-    from kinetic_orchestration.plan import make_plan
+    from kinetic_orchestration.plan import identity
+    from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+    from kinetic_orchestration.plan.planner import make_plan
+    from kinetic_orchestration.plan.values import Staged
     from kinetic_orchestration.platforms.registry import open_backend, open_store
-    from kinetic_orchestration.spec import JobSpec, Options
-    from kinetic_orchestration.values import Staged
 
     spec = JobSpec("noop", Options("cpu"), noop)
     here = launch.settings_for(spec)

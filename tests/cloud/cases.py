@@ -10,8 +10,8 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Change, Event, Output
 
 WITHIN = 120.0  # for whatever has to come: the machine may be busy
 FOUR_HOSTS = "v5e-16"

@@ -27,7 +27,6 @@ from kinetic_orchestration import (
     act,
     batch,
     follow,
-    identity,
     job,
     launch,
     preflight_cloud,
@@ -39,8 +38,9 @@ from kinetic_orchestration import (
 )
 from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
 from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401
+from kinetic_orchestration.plan import identity
+from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.stores import gcs, gcs_requests
-from kinetic_orchestration.values import Cursor, Output
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (

@@ -10,9 +10,9 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import portrait
 from kinetic_orchestration.agent import names
+from kinetic_orchestration.plan.values import Devices, Event
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Devices, Event
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobCancelled
+from kinetic_orchestration.plan.values import JobStatus, Output
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import JobStatus, Output
 
 
 def run(function: Any, *arguments: Any, **options: Any) -> Any:

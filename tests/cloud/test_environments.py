@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import settings
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.testing import Emulator
 from tests.packaging.wheels import wheel

@@ -9,8 +9,8 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.backends import tpu_vm, zones
 from kinetic_orchestration.errors import JobError, JobTimedOut
+from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import JobStatus
 from tests.cloud.cases import changes, placements, run, told, vm, wait_running, wait_until
 from tests.cloud.conftest import ZONES
 

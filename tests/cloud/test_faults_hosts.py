@@ -21,8 +21,8 @@ from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Change, Event, JobStatus, Output
 from tests.cloud.cases import (
     FOUR_HOSTS,
     WITHIN,

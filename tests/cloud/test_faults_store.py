@@ -14,8 +14,8 @@ from kinetic_orchestration import follow
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import tpu_client
 from kinetic_orchestration.errors import Denied, Unreachable
+from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Event, JobStatus
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, changes, lines, placements, run, told, wait_running, wait_until
 from tests.cloud.conftest import ZONES
 

@@ -16,8 +16,8 @@ from kinetic_orchestration.agent import names
 from kinetic_orchestration.backends import zones
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.job import all_jobs
+from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import JobStatus
 from tests.cloud.cases import WITHIN, run, wait_running, wait_until
 from tests.cloud.conftest import ZONES
 

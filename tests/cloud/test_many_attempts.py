@@ -16,8 +16,8 @@ from kinetic_orchestration.backends import zones
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.watch import watcher_of
 from tests.cloud.cases import WITHIN, changes, lines, nodes, run, told, wait_running, wait_until
 from tests.cloud.conftest import ZONES

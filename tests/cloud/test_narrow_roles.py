@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import preflight_cloud, settings
+from kinetic_orchestration import preflight_cloud
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.testing import Emulator, model, neighbours
 from tests.cloud.cases import WITHIN, run
 

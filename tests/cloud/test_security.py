@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import secret_manager, settings
+from kinetic_orchestration import secret_manager
 from kinetic_orchestration.agent import distributed, names, wire
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.values import Output
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.values import Output
 from tests.bucket import unsummed
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
 
@@ -155,7 +156,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
 def test_a_credential_that_only_a_wildcard_meant_stays_here_and_a_sentence_says_so(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinetic_orchestration.notices._said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.text.notices._said", set())
     for name in ("LAB_TOKEN", "LAB_PASSWORD", "LAB_MODE"):
         monkeypatch.setenv(name, f"of {name}")
     (tmp_path / "go").touch()

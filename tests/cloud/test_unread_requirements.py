@@ -11,7 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.launch import launch
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.testing import Emulator
 
 SAID = (

@@ -50,10 +50,10 @@ from typing import Any, TypedDict
 
 import dagster as dg
 
-from kinetic_orchestration.data import Data
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.spec import TpuVm
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import TpuVm
 '''
 
 

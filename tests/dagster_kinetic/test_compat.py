@@ -21,8 +21,9 @@ import dagster_kinetic
 import kinetic_orchestration
 from dagster_kinetic import KineticResource, _compat, kinetic_asset, kinetic_multi_asset
 from dagster_kinetic.detached import LOGGED, tickets_of
-from kinetic_orchestration import attach, notices
+from kinetic_orchestration import attach
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan.text import notices
 
 from . import keywords, pipelines
 from .stored import logs_of, messages

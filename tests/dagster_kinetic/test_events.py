@@ -13,7 +13,7 @@ from dagster_kinetic import HostContext, KineticResource, events, kinetic_asset,
 from dagster_kinetic.pace import Paced
 from kinetic_orchestration import lifecycle
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.values import Change, Cursor, Glimpse, Intent
+from kinetic_orchestration.plan.values import Change, Cursor, Glimpse, Intent
 
 from .stored import captured, messages
 

@@ -8,7 +8,7 @@ import pytest
 from dagster_kinetic import KineticResource
 from dagster_kinetic.fleet_summary import FleetSummary
 from kinetic_orchestration import current
-from kinetic_orchestration.values import Metrics
+from kinetic_orchestration.plan.values import Metrics
 
 from .stored import plotted
 

@@ -18,7 +18,7 @@ from dagster_kinetic import (
 from dagster_kinetic.config import TAG
 from kinetic_orchestration import Limits, TpuVm, attach
 from kinetic_orchestration.errors import KineticError, UsageError
-from kinetic_orchestration.spec import Options
+from kinetic_orchestration.plan.declare.spec import Options
 
 from .stored import made_of
 

@@ -11,10 +11,10 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import HostContext, KineticResource, PipesKineticClient, kinetic_asset, kinetic_multi_asset
-from kinetic_orchestration.accelerators import parse
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import NotEmulated, Unsupported
-from kinetic_orchestration.spec import not_on_cloud
+from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.hardware.accelerators import parse
 
 from .stored import made_of
 from .test_component import materialized

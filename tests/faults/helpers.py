@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import settings
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, processes
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.packaging import agent
-from kinetic_orchestration.values import Event, Output
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.values import Event, Output
 from kinetic_orchestration.watch import look
 from tests.agent.by_hand import start_host
 

@@ -19,7 +19,7 @@ from kinetic_orchestration import act
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
 from kinetic_orchestration.follow import Follower
-from kinetic_orchestration.values import Cursor, Output
+from kinetic_orchestration.plan.values import Cursor, Output
 from tests.agent.by_hand import intended, words_of
 from tests.bucket import unsummed
 from tests.faults import submitter

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinetic_orchestration import notices
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.packaging.arguments import UNKNOWN, differing, digests, tell_of_secrets
 from kinetic_orchestration.packaging.bundle import data_digest
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.text import notices
 
 
 class Mode(enum.Enum):

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 from kinetic_orchestration.agent import copies, payload, wire
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
 from kinetic_orchestration.packaging.payload import (
     LARGE,
@@ -32,6 +31,7 @@ from kinetic_orchestration.packaging.payload import (
     pack_call,
     revive,
 )
+from kinetic_orchestration.plan.declare.data import Data
 
 ROOT = Path(payload.__file__).parents[2]
 

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import settings
-from kinetic_orchestration.accelerators import parse
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, Unsupported, UsageError
 from kinetic_orchestration.packaging import imports, package_sources
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.imports import imported_from_elsewhere
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
-from kinetic_orchestration.plan import make_plan
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.hardware.accelerators import parse
+from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.spec import JobSpec, Options
 from kinetic_orchestration.staging import stage
-from kinetic_orchestration.values import Staged
 from tests.packaging.wheels import offline, sha256, wheel
 
 HOSTS = Hosts(parse("v5e-4"), emulated=True)

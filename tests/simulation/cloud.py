@@ -16,7 +16,7 @@ from google.api_core import exceptions as google
 from kinetic_orchestration.backends import tpu_states
 from kinetic_orchestration.backends.tpu_client import Page, Tpus
 from kinetic_orchestration.backends.tpu_states import Node, Queued
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.troubles import Status
 from tests.simulation.world import Violation, World
 

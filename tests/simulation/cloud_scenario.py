@@ -12,17 +12,29 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import accelerators, act, launch, lifecycle, reaper
+from kinetic_orchestration import act, launch, lifecycle, reaper
 from kinetic_orchestration.agent import frames, names, retire, rules, wire
 from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.backends import tpu_request, tpu_states, tpu_vm
 from kinetic_orchestration.backends.pace import Pace
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
 from kinetic_orchestration.follow import Follower, follow
-from kinetic_orchestration.identity import Identity
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.plan.values import (
+    Change,
+    Cursor,
+    Event,
+    Glimpse,
+    JobStatus,
+    Limits,
+    Outcome,
+    Output,
+    Plan,
+    Retry,
+)
 from kinetic_orchestration.trust import ALONE, Trust
-from kinetic_orchestration.values import Change, Cursor, Event, Glimpse, JobStatus, Limits, Outcome, Output, Plan, Retry
 from kinetic_orchestration.watch import Distant
 from tests.simulation import cloud as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode, Zone
@@ -684,7 +696,7 @@ class CloudSchedule(Schedule):
             self.world.sleep(5.0)
 
     def _current(self, task: Task) -> act.Job | None:
-        from kinetic_orchestration.identity import job_id as job_id_of
+        from kinetic_orchestration.plan.identity import job_id as job_id_of
 
         store, backend = self._place(task)
         trust = self.world.random.choice((BELIEVES, BELIEVES, ALONE))

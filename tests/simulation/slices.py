@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent import host, names, prepare, rules, wire
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.records import RecordsError, read_bounded
 from kinetic_orchestration.errors import TooBig
-from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.values import (
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
     GONE,
@@ -34,6 +33,7 @@ from kinetic_orchestration.values import (
     Past,
     Plan,
 )
+from kinetic_orchestration.platforms.backend import Submission
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 FAREWELL_PATIENCE = 2.0

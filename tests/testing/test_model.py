@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import accelerators
+from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.faults import Caller, random_faults
 from kinetic_orchestration.testing.hosts import Host

@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import links, plan, profile
+from kinetic_orchestration import links
 from kinetic_orchestration.agent import names, profiler, tracers, xplane
 from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.profile import Profile
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan import planner
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.values import Plan
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("profile_program.py")
@@ -87,10 +89,12 @@ def test_what_cannot_be_is_refused_where_it_is_written_with_the_fix(given: Any, 
 
 def test_the_plan_says_it_and_keeps_it_as_json() -> None:
     settings = Settings(home=Path("/home"), store="/home/store", deployment="local", backend="local")
-    made = plan.make_plan(JobSpec("train", Options(accelerator="cpu", profile=Profile(seconds="5s"))), settings, {})
-    assert "profile      5s after 5 steps, on host 0" in plan.describe(made)
+    made = planner.make_plan(JobSpec("train", Options(accelerator="cpu", profile=Profile(seconds="5s"))), settings, {})
+    assert "profile      5s after 5 steps, on host 0" in planner.describe(made)
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
-    assert "profile" not in plan.describe(plan.make_plan(JobSpec("train", Options(accelerator="cpu")), settings, {}))
+    assert "profile" not in planner.describe(
+        planner.make_plan(JobSpec("train", Options(accelerator="cpu")), settings, {})
+    )
 
 
 def test_dagsters_resource_and_a_launch_take_it_and_the_launch_has_the_last_word() -> None:

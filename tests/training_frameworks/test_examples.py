@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.values import Metrics
+from kinetic_orchestration.plan.values import Metrics
 from tests.training_frameworks.curves import BOUNDED
 
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import plan
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, UsageError
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import JobSpec, Options
+from kinetic_orchestration.plan import planner
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from tests.packaging.wheels import offline, wheel
 
 LOCAL = Settings(home=Path("/home"), store="/home/store", deployment="local", backend="local")
@@ -24,7 +24,7 @@ CLOUD = Settings(home=Path("/home"), store="gs://b/k", deployment="d", backend="
 
 def backend_of(settings: Settings, environ: dict[str, str], env: dict[str, str] | None = None, **options: Any) -> Any:
     spec = JobSpec("train", Options(accelerator="v5e-1", **options), env=env or {})
-    return plan.make_plan(spec, settings, environ).env.get("KERAS_BACKEND")
+    return planner.make_plan(spec, settings, environ).env.get("KERAS_BACKEND")
 
 
 @pytest.mark.parametrize("name", ["jaxx", "pytorch", "", 3])

@@ -21,9 +21,10 @@ from typing import Any
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
-from kinetic_orchestration import settings, tap
+from kinetic_orchestration import tap
 from kinetic_orchestration.backends.tpu_client import Tpus, client
-from kinetic_orchestration.settings import Settings
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.lives import Timing
 from kinetic_orchestration.verify import comparison, runner

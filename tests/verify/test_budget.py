@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import cost, tap
+from kinetic_orchestration import tap
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
+from kinetic_orchestration.plan.hardware import cost
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import budget, runner
 from kinetic_orchestration.verify.recording import Recorder

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from google.api_core.exceptions import NotFound
 
-from kinetic_orchestration import settings, tap
+from kinetic_orchestration import tap
 from kinetic_orchestration.backends.tpu_client import Tpus, client
+from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import report as reports
 from kinetic_orchestration.verify.comparison import Difference

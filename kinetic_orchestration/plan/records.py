@@ -54,7 +54,7 @@ from kinetic_orchestration.agent.schema import (
 )
 from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
-from kinetic_orchestration.values import Before, Cancel, Intent, Plan, Spent
+from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
 
 MOST_JOBS = 1 << 20  # of a batch
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.settings import duration, seconds
+from kinetic_orchestration.plan.configuration.settings import duration, seconds
 
 AFTER = 5  # steps, in which what is computed is compiled
 LONGEST = 600.0  # a trace of more is larger than anybody can open

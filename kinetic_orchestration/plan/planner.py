@@ -8,16 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from kinetic_orchestration import emulation, profile, regions
-from kinetic_orchestration.accelerators import Slice, by_process
-from kinetic_orchestration.accelerators import zones as zones_of
-from kinetic_orchestration.cost import affordable, check_usd
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
-from kinetic_orchestration.limits import Limits
-from kinetic_orchestration.notices import warn_once
-from kinetic_orchestration.regions import Location
-from kinetic_orchestration.settings import VARIABLES, Settings, duration, seconds
-from kinetic_orchestration.spec import (
+from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
+from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.limits import Limits
+from kinetic_orchestration.plan.declare.spec import (
     LOCAL,
     TPU_VM,
     JobSpec,
@@ -29,7 +25,13 @@ from kinetic_orchestration.spec import (
     refuse,
     slice_of,
 )
-from kinetic_orchestration.values import Plan
+from kinetic_orchestration.plan.hardware import regions
+from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process
+from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
+from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
+from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.values import Plan
 
 BACKENDS = (LOCAL, TPU_VM)
 KINETIC_BACKENDS = ("gke", "pathways")
@@ -126,7 +128,7 @@ def make_plan(
 def _tell_of_kinetics_settings(environ: Mapping[str, str]) -> None:
     if all(name in VARIABLES for name in environ if name.startswith("KINETIC_")):
         return
-    from kinetic_orchestration.keras_kinetic import without_effect  # a table that most launches do without
+    from kinetic_orchestration.plan.declare.keras_kinetic import without_effect  # a table that most launches do without
 
     for name, why in without_effect(environ):
         warn_once(f"{name} is set, and has no effect here: {why}")
@@ -262,7 +264,9 @@ def capture(
     As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. To other machines, no
     credential travels that nobody named.
     """
-    from kinetic_orchestration.secret_shapes import is_secret  # its many patterns take as long as all other imports
+    from kinetic_orchestration.plan.declare.secret_shapes import (
+        is_secret,  # its many patterns take as long as all other imports
+    )
 
     patterns = tuple(patterns)
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
@@ -288,7 +292,7 @@ def _tell_of_secrets(spec: JobSpec) -> None:
     """Warn of what looks like a secret: the user may not have meant that all who read the store can read it."""
     if not spec.env and not spec.argv:
         return
-    from kinetic_orchestration.secret_shapes import is_secret, told_by_value
+    from kinetic_orchestration.plan.declare.secret_shapes import is_secret, told_by_value
 
     found = [f"env={name}" for name, value in spec.env.items() if is_secret(name, value)]
     found += [f"part {at} of the command" for at, part in enumerate(spec.argv, 1) if told_by_value(part)]

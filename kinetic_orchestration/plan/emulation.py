@@ -11,9 +11,9 @@ from dataclasses import fields
 from typing import Any
 
 from kinetic_orchestration.errors import NotEmulated, Unsupported
-from kinetic_orchestration.settings import Settings
-from kinetic_orchestration.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
-from kinetic_orchestration.values import Plan
+from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, TpuVm, not_on_cloud, slice_of
+from kinetic_orchestration.plan.values import Plan
 
 # Settings that nothing but Google Cloud understands. GOOGLE_CLOUD_PROJECT alone is none of them: it is set on many
 # machines for other programs' sake.

@@ -6,9 +6,9 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.agent.wire import Beat, Verdict
-from kinetic_orchestration.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 EMULATED_HERE = "emulated on this machine's CPU"
 EMULATED_CLOUD = "emulated cloud"

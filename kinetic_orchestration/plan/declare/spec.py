@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, TypeVar
 
-from kinetic_orchestration import accelerators, profile, settings
-from kinetic_orchestration.data import Data
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
-from kinetic_orchestration.limits import Limits, Retry
-from kinetic_orchestration.profile import Profile
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.declare import profile
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.hardware import accelerators
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LOCAL = "local"

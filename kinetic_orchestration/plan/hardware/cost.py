@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Literal
 
-from kinetic_orchestration.accelerators import Slice
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.price_list import BUILT_IN, ON_DEMAND, PRICES, PRICES_DATE, SPOT, PriceList
+from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES, PRICES_DATE, SPOT, PriceList
 
 __all__ = [
     "PRICES",

@@ -1,0 +1,108 @@
+"""Data: a file or folder that a job reads.
+
+Whatever holds a `Data` here holds a plain path on the host. Responsible for what the user wrote and for
+refusing what is not there; how the content travels is the business of packaging.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.errors import DataNotFound, UsageError
+
+_SCHEMES = ("gs://", "hf://")
+
+
+class Data:
+    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/` or `hf://dataset?split=train`.
+
+    Give it as an argument, anywhere inside one, or as a volume; the function receives a path. `fuse=True`
+    mounts instead of copying, where a backend can.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
+        try:
+            raw = os.fspath(path)
+        except TypeError:
+            raise UsageError(f"Data takes a path, not a {type(path).__name__}: {path!r}") from None
+        if not isinstance(raw, str):
+            raise UsageError(f"Data takes a path of type str, not {type(raw).__name__}: os.fsdecode() makes one")
+        self._raw = raw
+        self._fuse = bool(fuse)
+        self._hf_trust_remote_code = bool(hf_trust_remote_code)
+        self._path = _resolved(raw)
+        if self.is_hf and self._fuse:
+            raise UsageError(f"Data({raw!r}, fuse=True): a Hugging Face dataset cannot be mounted; leave fuse out")
+        if self._hf_trust_remote_code and not self.is_hf:
+            raise UsageError(f"Data({raw!r}): hf_trust_remote_code is for hf:// paths")
+        if self.is_gcs and not self.is_dir and "." not in raw.rpartition("/")[2]:
+            _hint_at_slash(raw)
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            from kinetic_orchestration.plan.declare.keras_kinetic import without
+
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(without("Data", name, said), name=name, obj=self)
+
+    @property
+    def path(self) -> str:
+        """Absolute, or the address as it was given."""
+        return self._path
+
+    @property
+    def fuse(self) -> bool:
+        return self._fuse
+
+    @property
+    def hf_trust_remote_code(self) -> bool:
+        return self._hf_trust_remote_code
+
+    @property
+    def is_gcs(self) -> bool:
+        return self._raw.startswith("gs://")
+
+    @property
+    def is_hf(self) -> bool:
+        return self._raw.startswith("hf://")
+
+    @property
+    def is_dir(self) -> bool:
+        """In Cloud Storage a folder is what ends with a slash, as in Keras Kinetic."""
+        if self.is_gcs:
+            return self._raw.endswith("/")
+        return self.is_hf or Path(self._path).is_dir()
+
+    def __repr__(self) -> str:
+        options = ", fuse=True" if self._fuse else ""
+        if self._hf_trust_remote_code:
+            options += ", hf_trust_remote_code=True"
+        return f"Data({self._raw!r}{options})"
+
+
+def _resolved(raw: str) -> str:
+    if not raw:
+        raise UsageError('Data("") names nothing: give a file, a folder, a gs:// or an hf:// path')
+    if raw.startswith(_SCHEMES):
+        if not raw[len("gs://") :].strip("/"):
+            raise UsageError(f"Data({raw!r}) names no {'bucket' if raw.startswith('gs') else 'dataset'}")
+        return raw
+    if raw.startswith(("gs:/", "hf:/")):
+        raise UsageError(f"Data({raw!r}) has lost a slash, as it happens in pathlib: give the address as a string")
+    scheme, separator, _ = raw.partition("://")
+    if separator and scheme.isalnum():
+        raise UsageError(f"Data({raw!r}): {scheme}:// is not supported, only gs:// and hf://; or copy it here first")
+    path = os.path.abspath(Path(raw).expanduser())
+    if not Path(path).exists():
+        missing = "is a broken link" if Path(path).is_symlink() else "does not exist"
+        raise DataNotFound(f"Data({raw!r}): {path} {missing}, as seen from {Path.cwd()}")
+    return path
+
+
+def _hint_at_slash(raw: str) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning("%s is taken for one object; for a folder write %s/", raw, raw)
