@@ -38,8 +38,7 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
-from kinetic_orchestration.plan import values
-from kinetic_orchestration.plan.planner import DEBUG_PORT
+from kinetic_orchestration.plan.planner import DEBUG_PORT, values
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 

@@ -202,7 +202,7 @@ def _once_there_is_room(go: dict[str, Any], write: Callable[[], dict[str, Any]])
 
 def _tell_host(go: dict[str, Any], *, full: bool) -> None:
     with contextlib.suppress(Exception):
-        from kinetic_orchestration.agent.start import mark_full
+        from kinetic_orchestration.agent.lock import mark_full
 
         mark_full(_stacks(go), full)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import time
 
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.agent.start import is_marked_full, lock_of, mark_full, told
+from kinetic_orchestration.agent.lock import is_marked_full, lock_of, mark_full, told
+from kinetic_orchestration.agent.removal import remove_tree
 
 TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
 if TYPE_CHECKING:
@@ -101,35 +101,3 @@ def leave(assignment: Assignment) -> None:
         os.rmdir(assignment.run)
     except OSError:
         pass
-
-
-def remove_tree(folder: str) -> None:
-    """A folder with all that is in it, folders that may not be written included."""
-    try:
-        _remove(folder)
-    except OSError:
-        _remove_by_force(folder)
-
-
-def _remove(folder: str) -> None:
-    """As shutil does, which takes longer to import than most folders take to go."""
-    with os.scandir(folder) as found:
-        entries = list(found)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            _remove(entry.path)
-        else:
-            os.unlink(entry.path)
-    os.rmdir(folder)
-
-
-def _remove_by_force(folder: str) -> None:
-    import contextlib
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):
-        for path, _, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                os.chmod(path, stat.S_IRWXU)
-        shutil.rmtree(folder, ignore_errors=True)

@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.agent import frames, processes, program, schema, wire
+from kinetic_orchestration.agent.lock import is_marked_full
 from kinetic_orchestration.agent.output import EMULATION, widen, without_emulation
-from kinetic_orchestration.agent.start import is_marked_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable

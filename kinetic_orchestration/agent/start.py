@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
-from kinetic_orchestration.agent import program
+from kinetic_orchestration.agent import lock, program
 from kinetic_orchestration.agent.assignment import Assignment
 
 NOTHING = b"{}"
@@ -20,8 +19,8 @@ def main() -> None:
     """The launcher ends once the lock is held, so its end tells the submitter that the host is there."""
     assignment = Assignment.from_words(sys.argv[1:])
     private = _decoded(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
-    lock = take(assignment)
-    if lock is None:
+    held = lock.take(assignment)
+    if held is None:
         os._exit(0)
     if child := os.fork():
         os._exit(_remain(child) if os.getpid() == 1 else 0)
@@ -44,7 +43,7 @@ def main() -> None:
         be_the_agent(assignment, private, started, guard)
     from kinetic_orchestration.agent.guard import be_the_guard
 
-    be_the_guard(assignment, lock, agent, {"seal": private.get("seal", {})})
+    be_the_guard(assignment, held, agent, {"seal": private.get("seal", {})})
 
 
 def call(name: str) -> None:
@@ -77,74 +76,3 @@ def _decoded(private: bytes) -> dict[str, dict[str, str]]:
 
     fields: dict[str, dict[str, str]] = json.loads(private)
     return fields
-
-
-def take(assignment: Assignment) -> int | None:
-    """The descriptor of this host's lock; None if another life of the host has it, or its folder was released.
-
-    The file gets its name when it is locked already, so that nobody ever sees a lock without a holder and takes
-    the host for dead.
-    """
-    import fcntl
-
-    name = lock_of(assignment)
-    fresh = f"{name}.{os.getpid()}"
-    for _ in range(20):
-        try:
-            lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if assignment.devices:  # which nobody else gets as long as this lock is held
-                os.write(lock, told(assignment, "").encode())
-            os.link(fresh, name)
-        except FileExistsError:
-            os.close(lock)
-        else:
-            return lock
-        finally:
-            os.unlink(fresh)
-        try:
-            lock = os.open(name, os.O_RDWR)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
-            os.close(lock)
-            time.sleep(0.005)
-            continue
-        if os.fstat(lock).st_nlink:  # of a life that was killed
-            if assignment.devices:
-                os.ftruncate(lock, os.pwrite(lock, told(assignment, "").encode(), 0))
-            return lock
-        os.close(lock)
-    return None
-
-
-def told(assignment: Assignment, more: str) -> str:
-    """Return the text of the lock's file, as JSON: first the devices, which are there before the file has its name.
-    `more` is what is known later: it only adds to the text, so that who reads meanwhile finds the same devices.
-    """
-    parts = [part for part in (f'"devices": {assignment.devices}' if assignment.devices else "", more) if part]
-    return "{" + ", ".join(parts) + "}"
-
-
-def lock_of(assignment: Assignment) -> str:
-    return os.path.join(assignment.run, f"host-{assignment.host}.json")
-
-
-def mark_full(file: str, full: bool) -> None:
-    """Say that somebody waits for room on a disk, by the mode of a file that is there: that needs no room. By its
-    lock's file a host tells of the store's disk, by the file for its stacks a program tells its host of the host's own.
-    """
-    os.chmod(file, 0o700 if full else 0o600)
-
-
-def is_marked_full(file: str) -> bool:
-    """Whether whoever has that file waits for room, or did so to its end."""
-    try:
-        return bool(os.stat(file).st_mode & 0o100)
-    except OSError:
-        return False

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.guard import remove_tree
-from kinetic_orchestration.agent.start import is_marked_full
+from kinetic_orchestration.agent.lock import is_marked_full
+from kinetic_orchestration.agent.removal import remove_tree
 from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.packaging import agent

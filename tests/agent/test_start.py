@@ -54,6 +54,16 @@ def test_the_program_is_started_before_anything_slow_is_imported() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.parametrize("name", ["lock", "removal"])
+def test_a_client_shares_lock_and_removal_without_what_a_host_is_made_of(name: str) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(SITE)!r}); import kinetic_orchestration.agent.{name}\n"
+        "print([name for name in sorted(sys.modules) if name.startswith('kinetic_orchestration.agent.')])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"['kinetic_orchestration.agent.{name}']\n", "")
+
+
 @pytest.mark.parametrize(("ends", "code"), [("os._exit(0)", 0), ("os.kill(os.getpid(), 9)", 137)])
 def test_a_container_ends_as_its_guard_did(ends: str, code: int) -> None:
     program = (
