@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic_orchestration.agent import copies
-from kinetic_orchestration.agent.distributed import TRACE
 from kinetic_orchestration.agent.frames import SPENT
+from kinetic_orchestration.agent.topology import TRACE
 
 # Of a disk: for want of a line nothing shall fail.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import copies, distributed, frames, names, processes, program, rules, wire
+from kinetic_orchestration.agent import copies, frames, names, processes, program, rules, topology, wire
 from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.lock import lock_of, mark_full
@@ -182,7 +182,7 @@ class Host:
             self._ask_account()
             self._keep_or_end_program()
         # With the other hosts, also where each is an imitation of a machine.
-        self.shares_machine = distributed.is_loopback(placed.result())
+        self.shares_machine = topology.is_loopback(placed.result())
         if self.at.resource:
             self._watch_machine()
         if promise := promised.result():
@@ -325,7 +325,7 @@ class Host:
 
     def _ports(self) -> dict[str, int]:
         """Of host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
-        chosen = self.started[0].get("ports", {}) if self.shares_machine else distributed.PORTS
+        chosen = self.started[0].get("ports", {}) if self.shares_machine else topology.PORTS
         return {use: int(port) for use, port in chosen.items()}
 
     # ---- run ---------------------------------------------------------------------------------------------
@@ -366,8 +366,8 @@ class Host:
         if task.get("device_metrics"):
             kind = "" if task["emulated"] else task["accelerator"]["kind"]
             seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
-            if distributed.OWN in message["env"]:  # of those that it shares with others
-                own = int(message["env"][distributed.OWN])
+            if topology.OWN in message["env"]:  # of those that it shares with others
+                own = int(message["env"][topology.OWN])
                 seen = {name: value.split(",")[own] for name, value in seen.items()}
             variable, value = self.at.marker.split("=", 1)
             environ = {**copies.environ(), **task["env"], **seen, variable: value}

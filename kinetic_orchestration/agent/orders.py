@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from kinetic_orchestration.agent import distributed
+from kinetic_orchestration.agent import topology
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def orders(
     (outcome, events, notice, stacks), `agent` where this package lies on the host.
     """
     env = {
-        **{name: value for name, value in task["env"].items() if not distributed.is_stale(name)},
-        **distributed.environment(
+        **{name: value for name, value in task["env"].items() if not topology.is_stale(name)},
+        **topology.environment(
             at.host, at.hosts, addresses, ports,
             join=task["distributed"], slices=task.get("slices", 1), processes=task.get("processes", 1),
             several=task["accelerator"]["kind"] == "gpu" and not task["emulated"] and task["devices"] > 1,
@@ -57,7 +57,7 @@ def orders(
     if task["argv"]:
         env |= _of_command(task, ready, files["stacks"], agent, environ)
     return {
-        "drop": [name for name in environ if distributed.is_stale(name)],
+        "drop": [name for name in environ if topology.is_stale(name)],
         "env": env,
         "cwd": ready.cwd,
         "path": ready.path,
@@ -78,16 +78,16 @@ def orders(
 
 def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     if task["emulated"]:
-        return distributed.emulated(task["devices"])
+        return topology.emulated(task["devices"])
     given = {**environ, **task["env"]}
     if task["accelerator"]["kind"] == "tpu":
-        return distributed.on_tpu(given)
+        return topology.on_tpu(given)
     import json
 
     env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else {}
-    if distributed.OWN in env and "KERAS_TORCH_DEVICE" not in given:
-        env["KERAS_TORCH_DEVICE"] = f"cuda:{env[distributed.OWN]}"
-    return {**env, **distributed.on_gpu(given)}
+    if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
+        env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
+    return {**env, **topology.on_gpu(given)}
 
 
 def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]:
@@ -95,14 +95,14 @@ def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]
         return {}
     import json
 
-    return {distributed.TRACE: json.dumps(profile)}
+    return {topology.TRACE: json.dumps(profile)}
 
 
 def _of_command(
     task: Mapping[str, Any], ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """By which the Pythons of a command find their project, join their slice and show their stacks."""
-    path = [os.path.join(agent, "kinetic_orchestration", "agent", "hook"), *ready.path]
+    path = [os.path.join(agent, *topology.HOOK), *ready.path]
     inherited = [] if task["environment"] else [environ.get("PYTHONPATH", "")]
     env = {
         "KINETIC_SITE": agent,

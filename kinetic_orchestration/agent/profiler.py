@@ -21,7 +21,7 @@ import time
 from typing import NamedTuple
 
 from kinetic_orchestration.agent import copies, frames, memory, names, tracers
-from kinetic_orchestration.agent.distributed import TRACE
+from kinetic_orchestration.agent.topology import TRACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from kinetic_orchestration.agent import copies, distributed
+from kinetic_orchestration.agent import copies, topology
 
 FUNCTION = "function"
 COMMAND = "command"
@@ -33,7 +33,7 @@ def start(python: str, kind: str, marker: str, secrets: dict[str, str], *, isola
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     os.set_inheritable(control, True)
-    environment = {name: value for name, value in copies.environ().items() if not distributed.is_stale(name)}
+    environment = {name: value for name, value in copies.environ().items() if not topology.is_stale(name)}
     if isolated:
         for name in FOREIGN:
             environment.pop(name, None)

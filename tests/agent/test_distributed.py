@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import distributed
+from kinetic_orchestration.agent import topology
 from tests.interpreters import required
 
 PORTS = {"jax": 21000, "torch": 21001, "tensorflow": 21002}
-HOOK = Path(distributed.__file__).parent / "hook"
-SITE = Path(distributed.__file__).parents[2]
+SITE = Path(topology.__file__).parents[topology.__name__.count(".")]
+HOOK = SITE.joinpath(*topology.HOOK)
 
 # Says on stdout what is done to it, and keeps JAX's rule that a process is initialised once.
 JAX = """\
@@ -53,7 +53,7 @@ def jax(tmp_path: Path) -> Path:
 
 
 def variables(index: int = 2, hosts: int = 4, **options: Any) -> dict[str, str]:
-    return distributed.environment(index, hosts, ["127.0.0.1"] * hosts, PORTS, **options)
+    return topology.environment(index, hosts, ["127.0.0.1"] * hosts, PORTS, **options)
 
 
 def run(jax: Path, program: str, *more_path: Path) -> subprocess.CompletedProcess[str]:
@@ -111,7 +111,7 @@ def test_each_framework_finds_its_usual_variables_on_each_host() -> None:
 
 
 def test_on_machines_of_their_own_the_hosts_listen_on_their_network() -> None:
-    found = distributed.environment(1, 2, ["10.0.0.4", "10.0.0.5"], PORTS)
+    found = topology.environment(1, 2, ["10.0.0.4", "10.0.0.5"], PORTS)
     assert (found["MASTER_ADDR"], found["JAX_COORDINATOR_ADDRESS"]) == ("10.0.0.4", "10.0.0.4:21000")
     assert json.loads(found["TF_CONFIG"])["cluster"]["worker"] == ["10.0.0.4:21002", "10.0.0.5:21003"]
     assert not {"JAX_COORDINATOR_BIND_ADDRESS", "GLOO_SOCKET_IFNAME"} & found.keys()
@@ -138,7 +138,7 @@ def test_distributed_false_leaves_the_variables_for_code_that_joins_by_itself() 
 
 def test_all_that_is_set_is_dropped_first_so_that_nothing_is_inherited() -> None:
     ours = {name for name in variables() if not name.endswith("SOCKET_IFNAME")}
-    assert all(map(distributed.is_stale, ours))
+    assert all(map(topology.is_stale, ours))
 
 
 @pytest.mark.parametrize(
@@ -165,19 +165,19 @@ def test_all_that_is_set_is_dropped_first_so_that_nothing_is_inherited() -> None
     ],
 )
 def test_a_variable_of_a_topology_is_told_from_one_of_the_machine(name: str, stale: bool) -> None:
-    assert distributed.is_stale(name) is stale
+    assert topology.is_stale(name) is stale
 
 
 def test_an_emulated_host_has_its_devices_and_threads_enough_for_their_collectives() -> None:
-    found = distributed.emulated(4)
+    found = topology.emulated(4)
     assert (found["JAX_PLATFORMS"], found["JAX_NUM_CPU_DEVICES"], found["NPROC"]) == ("cpu", "4", "32")
-    assert distributed.emulated(16)["NPROC"] == "64"
+    assert topology.emulated(16)["NPROC"] == "64"
 
 
 def test_processes_of_one_machine_count_their_ranks_as_torchrun_does() -> None:
     ports = {"jax": 1, "torch": 2, "tensorflow": 3, "megascale": 9}
     found = [
-        distributed.environment(index, 4, ["127.0.0.1"] * 4, ports, processes=processes)
+        topology.environment(index, 4, ["127.0.0.1"] * 4, ports, processes=processes)
         for index, processes in ((0, 4), (3, 4), (3, 1))
     ]
     told = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_WORLD_SIZE")
@@ -333,17 +333,17 @@ def test_a_python_older_than_the_agent_runs_undisturbed(jax: Path, version: str)
 
 def test_hosts_of_several_slices_are_told_their_slice() -> None:
     ports = {**PORTS, "megascale": 8080}
-    found = distributed.environment(5, 8, [f"10.0.0.{n}" for n in range(8)], ports, slices=2)
+    found = topology.environment(5, 8, [f"10.0.0.{n}" for n in range(8)], ports, slices=2)
     assert {name: value for name, value in found.items() if name.startswith("MEGASCALE")} == {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.0:8080", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1",
     }  # fmt: skip
 
 
 def test_on_a_tpu_nothing_is_forced_but_that_its_absence_is_told() -> None:
-    assert distributed.on_tpu({}) == {"JAX_PLATFORMS": "tpu,cpu", "KINETIC_EXPECT": "tpu"}
-    assert distributed.on_tpu({"KINETIC_ALLOW_CPU": "1"}) == {}
-    assert distributed.on_tpu({"KINETIC_ALLOW_CPU": "0"}) != {}
-    assert distributed.on_tpu({"JAX_PLATFORMS": "cpu"}) == {}
+    assert topology.on_tpu({}) == {"JAX_PLATFORMS": "tpu,cpu", "KINETIC_EXPECT": "tpu"}
+    assert topology.on_tpu({"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert topology.on_tpu({"KINETIC_ALLOW_CPU": "0"}) != {}
+    assert topology.on_tpu({"JAX_PLATFORMS": "cpu"}) == {}
 
 
 def on_tpu(packages: Path, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -454,10 +454,10 @@ def test_a_framework_that_would_do_without_the_gpus_fails_at_its_import(
 
 
 def test_the_user_may_allow_a_gpu_host_to_compute_on_its_cpu() -> None:
-    assert distributed.on_gpu({}) == {"KINETIC_EXPECT": "gpu"}
-    assert distributed.on_gpu({"KINETIC_ALLOW_CPU": "1"}) == {}
-    assert distributed.on_gpu({"JAX_PLATFORMS": "cpu"}) == {}
-    assert distributed.on_gpu({"JAX_PLATFORMS": ""}) != {}
+    assert topology.on_gpu({}) == {"KINETIC_EXPECT": "gpu"}
+    assert topology.on_gpu({"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert topology.on_gpu({"JAX_PLATFORMS": "cpu"}) == {}
+    assert topology.on_gpu({"JAX_PLATFORMS": ""}) != {}
 
 
 # -- Keras -------------------------------------------------------------------------------------------------------

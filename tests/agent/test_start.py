@@ -54,6 +54,17 @@ def test_the_program_is_started_before_anything_slow_is_imported() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_the_program_is_started_by_a_dozen_modules_of_ours_and_none_that_knows_a_framework() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(SITE)!r}); import kinetic_orchestration.agent.start\n"
+        "print(*[name for name in sys.modules if name.startswith('kinetic_orchestration')])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    found = done.stdout.split()
+    assert 0 < len(found) <= 12, found
+    assert not [name for name in found if name.endswith((".distributed", ".profiler", ".tracers", ".keras_fit"))]
+
+
 @pytest.mark.parametrize("name", ["lock", "removal"])
 def test_a_client_shares_lock_and_removal_without_what_a_host_is_made_of(name: str) -> None:
     code = (

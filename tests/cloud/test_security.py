@@ -16,7 +16,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import secret_manager
-from kinetic_orchestration.agent import distributed, names, wire
+from kinetic_orchestration.agent import names, topology, wire
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration import settings
@@ -45,7 +45,7 @@ def tampering(cloud: Emulator, job: JobHandle[Any]) -> Iterator[None]:
 
     def tamper() -> None:
         leader = names.host(job.job_id, 1, 0, "started.json")
-        life = {"boot": "x", "machine": "x", "address": EVIL, "ports": dict.fromkeys(distributed.PORTS, 4444)}
+        life = {"boot": "x", "machine": "x", "address": EVIL, "ports": dict.fromkeys(topology.PORTS, 4444)}
         forged: dict[str, bytes] = {}
         while not ended.wait(0.02):
             if leader not in forged and [entry.name for entry in store.list(leader)]:
@@ -88,10 +88,10 @@ def test_hosts_find_each_other_by_their_metadata_and_at_fixed_ports_whatever_lie
     cloud.furnish({"endpoints": OURS, "endpoint_format": written})
     for index, found in enumerate(topologies(cloud, run(jobs.prints_topology, accelerator=FOUR_HOSTS))):
         assert EVIL not in json.dumps(found)
-        assert found["JAX_COORDINATOR_ADDRESS"] == f"{OURS[0]}:{distributed.PORTS['jax']}"
-        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (OURS[0], str(distributed.PORTS["torch"]))
+        assert found["JAX_COORDINATOR_ADDRESS"] == f"{OURS[0]}:{topology.PORTS['jax']}"
+        assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == (OURS[0], str(topology.PORTS["torch"]))
         of_tensorflow = json.loads(found["TF_CONFIG"])
-        first = distributed.PORTS["tensorflow"]
+        first = topology.PORTS["tensorflow"]
         assert of_tensorflow["cluster"]["worker"] == [f"{host}:{first + n}" for n, host in enumerate(OURS)]
         assert of_tensorflow["task"]["index"] == index
 
@@ -105,8 +105,8 @@ def test_hosts_of_other_slices_are_where_the_cloud_tpu_api_says(cloud: Emulator,
     for index, found in enumerate((first, second)):
         leader = found["MASTER_ADDR"]
         assert (leader == OURS[0]) is (index == 0)
-        assert found["JAX_COORDINATOR_ADDRESS"] == f"{leader}:{distributed.PORTS['jax']}"
-        assert found["MEGASCALE_COORDINATOR_ADDRESS"] == f"{leader}:{distributed.PORTS['megascale']}"
+        assert found["JAX_COORDINATOR_ADDRESS"] == f"{leader}:{topology.PORTS['jax']}"
+        assert found["MEGASCALE_COORDINATOR_ADDRESS"] == f"{leader}:{topology.PORTS['megascale']}"
         workers = [worker.partition(":")[0] for worker in json.loads(found["TF_CONFIG"])["cluster"]["worker"]]
         assert workers[index] == OURS[0]
         assert workers[1 - index].startswith("10.")
@@ -156,7 +156,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
 def test_a_credential_that_only_a_wildcard_meant_stays_here_and_a_sentence_says_so(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinetic_orchestration.plan.planner.text.notices._said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.planner.planner.text.notices._said", set())
     for name in ("LAB_TOKEN", "LAB_PASSWORD", "LAB_MODE"):
         monkeypatch.setenv(name, f"of {name}")
     (tmp_path / "go").touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import distributed
+from kinetic_orchestration.agent import topology
 from tests.training import stand_ins
 from tests.training.conftest import Host
 
@@ -65,7 +65,7 @@ def test_a_trainer_that_knows_of_one_host_is_told_as_idle_once(
     run: Callable[..., subprocess.CompletedProcess[str]], hosts: int, index: int
 ) -> None:
     join = json.dumps({"coordinator": "127.0.0.1:1", "hosts": hosts, "index": index})
-    done = run(TRAIN.format(folder="out"), **({distributed.JOIN: join} if hosts > 1 else {}))
+    done = run(TRAIN.format(folder="out"), **({topology.JOIN: join} if hosts > 1 else {}))
     assert done.stdout == "trained\n"
     told = "kinetic: the 2 hosts train a model each, because this Trainer knows of 1: make it as Trainer("
     lines = [
@@ -80,7 +80,7 @@ def test_a_trainer_of_another_kind_than_is_known_trains_all_the_same(
 ) -> None:
     join = json.dumps({"coordinator": "127.0.0.1:1", "hosts": 2, "index": 0})
     unknown = "import lightning\nlightning.Trainer.world_size = property(lambda _: 1 // 0)\n"
-    done = run(f"{unknown}{TRAIN.format(folder='out')}", **{distributed.JOIN: join})
+    done = run(f"{unknown}{TRAIN.format(folder='out')}", **{topology.JOIN: join})
     assert done.stdout == "trained\n"
     assert done.stderr.count("kinetic: ") == 1, "of the one that is known"
 
