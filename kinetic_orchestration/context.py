@@ -157,7 +157,7 @@ def _check_newest(store: str, job_id: str, attempt: int) -> None:
 
 @functools.cache
 def _records(store: str) -> Any:
-    from kinetic_orchestration.agent.records import open_records
+    from kinetic_orchestration.agent.open_records import open_records
 
     return open_records(store)
 

@@ -18,8 +18,8 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import portrait
 from kinetic_orchestration.agent import names, recorder
 from kinetic_orchestration.agent.files import _Lock
+from kinetic_orchestration.agent.open_records import open_records
 from kinetic_orchestration.agent.recorder import Recorder
-from kinetic_orchestration.agent.records import open_records
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.plan.values import Devices, Event, Metrics, Progress
 

@@ -16,9 +16,10 @@ from google.auth.credentials import AnonymousCredentials
 
 from kinetic_orchestration import act
 from kinetic_orchestration.agent import frames, names, processes, schema, wire
-from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, CloudRecords
+from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.agent.records import Record, TooLarge
+from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT
 from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower

@@ -16,7 +16,6 @@ import http.client
 import json
 import os
 import ssl
-import threading
 import time
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -25,6 +24,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from kinetic_orchestration.agent import boot, names
 from kinetic_orchestration.agent.records import Entry, Record, RecordsError, Signal, TooLarge, check_name
+from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT, Clock, moment_of, shown_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,8 +36,6 @@ CHUNK = 1 << 20
 LARGE = 32 << 20  # from here on an object is fetched in parts, side by side
 PARTS = 8
 SPARE = 256 << 20  # of a disk, which is never filled to the brim
-SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
-SIGNAL_LIMIT = 4096
 PLAIN_SIGNALS = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 PAGE = 1000
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -49,51 +47,6 @@ _HELP = {
     404: "the bucket is not there",
 }
 _ERRNO = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT}
-
-
-class Clock:
-    """The server's time, from the dates of its answers: their whole seconds narrow down where it must be."""
-
-    def __init__(self) -> None:
-        self._low, self._high = float("-inf"), float("inf")  # of its time minus our steady one
-        self._told = 0.0
-        self._heard = float("-inf")
-        self._wall_less_steady = 0.0
-        self._lock = threading.Lock()
-
-    def hear(self, date: str, asked: float) -> None:
-        """`asked`: our steady time before the request."""
-        try:
-            theirs = parsedate_to_datetime(date).timestamp()
-        except (TypeError, ValueError):
-            return
-        low, high = theirs - time.monotonic(), theirs + 1.0 - asked
-        with self._lock:
-            self._low, self._high = max(self._low, low), min(self._high, high)
-            if self._low > self._high:  # one of the two clocks was set
-                self._low, self._high = low, high
-            self._heard = time.monotonic()
-            self._wall_less_steady = time.time() - self._heard
-
-    def fresh(self, age: float) -> bool:
-        """Whether it was heard of within so many seconds, and this machine did not sleep since: a steady clock may not
-        count that.
-        """
-        steady = time.monotonic()
-        return steady - self._heard < age and abs(time.time() - steady - self._wall_less_steady) < 1
-
-    @property
-    def known(self) -> bool:
-        return self._high != float("inf")
-
-    def now(self) -> float:
-        with self._lock:
-            if not self.known:
-                return time.time()
-            found = time.monotonic() + (self._low + self._high) / 2
-            if found > self._told or self._told - found > 1.0:  # it never runs backwards, unless it was set
-                self._told = found
-            return self._told
 
 
 class Bucket:
@@ -548,19 +501,6 @@ class CloudRecords:
                 yield {**item, "name": name}
 
 
-def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
-    """A signal's bytes as a listing shows them; None of an object that was not written as one."""
-    shown = (metadata or {}).get(SIGNAL)
-    if shown is None:
-        return None
-    if not isinstance(shown, str) or len(shown) > 2 * SIGNAL_LIMIT:
-        return b""
-    try:
-        return base64.b64decode(shown)
-    except ValueError:
-        return b""
-
-
 class NoObject(RecordsError, FileNotFoundError):
     """There is no object of that name."""
 
@@ -686,12 +626,6 @@ def _moment(facts: Mapping[str, Any]) -> float:
     """When an object was written. RFC 3339 has any number of digits, which Python 3.10 does not read: seconds do."""
     whole = datetime.fromisoformat(facts["updated"][:19] + "+00:00")
     return moment_of(int(facts["generation"]), whole.timestamp())
-
-
-def moment_of(generation: int, second: float) -> float:
-    """In fact, though not by promise, a generation is the microsecond of that moment: then all verbs tell the same."""
-    exact = generation / 1e6
-    return exact if abs(exact - second) < 3 else second
 
 
 def check_room(folder: str, size: int, name: str) -> None:

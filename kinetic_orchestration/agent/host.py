@@ -21,9 +21,10 @@ from kinetic_orchestration.agent.ahead import Ahead
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.lock import lock_of, mark_full
 from kinetic_orchestration.agent.minder import Minder
+from kinetic_orchestration.agent.open_records import open_records
 from kinetic_orchestration.agent.orders import orders
 from kinetic_orchestration.agent.output import LogWriter
-from kinetic_orchestration.agent.records import Record, TooLarge, open_records, read_bounded
+from kinetic_orchestration.agent.records import Record, TooLarge, read_bounded
 
 if TYPE_CHECKING:
     from kinetic_orchestration.agent.compiled import CompileCache

@@ -120,14 +120,3 @@ def read_bounded(records: Any, name: str) -> bytes | None:
 
 def _has_control(name: str) -> bool:
     return not name.isprintable() and any(letter < " " or letter == "\x7f" for letter in name)
-
-
-def open_records(store: str) -> Any:
-    """The records at an address, asked with patience: of one kind or the other, with the same verbs."""
-    if store.startswith("gs://"):
-        from kinetic_orchestration.agent.cloud import CloudRecords
-
-        return CloudRecords(store)
-    from kinetic_orchestration.agent.patience import Patient
-
-    return Patient(store)

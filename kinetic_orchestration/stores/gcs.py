@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.cloud import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 from kinetic_orchestration.agent.records import Entry, Record, Signal, check_name
+from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 from kinetic_orchestration.credentials import credentials
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.plan.configuration import settings as settings_module

@@ -11,7 +11,7 @@ import time
 from typing import Any, Final
 
 from kinetic_orchestration import tap
-from kinetic_orchestration.agent.cloud import Clock
+from kinetic_orchestration.agent.shown import Clock
 
 CONNECTIONS: Final = 32
 _CLIENTS_LIMIT: Final = 8

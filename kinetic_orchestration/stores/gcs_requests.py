@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kinetic_orchestration.agent.cloud import moment_of
 from kinetic_orchestration.agent.names import RECORD_LIMIT
+from kinetic_orchestration.agent.shown import moment_of
 from kinetic_orchestration.credentials import refused
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.platforms.store import too_large

@@ -17,7 +17,7 @@ from pytest import MonkeyPatch
 
 from kinetic_orchestration import act, follow, reaper, watch
 from kinetic_orchestration.agent import boot, cloud, host, lookout, prepare, processes, segments, wire
-from kinetic_orchestration.agent.records import open_records
+from kinetic_orchestration.agent.open_records import open_records
 from kinetic_orchestration.backends import tpu_request
 from tests.simulation.threads import Threads
 from tests.simulation.world import World

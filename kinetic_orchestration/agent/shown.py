@@ -1,0 +1,84 @@
+"""Reads what a bucket shows beside an object's bytes, in one way for clients and hosts: the server's time, the moment
+of a write, and the bytes of a signal that come with a listing.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SIGNAL = "s"  # the metadata by which a signal's bytes come with a listing
+SIGNAL_LIMIT = 4096
+
+
+class Clock:
+    """The server's time, from the dates of its answers: their whole seconds narrow down where it must be."""
+
+    def __init__(self) -> None:
+        self._low, self._high = float("-inf"), float("inf")  # of its time minus our steady one
+        self._told = 0.0
+        self._heard = float("-inf")
+        self._wall_less_steady = 0.0
+        self._lock = threading.Lock()
+
+    def hear(self, date: str, asked: float) -> None:
+        """`asked`: our steady time before the request."""
+        try:
+            theirs = parsedate_to_datetime(date).timestamp()
+        except (TypeError, ValueError):
+            return
+        low, high = theirs - time.monotonic(), theirs + 1.0 - asked
+        with self._lock:
+            self._low, self._high = max(self._low, low), min(self._high, high)
+            if self._low > self._high:  # one of the two clocks was set
+                self._low, self._high = low, high
+            self._heard = time.monotonic()
+            self._wall_less_steady = time.time() - self._heard
+
+    def fresh(self, age: float) -> bool:
+        """Return true if it was heard of within so many seconds, and this machine did not sleep since: a steady clock
+        may not count that.
+        """
+        steady = time.monotonic()
+        return steady - self._heard < age and abs(time.time() - steady - self._wall_less_steady) < 1
+
+    @property
+    def known(self) -> bool:
+        return self._high != float("inf")
+
+    def now(self) -> float:
+        with self._lock:
+            if not self.known:
+                return time.time()
+            found = time.monotonic() + (self._low + self._high) / 2
+            if found > self._told or self._told - found > 1.0:  # it never runs backwards, unless it was set
+                self._told = found
+            return self._told
+
+
+def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
+    """Return a signal's bytes as a listing shows them; None of an object that was not written as one."""
+    shown = (metadata or {}).get(SIGNAL)
+    if shown is None:
+        return None
+    if not isinstance(shown, str) or len(shown) > 2 * SIGNAL_LIMIT:
+        return b""
+    try:
+        return base64.b64decode(shown)
+    except ValueError:
+        return b""
+
+
+def moment_of(generation: int, second: float) -> float:
+    """Return when an object was written, of which `second` tells no fraction.
+
+    In fact, though not by promise, a generation is the microsecond of that moment: then all verbs tell the same.
+    """
+    exact = generation / 1e6
+    return exact if abs(exact - second) < 3 else second
