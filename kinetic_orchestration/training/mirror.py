@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.agent.digest import plain_of_file
-from kinetic_orchestration.context import HostContext
 from kinetic_orchestration.errors import CheckpointError, KineticError
 from kinetic_orchestration.training import commits
 
@@ -47,7 +46,22 @@ _mirrors: dict[str, Mirror] = {}  # by their addresses
 _lock = threading.Lock()
 
 
-def folder_of(host: HostContext, name: str) -> str:
+class Host(Protocol):
+    """The part of `HostContext` that a mirror reads."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def host_index(self) -> int: ...
+    @property
+    def checkpoint_dir(self) -> str: ...
+
+    def fence(self) -> int: ...
+
+
+def folder_of(host: Host, name: str) -> str:
     """The local folder that is mirrored into `<checkpoint_dir>/<name>`; where that is on a file system, it itself."""
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise CheckpointError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
@@ -70,7 +84,7 @@ def close() -> None:
 class Mirror:
     """One host's."""
 
-    def __init__(self, address: str, host: HostContext) -> None:
+    def __init__(self, address: str, host: Host) -> None:
         from kinetic_orchestration.agent.cloud import CloudRecords
 
         self.address = address
