@@ -724,9 +724,12 @@ def _contain(command: list[str], image: str) -> NoReturn:
 def _become(agent: str, argv: list[str]) -> NoReturn:
     """In this very process: to start another Python and to import all of this again would take as long as the rest."""
     own = os.path.join(agent, "site", *NAME.split(".")) + ".py"
-    with open(own, "rb") as theirs, open(__file__, "rb") as ours:
-        if theirs.read().rstrip() == ours.read().rstrip():  # with the token that it has already
-            sys.modules[NAME] = sys.modules["__main__"]
+    try:
+        with open(own, "rb") as theirs, open(__file__, "rb") as ours:
+            if theirs.read().rstrip() == ours.read().rstrip():  # with the token that it has already
+                sys.modules[NAME] = sys.modules["__main__"]
+    except FileNotFoundError:  # an agent of another version, which has this module elsewhere or under another name
+        pass
     path = os.path.join(agent, "__main__.py")
     with open(path, encoding="utf-8") as file:
         code = compile(file.read(), path, "exec")

@@ -330,6 +330,20 @@ def test_an_agent_that_cannot_begin_is_told_and_the_deadline_stays(
     attempt.gone()
 
 
+def test_an_agent_of_another_version_that_has_this_module_elsewhere_is_become_all_the_same(
+    site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script is of whoever submitted this attempt, and the agent of whoever submitted the first."""
+    own = boot.NAME.replace(".", "/")
+    there = [(name, path) for name, path in agent._sources() if name != f"{own}.py"]
+    moved = sorted([*there, (f"{own}/__init__.py", Path(boot.__file__))])
+    assert len(moved) == len(agent._sources()) == len(there) + 1
+    monkeypatch.setattr(agent, "_sources", lambda: moved)
+    attempt = site.admit(jobs.attempt).start()
+    assert attempt.verdict().kind == wire.COMMITTED, attempt.verdict()
+    attempt.gone()
+
+
 def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_path: Path) -> None:
     """By a docker that is gone once it has pulled."""
     attempt = site.admit(jobs.attempt)
