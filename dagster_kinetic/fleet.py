@@ -30,9 +30,9 @@ from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.job import JobHandle, another
 from kinetic_orchestration.launch import find, launch, planned, settings_for
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, of
-from kinetic_orchestration.plan.planner import emulation
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
 from kinetic_orchestration.results import collect
 

@@ -24,10 +24,10 @@ from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, job_id
-from kinetic_orchestration.plan.planner import emulation
 from kinetic_orchestration.plan.records import GROUP, GROUP_END, MOST_JOBS, fields_of
 from kinetic_orchestration.plan.text.notices import warn, warn_once
 from kinetic_orchestration.plan.values import JobStatus

@@ -25,12 +25,13 @@ from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, check_options
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity, job_id, of
-from kinetic_orchestration.plan.planner import emulation, make_plan, zones_named
+from kinetic_orchestration.plan.planner import make_plan, zones_named
 from kinetic_orchestration.plan.records import IDENTITY, fields_of, spec_of
 from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan, Staged
 from kinetic_orchestration.platforms.backend import Backend

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from kinetic_orchestration import trust
 from kinetic_orchestration.errors import KineticError, NotEmulated
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import home, settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.spec import LOCAL, JobSpec, Options
-from kinetic_orchestration.plan.planner import emulation
 
 OK = "ok"
 WARNING = "warning"

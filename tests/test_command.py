@@ -15,7 +15,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobFailed
-from kinetic_orchestration.plan.planner import values
+from kinetic_orchestration.plan import values
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -15,10 +15,11 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.launch import planned
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
-from kinetic_orchestration.plan.planner import emulation, make_plan
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.testing import Emulator
 

@@ -78,9 +78,9 @@ def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> N
         "kinetic_orchestration.agent.wire",
         "kinetic_orchestration.job",
         "kinetic_orchestration.launch",
-        "kinetic_orchestration.plan.planner.planner.planner.planner.planner.declare.keras_kinetic",
-        "kinetic_orchestration.plan.planner.planner.planner.planner.planner.planner",
-        "kinetic_orchestration.plan.planner.planner.planner.planner.planner.values",
+        "kinetic_orchestration.plan.declare.keras_kinetic",
+        "kinetic_orchestration.plan.planner",
+        "kinetic_orchestration.plan.values",
     }
     assert all(map(importlib.util.find_spec, unwanted)), "a module of that name exists"
     assert not loaded & unwanted

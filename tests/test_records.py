@@ -24,9 +24,10 @@ from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.planner import make_plan, records
+from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
 from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.testing.storage import StorageServer

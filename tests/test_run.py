@@ -38,7 +38,8 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
-from kinetic_orchestration.plan.planner import DEBUG_PORT, values
+from kinetic_orchestration.plan import values
+from kinetic_orchestration.plan.planner import DEBUG_PORT
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 

@@ -44,6 +44,7 @@ from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -60,7 +61,6 @@ from kinetic_orchestration.plan.declare.spec import (
 )
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.identity import job_id as job_id_of
-from kinetic_orchestration.plan.planner import emulation
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 
 if TYPE_CHECKING:

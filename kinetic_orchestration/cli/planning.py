@@ -28,11 +28,12 @@ from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.tree import Snapshot
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.planner import backend_of, describe, emulation, make_plan, zones_named
+from kinetic_orchestration.plan.planner import backend_of, describe, make_plan, zones_named
 from kinetic_orchestration.plan.text.notices import warn
 from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.plan.values import Plan

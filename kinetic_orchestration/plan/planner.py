@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported, UsageError
+from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import VARIABLES, Settings, duration, seconds
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.limits import Limits
@@ -29,7 +30,6 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.planner import emulation
 from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.plan.values import Plan
 

@@ -58,8 +58,9 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
 
     from kinetic_orchestration import act, launch, roll
     from kinetic_orchestration.agent import names
+    from kinetic_orchestration.plan import identity
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-    from kinetic_orchestration.plan.planner import identity, make_plan
+    from kinetic_orchestration.plan.planner import make_plan
     from kinetic_orchestration.plan.values import Staged
     from kinetic_orchestration.platforms.registry import open_backend, open_store
 

@@ -38,7 +38,7 @@ from kinetic_orchestration import (
 )
 from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
 from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401
-from kinetic_orchestration.plan.planner import identity
+from kinetic_orchestration.plan import identity
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.stores import gcs, gcs_requests
 from tests.faults.submitter import at_line, die, fork

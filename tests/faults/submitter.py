@@ -21,7 +21,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, follow, launch, staging
 from kinetic_orchestration.backends import local
 from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401 - before any fork
-from kinetic_orchestration.plan.planner import identity
+from kinetic_orchestration.plan import identity
 
 MODULES = (launch, act, follow, staging, identity, local)
 FILES = {module.__file__ for module in MODULES}

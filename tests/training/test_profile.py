@@ -22,7 +22,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.planner import planner
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.testing.storage import StorageServer
 
