@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, check_options
-from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 

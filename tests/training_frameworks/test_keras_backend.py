@@ -13,9 +13,9 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, UsageError
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan import planner
 from tests.packaging.wheels import offline, wheel
 
 LOCAL = Settings(home=Path("/home"), store="/home/store", deployment="local", backend="local")
