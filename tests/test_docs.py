@@ -28,7 +28,7 @@ from kinetic_orchestration.testing import Emulator, unserved
 
 ROOT = Path(__file__).parent.parent
 CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def page(name: str) -> str:
@@ -185,7 +185,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in map(slug, headings), f"{path.name} links to {target}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
 def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).tag.endswith("svg")
@@ -195,8 +195,10 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
 def test_every_module_of_the_agent_the_stores_the_backends_and_the_emulator_is_on_the_map() -> None:
     text = page("docs/architecture.md")
     for package in ("agent", "stores", "backends", "testing"):
-        for module in (ROOT / "kinetic_orchestration" / package).glob("[a-z]*.py"):
-            assert f"`{module.stem}`" in text, f"{package}/{module.name}"
+        folder = ROOT / "kinetic_orchestration" / package
+        for module in folder.rglob("[a-z]*.py"):
+            name = module.relative_to(folder).with_suffix("").as_posix()  # of a module in a folder, with the folder
+            assert f"`{name}`" in text, f"{package}/{name}"
 
 
 @pytest.mark.slow
@@ -251,7 +253,7 @@ PROVEN = "**Proven on an emulated Google Cloud, never yet on a TPU"
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
 )
 def test_each_page_says_at_its_top_on_what_it_was_proven(path: Path) -> None:
     assert PROVEN in "\n".join(path.read_text(encoding="utf-8").splitlines()[:12])

@@ -34,7 +34,8 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 OURS = [
     path for package in (dagster_kinetic, kinetic_orchestration) for path in Path(package.__path__[0]).rglob("*.py")
 ]
-SOURCES = sorted(Path(dagster_kinetic.__file__).parent.glob("*.py"))
+PACKAGE = Path(dagster_kinetic.__path__[0])
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 OF_INSTANCES = {_compat.IS_REQUIRED: OutputDefinition}
 # Names that are asked for, and whose lack is no sign of a release that has moved them.
 PERHAPS = {
@@ -99,7 +100,7 @@ def test_nothing_private_is_imported_that_is_not_in_the_list() -> None:
 def test_no_attribute_is_asked_for_that_is_not_in_the_list() -> None:
     """Those of objects: by a default for what is not there, with an underscore, or where it is not said."""
     listed = {where.rpartition(".")[2] for where in _compat.PRIVATE if "." in where.partition(":")[2]}
-    trees = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     ours = {path: ast.parse(path.read_text(encoding="utf-8")) for path in OURS}
     own = {
         name
