@@ -1,13 +1,15 @@
-"""The package's section of Airflow's configuration. Its defaults are described in `get_provider_info`."""
+"""The package's section of Airflow's configuration, and the name of the connection that a task has by default.
+
+The defaults of the section are described in `get_provider_info`.
+"""
 
 from __future__ import annotations
-
-import functools
 
 from airflow.sdk.configuration import conf
 
 from airflow_kinetic.get_provider_info import DEFAULTS, SECTION
-from airflow_kinetic.task_log import Budget
+
+DEFAULT_CONNECTION = "google_cloud_default"  # the one of Airflow's Google provider
 
 
 def xcom_limit() -> int:
@@ -20,7 +22,6 @@ def defer_after() -> float:
     return float(conf.getfloat(SECTION, "defer_after", fallback=DEFAULTS["defer_after"]))
 
 
-@functools.cache
-def line_budget() -> Budget:
-    """The one budget of this process."""
-    return Budget(float(conf.getfloat(SECTION, "log_lines_per_second", fallback=DEFAULTS["log_lines_per_second"])))
+def log_lines_per_second() -> float:
+    """Return the number of lines that one triggerer writes in a second to the logs of all its tasks together."""
+    return float(conf.getfloat(SECTION, "log_lines_per_second", fallback=DEFAULTS["log_lines_per_second"]))

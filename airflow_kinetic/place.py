@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.arguments import listed
+from airflow_kinetic.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration import credentials
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.job import reopened
@@ -23,8 +24,6 @@ from kinetic_orchestration.plan.planner import KINETIC_BACKENDS
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
-
-DEFAULT_CONNECTION = "google_cloud_default"
 
 # What the jobs that are open share, as long as one of them is: a triggerer has a thousand of the same place.
 _stores: WeakValueDictionary[tuple[Any, ...], Store] = WeakValueDictionary()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextvars
 import datetime
+import functools
 import heapq
 import math
 import threading
@@ -24,6 +25,7 @@ from typing import Any
 
 import structlog
 
+from airflow_kinetic.configuration import log_lines_per_second
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
@@ -84,6 +86,12 @@ class Budget:
         passed, self._since = now - self._since, now
         self._left = min(self._most, self._left + passed * self._rate)
         self._unread = min(self._most, max(0.0, self._unread - passed * LINES_READ))
+
+
+@functools.cache
+def line_budget() -> Budget:
+    """Return the one budget of this process, of as many lines a second as Airflow's configuration says."""
+    return Budget(log_lines_per_second())
 
 
 class TaskLog:

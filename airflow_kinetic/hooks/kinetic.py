@@ -18,7 +18,8 @@ from weakref import WeakValueDictionary
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_kinetic import internals
-from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.place import Place
 from kinetic_orchestration import credentials
 from kinetic_orchestration.errors import CredentialsError, UsageError
 

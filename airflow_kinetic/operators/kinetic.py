@@ -27,6 +27,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, Tas
 
 from airflow_kinetic import internals, keeper, leg, pin
 from airflow_kinetic.arguments import plain, untemplated, with_context
+from airflow_kinetic.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.declared import check, options_of
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
@@ -39,7 +40,7 @@ from airflow_kinetic.links.kinetic import (
     url_of_profile,
     urls_of,
 )
-from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.place import Place
 from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from kinetic_orchestration.agent import names

@@ -15,8 +15,9 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_kinetic import internals, leg
+from airflow_kinetic.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
-from airflow_kinetic.place import DEFAULT_CONNECTION, Place
+from airflow_kinetic.place import Place
 from airflow_kinetic.xcom import WHERE_KEY
 from kinetic_orchestration.errors import StoreError
 

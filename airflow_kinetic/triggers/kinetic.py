@@ -18,10 +18,9 @@ from typing import Any
 from airflow.sdk.configuration import conf
 
 from airflow_kinetic import internals, keeper, scheduler, threads
-from airflow_kinetic.configuration import line_budget
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.place import Place
-from airflow_kinetic.task_log import TaskLog
+from airflow_kinetic.task_log import TaskLog, line_budget
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
