@@ -49,9 +49,9 @@ class Place(NamedTuple):
         place = cls(here.store, here.deployment, here.backend, here.project, gcp_conn_id, chain)
         if not place.is_google:
             return place
-        from airflow_kinetic.hooks.kinetic import KineticHook
+        from airflow_kinetic.connection import Connection
 
-        project = KineticHook(gcp_conn_id, chain).project_of(given.get("project"), here.project)
+        project = Connection(gcp_conn_id, chain).project_of(given.get("project"), here.project)
         return place._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
 
     @property
@@ -63,9 +63,9 @@ class Place(NamedTuple):
         """Within the block, be who the connection says. A place on this machine needs, and opens, none."""
         if not self.is_google:
             return nullcontext()
-        from airflow_kinetic.hooks.kinetic import KineticHook
+        from airflow_kinetic.connection import Connection
 
-        return KineticHook(self.gcp_conn_id, self.impersonation_chain).acting()
+        return Connection(self.gcp_conn_id, self.impersonation_chain).acting()
 
     def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
         """The job. Its store and its hosts are asked, from then on, as the connection says."""
