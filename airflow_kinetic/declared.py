@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from airflow_kinetic.arguments import is_final, listed, untemplated
@@ -13,6 +16,14 @@ from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, TpuVm
 UNKNOWN: Final = object()  # what another task gives, or is another one for each index
 FLAGS = ("deferrable", "durable", "cancel_on_kill", "get_logs", "wait")
 ON_CLEAR = ("rerun", "adopt")
+
+
+@functools.cache
+def declared_with(operator: type) -> Mapping[str, Any]:
+    """Return the parameters of an operator's own `__init__`, each with its default."""
+    parameters = inspect.signature(operator.__init__).parameters.values()  # type: ignore[misc]
+    given = {parameter.name: parameter.default for parameter in parameters}
+    return MappingProxyType({name: default for name, default in given.items() if name not in ("self", "kwargs")})
 
 
 def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:

@@ -13,40 +13,46 @@ import attrs
 from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
-from airflow_kinetic.declared import UNKNOWN, check
-from airflow_kinetic.operators.kinetic import declared_with
+from airflow_kinetic.declared import UNKNOWN, check, declared_with
+
+OURS = "airflow_kinetic."  # how the names of the modules of our own operators begin, wherever this one is
 
 
+@attrs.define(kw_only=True, repr=False)
 class CheckedPartial(OperatorPartial):
-    """What `KineticTPUOperator.partial(…)` gives."""
+    """The result of `KineticTPUOperator.partial(…)`. `declared`: that operator's parameters, with their defaults."""
 
-    __slots__ = ()
+    declared: Mapping[str, Any]
 
     @classmethod
-    def of(cls, made: OperatorPartial) -> CheckedPartial:
+    def of(cls, made: OperatorPartial, declared: Mapping[str, Any]) -> CheckedPartial:
         fields = _fields(made)
         made._expand_called = True  # it is another one that is expanded: Airflow would say that this one never was
-        return cls(**fields)
+        return cls(**fields, declared=declared)
 
     def expand(self, **mapped: Any) -> MappedOperator:
         operator = super().expand(**mapped)
         for values in _one_by_one(mapped):
-            check_mapped(operator, values)
+            check_mapped(operator, values, self.declared)
         return operator
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
         operator = super().expand_kwargs(kwargs, strict=strict)
-        anything = dict.fromkeys(declared_with(), UNKNOWN)
+        anything = dict.fromkeys(self.declared, UNKNOWN)
         stands = operator.partial_kwargs if strict else {}  # nothing may take its place
         for values in [kwargs] if isinstance(kwargs, XComArg) else kwargs:
-            check_mapped(operator, {**anything, **stands} if isinstance(values, XComArg) else values)
+            given = {**anything, **stands} if isinstance(values, XComArg) else values
+            check_mapped(operator, given, self.declared)
         return operator
 
 
-def checked_task(made: Any) -> Any:
-    """What `@task.kinetic` makes of a function. What is mapped are the function's arguments."""
+def checked_task(made: Any, operator: type) -> Any:
+    """Return the task that `@task.kinetic` makes of a function, whose arguments are what is mapped.
+
+    `operator`: the class whose parameters are those of the task, which the decorator's own class only hands on.
+    """
     kind: Any = type(made)
-    return _checked(kind)(**_fields(made))
+    return _checked(kind, operator)(**_fields(made))
 
 
 def _fields(made: Any) -> dict[str, Any]:
@@ -55,29 +61,33 @@ def _fields(made: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _checked(kind: Any) -> Any:
-    """Of whatever class it is, whose name is Airflow's own."""
+def _checked(kind: Any, operator: type) -> Any:
+    """Make a class of checked tasks from the given one, whose name is Airflow's own."""
+    declared = declared_with(operator)
 
     def expand(self: Any, **mapped: Any) -> XComArg:
-        return _looked_at(kind.expand(self, **mapped))
+        return _looked_at(kind.expand(self, **mapped), declared)
 
     def expand_kwargs(self: Any, kwargs: Any, *, strict: bool = True) -> XComArg:
-        return _looked_at(kind.expand_kwargs(self, kwargs, strict=strict))
+        return _looked_at(kind.expand_kwargs(self, kwargs, strict=strict), declared)
 
     return type("CheckedTask", (kind,), {"expand": expand, "expand_kwargs": expand_kwargs, "__module__": __name__})
 
 
-def _looked_at(made: Any) -> XComArg:
-    check_mapped(made.operator, {"python_callable": made.operator.python_callable})
+def _looked_at(made: Any, declared: Mapping[str, Any]) -> XComArg:
+    check_mapped(made.operator, {"python_callable": made.operator.python_callable}, declared)
     argument: XComArg = made
     return argument
 
 
-def check_mapped(operator: MappedOperator, values: Mapping[str, Any]) -> None:
-    """As if it were made with these values now. A class with more parameters may make anything of them."""
-    if not operator.operator_class.__init__.__module__.startswith(f"{__package__}."):
+def check_mapped(operator: MappedOperator, values: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
+    """Check a mapped task as if it were made with these values now, and with `declared` where nothing is given.
+
+    A user's class with an `__init__` of its own may make anything of its parameters, so it is not checked.
+    """
+    if not operator.operator_class.__init__.__module__.startswith(OURS):
         return
-    given = dict(declared_with())
+    given = dict(declared)
     for source in (operator.dag, operator.task_group):
         given |= _ours(getattr(source, "default_args", None) or {}, given)
     given |= _ours(operator.partial_kwargs, given)

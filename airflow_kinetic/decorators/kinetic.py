@@ -170,4 +170,6 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     except ImportError as error:
         internals.lost("airflow.sdk.definitions.mappedoperator", error)
         return made
-    return checked_task(made) if python_callable is not None else lambda function: checked_task(made(function))
+    if python_callable is not None:
+        return checked_task(made, KineticTPUOperator)
+    return lambda function: checked_task(made(function), KineticTPUOperator)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import functools
-import inspect
 import json
 import os
 import re
@@ -28,7 +26,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, Tas
 from airflow_kinetic import internals, keeper, leg, pin
 from airflow_kinetic.arguments import plain, untemplated, with_context
 from airflow_kinetic.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.declared import check, options_of
+from airflow_kinetic.declared import check, declared_with, options_of
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
     KineticCurvesLink,
@@ -218,7 +216,10 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._asked: tuple[JobSpec, Identity, Place] | None = None
         self._launching = self._executing = self._killed = False
         self._killing: threading.Thread | None = None
-        check({name: getattr(self, name) for name in (*declared_with(), "outlets")}, self.template_fields)
+        check(
+            {name: getattr(self, name) for name in (*declared_with(KineticTPUOperator), "outlets")},
+            self.template_fields,
+        )
 
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:
@@ -229,7 +230,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except ImportError as error:
             internals.lost("airflow.sdk.definitions.mappedoperator", error)
             return made
-        return CheckedPartial.of(made)
+        return CheckedPartial.of(made, declared_with(KineticTPUOperator))
 
     # ---- what Airflow calls ------------------------------------------------------------------------------------
 
@@ -376,7 +377,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         kwargs = plain(untemplated(self.op_kwargs, "op_kwargs", "{…}"), "op_kwargs")
         env = plain(untemplated(self.env or {}, "env", "{…}"), "env")
         untemplated(self.labels, "labels", "{…}")
-        given = {name: getattr(self, name) for name in declared_with()}
+        given = {name: getattr(self, name) for name in declared_with(KineticTPUOperator)}
         options = check_options(options_of(given, self.zones))
         for variable, value in env.items():
             if not isinstance(value, str):
@@ -724,13 +725,6 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except Exception:  # then it counts as none
             return True
         return decision.action is not RetryAction.FAIL
-
-
-@functools.cache
-def declared_with() -> dict[str, Any]:
-    """The operator's own parameters, and what each is unless it is given."""
-    parameters = inspect.signature(KineticTPUOperator.__init__).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in ("self", "kwargs")}
 
 
 def _origin(context: Context) -> dict[str, str]:
