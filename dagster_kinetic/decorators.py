@@ -19,9 +19,10 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.config import TAG, KineticRunConfig, from_tag
-from dagster_kinetic.detached import ASSET_WAITS, RESULTS, as_detached, refuse_store_of_its_own, two_runs
+from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_own, two_runs
 from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
+from dagster_kinetic.ticket import ASSET_WAITS
 from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from kinetic_orchestration.context import HERE, HostContext
 from kinetic_orchestration.decorator import RemoteCallable

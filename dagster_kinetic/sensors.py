@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.detached import (
+from dagster_kinetic.resource import KineticResource
+from dagster_kinetic.ticket import (
     ASSET_WAITS,
     ENDED,
     FINISHED,
@@ -29,7 +30,6 @@ from dagster_kinetic.detached import (
     tag_of,
     tickets_of,
 )
-from dagster_kinetic.resource import KineticResource
 from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 

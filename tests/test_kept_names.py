@@ -21,7 +21,7 @@ import pytest
 import airflow_kinetic
 import dagster_kinetic
 from airflow_kinetic.get_provider_info import get_provider_info
-from dagster_kinetic import detached
+from dagster_kinetic import ticket as tickets
 from dagster_kinetic.config import TAG
 from kinetic_orchestration import testing
 from kinetic_orchestration.agent import names
@@ -240,21 +240,21 @@ def test_the_record_of_who_looks_after_a_job_has_these_fields(airflows_side: dic
 
 
 def test_the_tags_of_runs_and_the_key_of_an_event() -> None:
-    assert (detached.WAITS, detached.ASSET_WAITS, TAG) == (
+    assert (tickets.WAITS, tickets.ASSET_WAITS, TAG) == (
         "kinetic/detached", "kinetic/detached", "dagster-kinetic/config"
     )  # fmt: skip
-    assert (detached.WAITING, detached.FINISHED, detached.LOGGED) == ("waiting", "finished", "kinetic/ticket")
-    kinds = (detached.TICKET, detached.ENDED, detached.FINISHES)
-    assert [detached.tag_of(kind, "far away") for kind in kinds] == [
+    assert (tickets.WAITING, tickets.FINISHED, tickets.LOGGED) == ("waiting", "finished", "kinetic/ticket")
+    kinds = (tickets.TICKET, tickets.ENDED, tickets.FINISHES)
+    assert [tickets.tag_of(kind, "far away") for kind in kinds] == [
         "kinetic/detached.far_away", "kinetic/ended.far_away", "kinetic/finishes.far_away"
     ]  # fmt: skip
 
 
 def test_a_ticket_is_kept_by_the_names_of_its_fields() -> None:
-    ticket = detached.Ticket.from_text(json.dumps({**TICKET, "newer": "a field of a later version"}))
+    ticket = tickets.Ticket.from_text(json.dumps({**TICKET, "newer": "a field of a later version"}))
     assert json.loads(ticket.to_text()) == TICKET
     few = {"job": "train-1", "assets": ["far"], "run": "a run", "step": "far"}
-    assert json.loads(detached.Ticket.from_text(json.dumps(few)).to_text()) == few
+    assert json.loads(tickets.Ticket.from_text(json.dumps(few)).to_text()) == few
 
 
 def test_dagster_knows_the_package_and_yaml_names_the_component() -> None:

@@ -28,7 +28,7 @@ from dagster_kinetic import (
     sensors,
 )
 from dagster_kinetic.config import TAG
-from dagster_kinetic.detached import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
+from dagster_kinetic.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import UsageError
