@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kinetic_orchestration.testing.emulator import Emulator
-    from kinetic_orchestration.testing.faults import random_faults
     from kinetic_orchestration.testing.instance import Machine
     from kinetic_orchestration.testing.ledger import Ledger
     from kinetic_orchestration.testing.lives import Timing
     from kinetic_orchestration.testing.model import Cloud
     from kinetic_orchestration.testing.refusals import Refusal
+    from kinetic_orchestration.testing.seeded_faults import random_faults
 
 _HOMES = {
     "Cloud": "model",
@@ -31,7 +31,7 @@ _HOMES = {
     "Machine": "instance",
     "Refusal": "refusals",
     "Timing": "lives",
-    "random_faults": "faults",
+    "random_faults": "seeded_faults",
 }
 
 __all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]

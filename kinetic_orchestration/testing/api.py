@@ -33,8 +33,8 @@ from grpc_status import rpc_status
 
 from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
+from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
-from kinetic_orchestration.testing.faults import CLIENT, Caller
 from kinetic_orchestration.testing.journal import Exchange
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from kinetic_orchestration.testing import journal
-from kinetic_orchestration.testing.faults import Caller
+from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json
 

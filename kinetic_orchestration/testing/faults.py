@@ -1,37 +1,19 @@
-"""Which calls fail, and how: scripted ones, each used up after so many times, and random ones that a seed replays.
+"""The faults that calls meet: scripted ones, each used up after so many times, and behind them random ones.
 
-It decides; the model does what was decided. The n-th call of a method meets the same random fault for the same
-seed, in whatever order the calls of different methods come.
+It decides; the model does what was decided.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.refusals import Refusal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from kinetic_orchestration.testing.model import Cloud
-
 At = Literal["call", "provision", "operation"]
-
-
-class Caller(NamedTuple):
-    """Who calls: a client, or the account of a VM."""
-
-    kind: str = "client"
-    node: str = ""
-    worker: int = 0
-
-
-CLIENT = Caller()
 
 
 @dataclass
@@ -63,12 +45,28 @@ class Fault:
             self.times -= 1
 
 
+class Trouble(NamedTuple):
+    """A random fault of a node: what, and how many seconds after it became READY."""
+
+    what: str
+    after: float
+    worker: int
+
+
+class Chance(Protocol):
+    """The source of random faults. Each method returns the fault of the next call or node, or None."""
+
+    def call(self, at: At, method: str, zone: str) -> Fault | None: ...
+
+    def node(self, workers: int) -> Trouble | None: ...
+
+
 class Faults:
     """All that is scripted, in the order in which it was said, and the random ones behind it."""
 
     def __init__(self) -> None:
         self.scripted: list[Fault] = []
-        self.random: RandomFaults | None = None
+        self.random: Chance | None = None
 
     def add(self, fault: Fault) -> Fault:
         self.scripted.append(fault)
@@ -82,87 +80,3 @@ class Faults:
                 self.scripted = [fault for fault in self.scripted if fault.times != 0]
                 return fault
         return self.random.call(at, method, zone) if self.random else None
-
-
-class Trouble(NamedTuple):
-    """A random fault of a node: what, and how many seconds after it became READY."""
-
-    what: str
-    after: float
-    worker: int
-
-
-_CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
-    "unavailable": ("call", ("*",)),
-    "throttled": ("call", ("CreateQueuedResource", "DeleteQueuedResource", "ListQueuedResources", "ListNodes")),
-    "internal": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
-    "lost answer": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
-    "slow": ("call", ("*",)),
-    "stockout": ("provision", ("CreateQueuedResource",)),
-    "internal at provisioning": ("provision", ("CreateQueuedResource",)),
-}
-_NODES = ("preemption with notice", "preemption", "reboot", "maintenance", "never boots", "gone", "power failure")
-KINDS = (*_CALLS, *_NODES)
-
-
-class RandomFaults:
-    """Faults by a seed: `rate` of all calls and nodes, at most `limit` of them, of `kinds` (default: every kind)."""
-
-    def __init__(self, seed: int, rate: float, limit: int, kinds: Sequence[str], within: float) -> None:
-        unknown = set(kinds) - set(KINDS)
-        if unknown:
-            raise ValueError(f"no such faults: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
-        self.seed = seed
-        self.left = limit
-        self.met: list[str] = []
-        self._rate = rate
-        self._within = within
-        self._calls = [kind for kind in kinds if kind in _CALLS]
-        self._nodes = [kind for kind in kinds if kind in _NODES]
-        self._seen: Counter[str] = Counter()
-
-    def call(self, at: At, method: str, zone: str) -> Fault | None:
-        possible = [kind for kind in self._calls if _CALLS[kind][0] == at and _fits(method, _CALLS[kind][1])]
-        dice, kind = self._throw(f"{at} {method}", possible)
-        if not kind:
-            return None
-        if kind == "slow":
-            return Fault(method, delay=dice.uniform(0.01, 0.2))
-        if kind == "lost answer":
-            return Fault(method, lose=True)
-        event = dice.getrandbits(60)
-        refusal = {
-            "unavailable": refusals.unavailable,
-            "throttled": lambda: refusals.too_many_requests("emulated"),
-            "internal": refusals.internal,
-            "internal at provisioning": refusals.internal,
-            "stockout": lambda: refusals.no_capacity(zone, event),
-        }[kind]
-        return Fault(method, refusal=refusal, at=at)
-
-    def node(self, workers: int) -> Trouble | None:
-        dice, kind = self._throw("node", self._nodes)
-        return Trouble(kind, dice.uniform(0, self._within), dice.randrange(workers)) if kind else None
-
-    def _throw(self, what: str, possible: Sequence[str]) -> tuple[random.Random, str]:
-        self._seen[what] += 1
-        dice = random.Random(f"{self.seed} {what} {self._seen[what]}")
-        if not possible or self.left <= 0 or dice.random() >= self._rate:
-            return dice, ""
-        kind = dice.choice(possible)
-        self.left -= 1
-        self.met.append(f"{kind}: {what} {self._seen[what]}")
-        return dice, kind
-
-
-def random_faults(
-    cloud: Cloud, seed: int, *, rate: float = 0.1, limit: int = 20, kinds: Sequence[str] = KINDS, within: float = 2.0
-) -> RandomFaults:
-    """Let `rate` of all calls and nodes of `cloud` fail in one of `kinds`, at most `limit` times; nodes `within`
-    so many seconds after they became READY. `.met` of what is returned tells what happened."""
-    cloud.faults.random = RandomFaults(seed, rate, limit, kinds, within)
-    return cloud.faults.random
-
-
-def _fits(method: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(method, pattern) for pattern in patterns)

@@ -20,8 +20,9 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, ca
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.deviations import Deviation
-from kinetic_orchestration.testing.faults import CLIENT, At, Caller, Faults
+from kinetic_orchestration.testing.faults import At, Faults
 from kinetic_orchestration.testing.hosts import Host, Hosts
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.ledger import Ledger

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kinetic_orchestration.testing import deviations, filters, refusals, resources
-from kinetic_orchestration.testing.faults import CLIENT, Caller
+from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.instance import project_number
 from kinetic_orchestration.testing.lives import Answered, step

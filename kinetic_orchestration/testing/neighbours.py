@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kinetic_orchestration.testing import catalogue, filters, refusals
-from kinetic_orchestration.testing.faults import Caller
+from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json, after, moment, page_token, seconds, stamp

@@ -9,12 +9,13 @@ import pytest
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing import refusals
-from kinetic_orchestration.testing.faults import Caller, random_faults
+from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import Timing
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.seeded_faults import random_faults
 
 ZONE = "us-east5-a"
 OTHER = "us-central1-b"
@@ -713,6 +714,6 @@ def test_random_faults_reach_every_kind_and_end_by_themselves(clock: Clock, room
 
 
 def _kinds() -> tuple[str, ...]:
-    from kinetic_orchestration.testing.faults import KINDS
+    from kinetic_orchestration.testing.seeded_faults import KINDS
 
     return KINDS

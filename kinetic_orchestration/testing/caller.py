@@ -1,0 +1,16 @@
+"""The caller of a method of the emulated cloud."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Caller(NamedTuple):
+    """Who calls: a client, or the account of a VM."""
+
+    kind: str = "client"
+    node: str = ""
+    worker: int = 0
+
+
+CLIENT = Caller()

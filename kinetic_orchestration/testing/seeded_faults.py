@@ -1,0 +1,104 @@
+"""Random faults of an emulated cloud, which a seed replays.
+
+The n-th call of a method meets the same fault for the same seed, in whatever order the calls of different methods come.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.faults import At, Fault, Faults, Trouble
+
+_CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
+    "unavailable": ("call", ("*",)),
+    "throttled": ("call", ("CreateQueuedResource", "DeleteQueuedResource", "ListQueuedResources", "ListNodes")),
+    "internal": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
+    "lost answer": ("call", ("CreateQueuedResource", "DeleteQueuedResource")),
+    "slow": ("call", ("*",)),
+    "stockout": ("provision", ("CreateQueuedResource",)),
+    "internal at provisioning": ("provision", ("CreateQueuedResource",)),
+}
+_NODES = ("preemption with notice", "preemption", "reboot", "maintenance", "never boots", "gone", "power failure")
+KINDS = (*_CALLS, *_NODES)
+
+
+class HasFaults(Protocol):
+    """A cloud, of which this module needs the faults alone."""
+
+    @property
+    def faults(self) -> Faults: ...
+
+
+class RandomFaults:
+    """Faults by a seed: `rate` of all calls and nodes, at most `limit` of them, of `kinds` (default: every kind)."""
+
+    def __init__(self, seed: int, rate: float, limit: int, kinds: Sequence[str], within: float) -> None:
+        unknown = set(kinds) - set(KINDS)
+        if unknown:
+            raise ValueError(f"no such faults: {', '.join(sorted(unknown))}; there are: {', '.join(KINDS)}")
+        self.seed = seed
+        self.left = limit
+        self.met: list[str] = []
+        self._rate = rate
+        self._within = within
+        self._calls = [kind for kind in kinds if kind in _CALLS]
+        self._nodes = [kind for kind in kinds if kind in _NODES]
+        self._seen: Counter[str] = Counter()
+
+    def call(self, at: At, method: str, zone: str) -> Fault | None:
+        possible = [kind for kind in self._calls if _CALLS[kind][0] == at and _fits(method, _CALLS[kind][1])]
+        dice, kind = self._throw(f"{at} {method}", possible)
+        if not kind:
+            return None
+        if kind == "slow":
+            return Fault(method, delay=dice.uniform(0.01, 0.2))
+        if kind == "lost answer":
+            return Fault(method, lose=True)
+        event = dice.getrandbits(60)
+        refusal = {
+            "unavailable": refusals.unavailable,
+            "throttled": lambda: refusals.too_many_requests("emulated"),
+            "internal": refusals.internal,
+            "internal at provisioning": refusals.internal,
+            "stockout": lambda: refusals.no_capacity(zone, event),
+        }[kind]
+        return Fault(method, refusal=refusal, at=at)
+
+    def node(self, workers: int) -> Trouble | None:
+        dice, kind = self._throw("node", self._nodes)
+        return Trouble(kind, dice.uniform(0, self._within), dice.randrange(workers)) if kind else None
+
+    def _throw(self, what: str, possible: Sequence[str]) -> tuple[random.Random, str]:
+        self._seen[what] += 1
+        dice = random.Random(f"{self.seed} {what} {self._seen[what]}")
+        if not possible or self.left <= 0 or dice.random() >= self._rate:
+            return dice, ""
+        kind = dice.choice(possible)
+        self.left -= 1
+        self.met.append(f"{kind}: {what} {self._seen[what]}")
+        return dice, kind
+
+
+def random_faults(
+    cloud: HasFaults,
+    seed: int,
+    *,
+    rate: float = 0.1,
+    limit: int = 20,
+    kinds: Sequence[str] = KINDS,
+    within: float = 2.0,
+) -> RandomFaults:
+    """Let `rate` of all calls and nodes of `cloud` fail in one of `kinds`, at most `limit` times; nodes `within`
+    so many seconds after they became READY. `.met` of what is returned tells what happened."""
+    faults = RandomFaults(seed, rate, limit, kinds, within)
+    cloud.faults.random = faults
+    return faults
+
+
+def _fits(method: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(method, pattern) for pattern in patterns)
