@@ -24,8 +24,8 @@ _LOOK = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from kinetic_orchestration.testing.clock import Happening
     from kinetic_orchestration.testing.emulator import Emulator
-    from kinetic_orchestration.testing.lives import Happening
 
 
 def emulator(arguments: Namespace) -> int:

@@ -8,30 +8,24 @@ one lock, so that any number of threads may use a cloud. It does not know what c
 from __future__ import annotations
 
 import dataclasses
-import functools
-import heapq
-import itertools
 import random
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing import refusals, resources
 from kinetic_orchestration.testing.caller import CLIENT, Caller
+from kinetic_orchestration.testing.clock import step
 from kinetic_orchestration.testing.deviations import Deviation
-from kinetic_orchestration.testing.faults import At, Faults
+from kinetic_orchestration.testing.faults import Faults
 from kinetic_orchestration.testing.hosts import Host, Hosts
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.ledger import Ledger
+from kinetic_orchestration.testing.quotas import Quotas
 from kinetic_orchestration.testing.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, State, Wanted
 
-P = ParamSpec("P")
 T = TypeVar("T")
-L = TypeVar("L", bound="Lives")
 
 # About 91 a minute and project: what the quota tpu.googleapis.com/qps/create has been seen at.
 CREATES_PER_MINUTE = 91
@@ -53,38 +47,6 @@ class Timing(NamedTuple):
 DEFAULT_TIMING = Timing()
 
 
-class Happening(NamedTuple):
-    """One line of what happened."""
-
-    time: float
-    kind: str
-    name: str
-    what: str
-
-
-class Quota(NamedTuple):
-    scope: str
-    limit: int
-    generation: str
-    spot: bool | None
-    at: At
-
-
-def step(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """A public method of a cloud: what is due happens first, and nothing else meanwhile."""
-
-    @functools.wraps(method)
-    def stepped(self: L, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.changed:
-            self._catch_up()
-            try:
-                return method(self, *args, **kwargs)
-            finally:
-                self.changed.notify_all()
-
-    return cast("Callable[Concatenate[L, P], T]", stepped)
-
-
 class Answered(NamedTuple):
     """A request that had an id, and the operation that it led to."""
 
@@ -92,7 +54,7 @@ class Answered(NamedTuple):
     operation: Operation
 
 
-class Lives:
+class Lives(Quotas):
     """All that exists in one cloud, and how each thing ends."""
 
     def __init__(
@@ -107,65 +69,24 @@ class Lives:
         pause: Callable[[float], object] = time.sleep,
         seed: int = 0,
     ) -> None:
+        super().__init__(zones, creates_per_minute, clock, pause)
         self.timing = timing
         self.faults = Faults()
         self.deviations: list[Deviation] = []
         self.planted: set[int] = set()
-        self.history: deque[Happening] = deque(maxlen=10_000)
-        self.told: Callable[[Happening], None] | None = None
         self.requests: list[tuple[str, Caller]] = []
-        # Notified at every step; its lock is the one of the cloud.
-        self.changed = threading.Condition(threading.RLock())
         self.ledger = Ledger(lambda: self._now, self._living, self.advance)
-        self._clock, self._pause = clock, pause
-        self._now = clock()
         self._random = random.Random(seed)
-        self._numbers = itertools.count(1)
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._zones: dict[str, int | None] = _zones(zones)
         self._projects = frozenset(projects)
         self._machines = machines
-        self._queued: dict[str, Queued] = {}
-        self._nodes: dict[str, Node] = {}
         self._operations: dict[str, Operation] = {}
         self._answers: dict[tuple[str, str], Answered] = {}
         self._handles: list[tuple[str, Host]] = []
-        self._quotas: list[Quota] = []
-        self._rate = creates_per_minute
-        self._creates: dict[str, deque[float]] = {}
-        self._denied: set[tuple[str, str]] = set()
-        self._disabled: set[str] = set()
         self._stuck_deletes: list[str] = []
         self._slow_deletes: dict[str, float] = {}
         self._endless: list[tuple[str, int | None]] = []
         self._bootless: list[tuple[str, int, int | None]] = []
         self._furnished: list[tuple[str, int | None, Mapping[str, Any]]] = []
-        self._waiting: list[Callable[[], None]] = []
-
-    @step
-    def advance(self) -> None:
-        """Let everything happen that is due by now. (Every other step does so first.)"""
-
-    def next_due(self) -> float | None:
-        """When something will happen by itself; None: nothing will."""
-        with self.changed:
-            return self._due[0][0] if self._due else None
-
-    @step
-    def at(self, moment: float, action: Callable[[], None]) -> None:
-        """Do something at that time."""
-        self._later(max(0.0, moment - self._now), action)
-
-    def _catch_up(self) -> None:
-        now = self._clock()
-        while self._due and self._due[0][0] <= now:
-            at, _, action = heapq.heappop(self._due)
-            self._now = max(self._now, at)
-            action()
-        self._now = max(self._now, now)
-
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), action))
 
     # What can befall nodes and queued resources
 
@@ -481,79 +402,6 @@ class Lives:
             queued.initiator = ""
         self._tell("queued resource", queued.name, f"{state}: {why}" if why else str(state))
 
-    # What is allowed, and what is left
-
-    def is_enabled(self, service: str) -> bool:
-        return service not in self._disabled
-
-    def is_denied(self, permission: str, caller: Caller) -> bool:
-        who = ("*", caller.kind, caller.node)
-        return any(one in who and named in (permission, "*") for one, named in self._denied)
-
-    def demand(self, permission: str, resource: str, caller: Caller) -> None:
-        """Raises a Refusal unless `caller` has `permission`."""
-        if self.is_denied(permission, caller):
-            raise refusals.permission(permission, resource)
-
-    def demand_service(self, service: str, project: str) -> None:
-        if service in self._disabled:
-            raise refusals.api_disabled(service, project)
-
-    def _demand_account(self, wanted: list[Wanted], caller: Caller) -> None:
-        if self.is_denied("iam.serviceAccounts.actAs", caller):
-            raise refusals.act_as(account(wanted[0].spec, "emulated"))
-
-    def _demand_rate(self, project: str, nodes: int) -> None:
-        recent = self._creates.setdefault(project, deque())
-        while recent and recent[0] <= self._now - 60.0:
-            recent.popleft()
-        if self._rate is not None and len(recent) + nodes > self._rate:
-            raise refusals.create_rate(project, self._rate)
-        recent.extend([self._now] * nodes)
-
-    def _demand_quota(
-        self, wanted: list[Wanted], where: resources.Place, spot: bool, at: At, already: str = ""
-    ) -> None:
-        for known in self._quotas:
-            asked = sum(
-                resources.units(one.hardware)
-                for one in wanted
-                if known.at == at and _counts(known, where.zone, one.hardware.generation, spot)
-            )
-            if asked and asked + self._used(known, where.project, already) > known.limit:
-                generation = wanted[0].hardware.generation
-                raise refusals.quota(generation, spot, known.scope, known.limit, where.project)
-
-    def _used(self, known: Quota, project: str, already: str) -> int:
-        """What counts against a quota: all that exists, FAILED and SUSPENDED as well."""
-        used = 0
-        for queued in self._queued.values():
-            place = queued.place
-            if queued.name == already or place.project != project:
-                continue
-            for one in resources.wanted_nodes(place.id, f"projects/{project}/locations/{place.zone}", queued.body):
-                if _counts(known, place.zone, one.hardware.generation, queued.spot):
-                    used += resources.units(one.hardware)
-        for node in self._nodes.values():
-            place = node.place
-            alone = not node.queued and place.project == project
-            if alone and _counts(known, place.zone, node.hardware.generation, node.spot):
-                used += resources.units(node.hardware)
-        return used
-
-    def _free(self, zone: str) -> int | None:
-        """Chips that nobody has in a zone; None: without end."""
-        chips = self._zones.get(zone)
-        if chips is None:
-            return None
-        return chips - sum(node.hardware.chips for node in self._nodes.values() if _is_in(node, zone))
-
-    def _room(self) -> None:
-        """Somebody may have made room: ask those who wait, in their order."""
-        asked, self._waiting = self._waiting, []
-        for consider in asked:
-            consider()
-
     # Operations
 
     def _operation(self, target: str, verb: str, answer: str = "") -> Operation:
@@ -642,31 +490,3 @@ class Lives:
 
     def _event(self) -> int:
         return self._random.getrandbits(60)
-
-    def _tell(self, kind: str, name: str, what: str) -> None:
-        happening = Happening(self._now, kind, name, what)
-        self.history.append(happening)
-        if self.told is not None:
-            self.told(happening)
-
-
-def _zones(given: Mapping[str, int | None] | Iterable[str] | None) -> dict[str, int | None]:
-    if given is None:
-        return {zone: None for hardware in accelerators.catalogue() for zone in accelerators.zones(hardware)}
-    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
-
-
-def account(spec: Json, project: str) -> str:
-    return str(spec.get("serviceAccount", {}).get("email") or f"{project}-compute@developer.gserviceaccount.com")
-
-
-def _is_in(node: Node, zone: str) -> bool:
-    return node.place.zone == zone and node.occupies
-
-
-def _counts(known: Quota, zone: str, generation: str, spot: bool) -> bool:
-    return (
-        known.scope in (zone, refusals.region(zone))
-        and known.generation in ("", generation)
-        and known.spot in (None, spot)
-    )

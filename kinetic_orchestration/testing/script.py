@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.clock import step
 from kinetic_orchestration.testing.deviations import Alter, AlterRefusal, Deviation, Instead
 from kinetic_orchestration.testing.faults import At, Fault, Faults
-from kinetic_orchestration.testing.lives import Lives, Quota, step
+from kinetic_orchestration.testing.lives import Lives
+from kinetic_orchestration.testing.quotas import Quota
 from kinetic_orchestration.testing.refusals import TPU, Refusal
 from kinetic_orchestration.testing.resources import State
 

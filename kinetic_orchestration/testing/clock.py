@@ -1,0 +1,87 @@
+"""The time of an emulated cloud: what is due happens when somebody looks, and every step is under one lock.
+
+Time is handed in. It knows of nothing that happens but when, and keeps what is told of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound="Clock")
+
+
+class Happening(NamedTuple):
+    """One line of what happened."""
+
+    time: float
+    kind: str
+    name: str
+    what: str
+
+
+def step(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """A public method of a cloud: what is due happens first, and nothing else meanwhile."""
+
+    @functools.wraps(method)
+    def stepped(self: C, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.changed:
+            self._catch_up()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.changed.notify_all()
+
+    return cast("Callable[Concatenate[C, P], T]", stepped)
+
+
+class Clock:
+    """The time, what is to happen when, and the history of what did."""
+
+    def __init__(self, clock: Callable[[], float], pause: Callable[[float], object]) -> None:
+        self.history: deque[Happening] = deque(maxlen=10_000)
+        self.told: Callable[[Happening], None] | None = None
+        # Notified at every step; its lock is the one of the cloud.
+        self.changed = threading.Condition(threading.RLock())
+        self._clock, self._pause = clock, pause
+        self._now = clock()
+        self._numbers = itertools.count(1)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    @step
+    def advance(self) -> None:
+        """Let everything happen that is due by now. (Every other step does so first.)"""
+
+    def next_due(self) -> float | None:
+        """When something will happen by itself; None: nothing will."""
+        with self.changed:
+            return self._due[0][0] if self._due else None
+
+    @step
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        """Do something at that time."""
+        self._later(max(0.0, moment - self._now), action)
+
+    def _catch_up(self) -> None:
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            at, _, action = heapq.heappop(self._due)
+            self._now = max(self._now, at)
+            action()
+        self._now = max(self._now, now)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), action))
+
+    def _tell(self, kind: str, name: str, what: str) -> None:
+        happening = Happening(self._now, kind, name, what)
+        self.history.append(happening)
+        if self.told is not None:
+            self.told(happening)

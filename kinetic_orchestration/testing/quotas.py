@@ -1,0 +1,140 @@
+"""What an emulated cloud allows: permissions, services, the rate of creates, quotas, and the chips of a zone.
+
+It counts what exists. It does not know how that came to be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing.caller import Caller
+from kinetic_orchestration.testing.clock import Clock
+from kinetic_orchestration.testing.faults import At
+from kinetic_orchestration.testing.resources import Json, Node, Queued, Wanted
+
+
+class Quota(NamedTuple):
+    scope: str
+    limit: int
+    generation: str
+    spot: bool | None
+    at: At
+
+
+class Quotas(Clock):
+    """All that exists, and how much of it there may be. `zones`: the ones there are, each with its chips."""
+
+    def __init__(
+        self,
+        zones: Mapping[str, int | None] | Iterable[str] | None,
+        creates_per_minute: int | None,
+        clock: Callable[[], float],
+        pause: Callable[[float], object],
+    ) -> None:
+        super().__init__(clock, pause)
+        self._zones: dict[str, int | None] = _zones(zones)
+        self._queued: dict[str, Queued] = {}
+        self._nodes: dict[str, Node] = {}
+        self._quotas: list[Quota] = []
+        self._rate = creates_per_minute
+        self._creates: dict[str, deque[float]] = {}
+        self._denied: set[tuple[str, str]] = set()
+        self._disabled: set[str] = set()
+        self._waiting: list[Callable[[], None]] = []
+
+    def is_enabled(self, service: str) -> bool:
+        return service not in self._disabled
+
+    def is_denied(self, permission: str, caller: Caller) -> bool:
+        who = ("*", caller.kind, caller.node)
+        return any(one in who and named in (permission, "*") for one, named in self._denied)
+
+    def demand(self, permission: str, resource: str, caller: Caller) -> None:
+        """Raises a Refusal unless `caller` has `permission`."""
+        if self.is_denied(permission, caller):
+            raise refusals.permission(permission, resource)
+
+    def demand_service(self, service: str, project: str) -> None:
+        if service in self._disabled:
+            raise refusals.api_disabled(service, project)
+
+    def _demand_account(self, wanted: list[Wanted], caller: Caller) -> None:
+        if self.is_denied("iam.serviceAccounts.actAs", caller):
+            raise refusals.act_as(_account(wanted[0].spec, "emulated"))
+
+    def _demand_rate(self, project: str, nodes: int) -> None:
+        recent = self._creates.setdefault(project, deque())
+        while recent and recent[0] <= self._now - 60.0:
+            recent.popleft()
+        if self._rate is not None and len(recent) + nodes > self._rate:
+            raise refusals.create_rate(project, self._rate)
+        recent.extend([self._now] * nodes)
+
+    def _demand_quota(
+        self, wanted: list[Wanted], where: resources.Place, spot: bool, at: At, already: str = ""
+    ) -> None:
+        for known in self._quotas:
+            asked = sum(
+                resources.units(one.hardware)
+                for one in wanted
+                if known.at == at and _counts(known, where.zone, one.hardware.generation, spot)
+            )
+            if asked and asked + self._used(known, where.project, already) > known.limit:
+                generation = wanted[0].hardware.generation
+                raise refusals.quota(generation, spot, known.scope, known.limit, where.project)
+
+    def _used(self, known: Quota, project: str, already: str) -> int:
+        """What counts against a quota: all that exists, FAILED and SUSPENDED as well."""
+        used = 0
+        for queued in self._queued.values():
+            place = queued.place
+            if queued.name == already or place.project != project:
+                continue
+            for one in resources.wanted_nodes(place.id, f"projects/{project}/locations/{place.zone}", queued.body):
+                if _counts(known, place.zone, one.hardware.generation, queued.spot):
+                    used += resources.units(one.hardware)
+        for node in self._nodes.values():
+            place = node.place
+            alone = not node.queued and place.project == project
+            if alone and _counts(known, place.zone, node.hardware.generation, node.spot):
+                used += resources.units(node.hardware)
+        return used
+
+    def _free(self, zone: str) -> int | None:
+        """Chips that nobody has in a zone; None: without end."""
+        chips = self._zones.get(zone)
+        if chips is None:
+            return None
+        return chips - sum(node.hardware.chips for node in self._nodes.values() if _is_in(node, zone))
+
+    def _room(self) -> None:
+        """Somebody may have made room: ask those who wait, in their order."""
+        asked, self._waiting = self._waiting, []
+        for consider in asked:
+            consider()
+
+
+def _zones(given: Mapping[str, int | None] | Iterable[str] | None) -> dict[str, int | None]:
+    if given is None:
+        return {zone: None for hardware in accelerators.catalogue() for zone in accelerators.zones(hardware)}
+    return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
+
+
+def _account(spec: Json, project: str) -> str:
+    return str(spec.get("serviceAccount", {}).get("email") or f"{project}-compute@developer.gserviceaccount.com")
+
+
+def _is_in(node: Node, zone: str) -> bool:
+    return node.place.zone == zone and node.occupies
+
+
+def _counts(known: Quota, zone: str, generation: str, spot: bool) -> bool:
+    return (
+        known.scope in (zone, refusals.region(zone))
+        and known.generation in ("", generation)
+        and known.spot in (None, spot)
+    )
