@@ -18,8 +18,8 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_kinetic import internals
 from airflow_kinetic.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration import credentials
 from kinetic_orchestration.errors import CredentialsError, UsageError
+from kinetic_orchestration.platforms.google import credentials
 
 try:
     from airflow.providers.google.common.hooks.base_google import GoogleBaseHook

@@ -14,7 +14,6 @@ from weakref import WeakValueDictionary
 
 from airflow_kinetic.arguments import listed
 from airflow_kinetic.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration import credentials
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.job import reopened
 from kinetic_orchestration.plan.configuration import settings
@@ -22,6 +21,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.planner import KINETIC_BACKENDS
 from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 

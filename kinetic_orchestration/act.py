@@ -14,7 +14,6 @@ from typing import Any
 from kinetic_orchestration import attempts, bill, lifecycle
 from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.backends.onlooker import Onlooker
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
@@ -31,6 +30,7 @@ from kinetic_orchestration.plan.values import (
     Staged,
 )
 from kinetic_orchestration.platforms.backend import Backend, Submission
+from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name

@@ -72,9 +72,9 @@ def launch(
     store = open_store(plan.store, plan.deployment)
     backend.prepare()
     if plan.remote:
-        from kinetic_orchestration import preflight_cloud
+        from kinetic_orchestration.platforms.google import preflight
 
-        preflight_cloud.require(replace(here, service_account=str(plan.cloud["service_account"])))
+        preflight.require(replace(here, service_account=str(plan.cloud["service_account"])))
         plan = replace(make_plan(spec, here, copies.environ(), bucket_for(spec, plan, here)), emulated=plan.emulated)
     identity = identity or identity_of(spec)
     plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
@@ -136,7 +136,7 @@ def bucket_for(spec: JobSpec, plan: Plan, here: Settings) -> Location | None:
     """Return where the store's bucket lies, if that decides the zones."""
     if not plan.remote or zones_named(spec.options, here):
         return None
-    from kinetic_orchestration.bucket_location import location_of
+    from kinetic_orchestration.platforms.google.storage.location import location_of
 
     return location_of(here)
 

@@ -166,8 +166,8 @@ def _cannot_write(folder: Path) -> str:
 
 
 def _store(here: Settings) -> Check:
+    from kinetic_orchestration.platforms.local.store import check_guarantees
     from kinetic_orchestration.platforms.registry import open_store
-    from kinetic_orchestration.stores.local import check_guarantees
 
     try:
         store = open_store(here.store, here.deployment)
@@ -207,9 +207,9 @@ def _backend(here: Settings) -> Check:
 def _cloud(here: Settings) -> Iterator[Check]:
     if here.backend != "tpu-vm":
         return
-    from kinetic_orchestration import preflight_cloud
+    from kinetic_orchestration.platforms.google import preflight
 
-    for finding in preflight_cloud.examine(here):
+    for finding in preflight.examine(here):
         yield Check(*finding)
 
 
@@ -229,10 +229,10 @@ def _existing(path: Path) -> Path:
 
 
 def _machine(here: Settings) -> Check:
-    from kinetic_orchestration.backends import local
+    from kinetic_orchestration.platforms.local import backend
 
-    cores, memory = local.cores(), local.memory()
-    hosts = local.most_hosts(here.max_hosts)
+    cores, memory = backend.cores(), backend.memory()
+    hosts = backend.most_hosts(here.max_hosts)
     found = f"{cores} core{'s' if cores > 1 else ''}, {_gib(memory)} of memory: emulates slices of up to {hosts} hosts"
     if memory < SMALL_MEMORY:
         fix = "slices of more than one host may not fit here; set KINETIC_MAX_HOSTS, or use a larger machine"
@@ -241,9 +241,9 @@ def _machine(here: Settings) -> Check:
 
 
 def _gpus(here: Settings, environ: Mapping[str, str]) -> Check:
-    from kinetic_orchestration.backends import local
+    from kinetic_orchestration.platforms.local import backend
 
-    rows, listed = local.gpus_and_holders(here, environ)
+    rows, listed = backend.gpus_and_holders(here, environ)
     found = "; ".join(f"{gpu}: {f'{holder} has it' if holder else 'free'}" for gpu, holder in rows)
     if listed.troubles:
         fix = f"jobs can have no GPU that its driver does not list: {'; '.join(listed.troubles)}"

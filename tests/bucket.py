@@ -15,7 +15,7 @@ import pytest
 
 from kinetic_orchestration.agent import digest
 from kinetic_orchestration.platforms import registry
-from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 
 
 class Bucket(LocalStore):

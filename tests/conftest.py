@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.backends import pace
-from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.testing import journal
 from tests import again, interpreters, skips
 from tests.exchanges.recorder import Recorder, told
@@ -201,13 +201,13 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_pace() -> None:
     """Each test looks at its zones as a process of its own would, however often the one before it looked at them."""
-    pace._paces.clear()
+    rate_limit._paces.clear()
 
 
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The agent as the first job in a new home unpacks and compiles it, which takes longer than the job."""
-    return agent.unpacked(tmp_path_factory.mktemp("unpacked"))
+    return agent_zip.unpacked(tmp_path_factory.mktemp("unpacked"))
 
 
 @pytest.fixture

@@ -294,7 +294,7 @@ def test_a_stamp_that_is_damaged_is_made_anew(
     assert job.result() == 7
     store = job._job.store
     changed = damage(store, names.DEPLOYMENT)
-    monkeypatch.setattr("kinetic_orchestration.stores.gcs._stamped", {})  # as another process
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.storage.store._stamped", {})  # as another process
     assert submitted("stamped too").result() == 7
     assert main(["status", job.job_id]) == 0
     assert job.job_id in capsys.readouterr().out
@@ -302,7 +302,7 @@ def test_a_stamp_that_is_damaged_is_made_anew(
     assert kept is not None and kept.data == changed
     assert made is not None and wire.decode(made.data)["deployment"] == job._job.store.deployment
     store.put(names.DEPLOYMENT, wire.encode({"deployment": "another"}))
-    monkeypatch.setattr("kinetic_orchestration.stores.gcs._stamped", {})
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.storage.store._stamped", {})
     with pytest.raises(StoreError, match="is the store of the deployment 'another'"):
         submitted("refused")
 

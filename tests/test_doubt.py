@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch, secret_manager
+from kinetic_orchestration import act, launch
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.backends.onlooker import Onlooker
-from kinetic_orchestration.backends.tpu_request import JOB, MARK, mark
-from kinetic_orchestration.backends.tpu_vm import MOST_UNLISTED
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.job import JobHandle, attach, reopened
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
+from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK, mark
+from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
 from tests.on_cloud import STAGED, Place, enter_deployment
@@ -65,7 +66,7 @@ class Here(Place):
 
     def keep(self, secret: str, **labels: str) -> str:
         ours = {MARK: mark(self.settings.store, self.settings.deployment), JOB: "job-000000000001"}
-        kept = secret_manager.put(self.settings, secret, "x", self.store.now() + 3600, ours | labels)
+        kept = secrets.put(self.settings, secret, "x", self.store.now() + 3600, ours | labels)
         self.asked = len(self.cloud.requests)
         return kept
 
@@ -176,8 +177,8 @@ def test_only_a_secret_with_our_label_and_the_jobs_name_is_deleted(here: Here) -
 @pytest.mark.parametrize("name", ["x/../y", "x?y", "x#y", "x%2Fy", "x y", "", "x/versions/1"])
 def test_no_part_of_a_secrets_path_is_anything_else(here: Here, name: str) -> None:
     for ask in (
-        lambda: secret_manager.delete(here.settings, f"projects/emulated/secrets/{name}", {}),
-        lambda: secret_manager.put(here.settings, name, "x", 0.0, {}),
+        lambda: secrets.delete(here.settings, f"projects/emulated/secrets/{name}", {}),
+        lambda: secrets.put(here.settings, name, "x", 0.0, {}),
     ):
         with pytest.raises(UsageError, match="is not the name of a secret"):
             ask()

@@ -17,11 +17,10 @@ from google.protobuf import any_pb2, json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.backends.tpu_client import Tpus, status_of
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.troubles import (
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.api_errors import (
     ADOPT,
     AGAIN,
     DROP,
@@ -34,6 +33,7 @@ from kinetic_orchestration.troubles import (
     Status,
     Trouble,
 )  # fmt: skip
+from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
 
 KIND = "type.googleapis.com/google.rpc."
 HTTP = {3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 13: 500, 14: 503, 16: 401}
@@ -230,7 +230,7 @@ def servers() -> Iterator[Servers]:
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", "0")))
             code, message, details = said[0]
-            name = next(name for name, number in troubles.CODES.items() if number == code)
+            name = next(name for name, number in api_errors.CODES.items() if number == code)
             error = {"code": HTTP[code], "message": message, "status": name, "details": list(details)}
             body = json.dumps({"error": error}).encode()
             self.send_response(HTTP[code])
@@ -283,7 +283,7 @@ def heard(settings: Settings) -> Status:
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would be repeated is repeated for a moment only."""
-    monkeypatch.setattr("kinetic_orchestration.backends.tpu_client.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.tpu.client.RETRY_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "rest"])
@@ -292,9 +292,9 @@ def test_each_error_leads_to_its_row(servers: Servers, name: str, protocol: str)
     case = CASES[name]
     servers.say(case.status)
     status = heard(getattr(servers, protocol))
-    trouble = troubles.classify(status, ASKED)
+    trouble = api_errors.classify(status, ASKED)
     assert (trouble.cause, trouble.action, trouble.scope) == (case.cause, case.action, case.scope)
-    refreshes = case.status.code == troubles.UNAUTHENTICATED and protocol == "rest"  # and tells of that instead
+    refreshes = case.status.code == api_errors.UNAUTHENTICATED and protocol == "rest"  # and tells of that instead
     for text in (*case.says, *(() if refreshes else (case.status.message.rstrip("."),))):
         assert " ".join(text.split()) in trouble.sentence
     assert "\n" not in trouble.sentence
@@ -303,8 +303,8 @@ def test_each_error_leads_to_its_row(servers: Servers, name: str, protocol: str)
 @pytest.mark.parametrize("name", CASES)
 def test_the_reason_of_a_past_attempt_leads_to_the_same_row_again(name: str) -> None:
     case = CASES[name]
-    trouble = troubles.classify(case.status, ASKED)
-    again = troubles.recall(f"us-east5-a: {trouble.sentence}")
+    trouble = api_errors.classify(case.status, ASKED)
+    again = api_errors.recall(f"us-east5-a: {trouble.sentence}")
     assert isinstance(again, Trouble)
     if not name.endswith("details alone") or case.action == LATER:
         assert (again.cause, again.action, again.scope or ASKED.zone) == (
@@ -313,34 +313,34 @@ def test_the_reason_of_a_past_attempt_leads_to_the_same_row_again(name: str) -> 
 
 
 def test_a_reason_that_no_api_gave_leads_to_no_row() -> None:
-    assert troubles.recall("the hosts are gone without a word") is None
+    assert api_errors.recall("the hosts are gone without a word") is None
 
 
 def test_a_stockout_of_a_named_reservation_is_fatal() -> None:
     status = CASES["reserved capacity (8)"].status
-    trouble = troubles.classify(status, ASKED._replace(reserved=True))
+    trouble = api_errors.classify(status, ASKED._replace(reserved=True))
     assert (trouble.cause, trouble.action) == (wire.CONFIGURATION, FATAL)
     assert "the reservation has not enough free" in trouble.sentence
 
 
 def test_a_drop_without_a_named_place_is_of_the_zone_that_was_asked() -> None:
-    assert troubles.classify(Status(8, "Limit: 0"), ASKED).scope == "us-east5-a"
+    assert api_errors.classify(Status(8, "Limit: 0"), ASKED).scope == "us-east5-a"
 
 
 def test_a_code_that_nobody_knows_is_told_and_new_hosts_are_tried() -> None:
-    trouble = troubles.classify(Status(99, "Something new"), ASKED)
+    trouble = api_errors.classify(Status(99, "Something new"), ASKED)
     assert (trouble.cause, trouble.action) == (wire.INFRASTRUCTURE, FRESH)
     assert "Something new (99)" in trouble.sentence
 
 
 def test_every_row_has_an_error_that_leads_to_it() -> None:
     """No row is there in vain, and none is hidden by one before it."""
-    met = {id(troubles.row_of(case.status)) for case in CASES.values()}
-    assert [row for row in troubles.ROWS if id(row) not in met] == []
+    met = {id(api_errors.row_of(case.status)) for case in CASES.values()}
+    assert [row for row in api_errors.ROWS if id(row) not in met] == []
 
 
 def test_nobody_at_the_other_end_is_an_unknown_outcome(servers: Servers) -> None:
     status = heard(replace(servers.rest, emulator="http://127.0.0.1:1"))
-    assert status.code == troubles.UNAVAILABLE
+    assert status.code == api_errors.UNAVAILABLE
     status = heard(replace(servers.grpc, emulator_grpc="127.0.0.1:1"))
-    assert status.code == troubles.UNAVAILABLE
+    assert status.code == api_errors.UNAVAILABLE

@@ -28,8 +28,8 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.job import JobHandle, located
+from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.stores.local import LocalStore
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import preflight, preflight_cloud
+from kinetic_orchestration import preflight
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.platforms.google import preflight as preflight_cloud
+from kinetic_orchestration.platforms.google.preflight import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.preflight_cloud import FAILED, OK, WARNING, Finding
 from kinetic_orchestration.testing import Emulator, Refusal
 
 ACCOUNT = "trainer@emulated.iam.gserviceaccount.com"
@@ -30,7 +31,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.google_rest.PAUSES", (0.01,))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.PAUSES", (0.01,))
 
 
 def here(cloud: Emulator, home: Path, **environ: str) -> Settings:
@@ -150,7 +151,7 @@ def test_without_credentials_the_login_command_is_named(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "from kinetic_orchestration import preflight_cloud; from kinetic_orchestration.plan.configuration import settings\n"
+        "from kinetic_orchestration.platforms.google import preflight as preflight_cloud; from kinetic_orchestration.plan.configuration import settings\n"
         "for finding in preflight_cloud.examine(settings.load()): print(*finding)\n"
     )
     environ = {

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import billing_catalog, cli
+from kinetic_orchestration import cli
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware import cost, price_list
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES_DATE, SPOT, Rate
+from kinetic_orchestration.platforms.google import billing_catalog
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.catalogue import sku, skus
 

@@ -18,11 +18,11 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, errors, reaper
 from kinetic_orchestration.agent import digest, names, processes, wire
-from kinetic_orchestration.backends import tpu_client
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.text import notices
+from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
@@ -216,7 +216,7 @@ def here(
 ) -> Iterator[Here]:
     """A deployment of its own, whose records and resources need not be old to be so."""
     enter_deployment(clouds, monkeypatch, request)
-    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(reaper, "AGAIN", 0.05)
     for patience in ("SETTLED", "UNCLAIMED"):
         monkeypatch.setattr(reaper, patience, -OLD)

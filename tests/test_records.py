@@ -20,7 +20,6 @@ from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.agent.records import Record, TooLarge
 from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT
-from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower
 from kinetic_orchestration.job import JobHandle
@@ -29,7 +28,8 @@ from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
-from kinetic_orchestration.stores.gcs import GcsStore
+from kinetic_orchestration.platforms.google.storage.store import GcsStore
+from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.trust import Trust
 from tests import bucket

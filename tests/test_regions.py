@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import bucket_location, cli, launch, preflight_cloud
+from kinetic_orchestration import cli, launch
 from kinetic_orchestration.errors import BackendError, NoPlace
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.accelerators import parse, zones
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.platforms.google import preflight
+from kinetic_orchestration.platforms.google.storage import location as bucket_location
 from kinetic_orchestration.testing import Emulator
 
 V6E = zones(parse("v6e-8"))
@@ -158,18 +160,18 @@ def test_plan_and_doctor_tell_the_egress(
         "import kinetic_orchestration as kinetic\n\n@kinetic.run(accelerator='v6e-1')\ndef train():\n    pass\n"
     )
 
-    def egress() -> tuple[str, preflight_cloud.Finding]:
+    def egress() -> tuple[str, preflight.Finding]:
         assert cli.main(["plan", str(tmp_path / "train.py"), "--json"]) == 0
         here = settings.load()
-        [found] = [finding for finding in preflight_cloud.examine(here) if finding.name == "egress"]
+        [found] = [finding for finding in preflight.examine(here) if finding.name == "egress"]
         return json.loads(capsys.readouterr().out)["egress"], found
 
     told, found = egress()
-    assert told == "none: all zones are in the bucket's US-EAST5" and found.state == preflight_cloud.OK
+    assert told == "none: all zones are in the bucket's US-EAST5" and found.state == preflight.OK
     monkeypatch.setenv("KINETIC_ZONES", "us-east5-a,us-central1-b")
     told, found = egress()
     assert told == found.found == "us-central1-b outside the bucket's US-EAST5: data is billed as inter-region egress"
-    assert found.state == preflight_cloud.WARNING and "zones of the bucket's location alone" in found.fix
+    assert found.state == preflight.WARNING and "zones of the bucket's location alone" in found.fix
 
 
 def test_what_a_job_that_is_there_already_says_is_no_other_zone(place: Any, tmp_path: Path) -> None:

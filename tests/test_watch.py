@@ -12,13 +12,13 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from kinetic_orchestration.agent import names, processes, wire
-from kinetic_orchestration.backends import pace
-from kinetic_orchestration.backends.local import LocalBackend
-from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
-from kinetic_orchestration.stores.gcs import GcsStore
-from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.platforms.google.storage.store import GcsStore
+from kinetic_orchestration.platforms.google.tpu import rate_limit
+from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
+from kinetic_orchestration.platforms.local.backend import LocalBackend
+from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of
@@ -202,7 +202,7 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
     tasks: int, cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     enter_deployment(cloud, monkeypatch, request)
-    monkeypatch.setattr(pace, "_paces", {})
+    monkeypatch.setattr(rate_limit, "_paces", {})
     place = Place(cloud, ("us-east5-a",))
     backend = Listing(place.settings)
     watcher = Distant(place.store, backend)
@@ -221,13 +221,13 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
             time.sleep(0.02)
         looks = backend.looks
     print(f"{tasks} jobs, of which {number - tasks} ended: {looks} looks in {SECONDS:g} s")
-    assert 0 < looks <= pace.LOOKS_AT_ONCE + (SECONDS + 1) * pace.LOOKS_PER_SECOND
+    assert 0 < looks <= rate_limit.LOOKS_AT_ONCE + (SECONDS + 1) * rate_limit.LOOKS_PER_SECOND
 
 
 def test_a_pace_gives_some_looks_at_once_and_then_so_many_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    one = pace.Pace(per_second=2.0, at_once=3)
+    one = rate_limit.Pace(per_second=2.0, at_once=3)
     assert [one.take() for _ in range(4)] == [True, True, True, False]
     assert one.wait() == pytest.approx(0.5)
     now += 0.25
@@ -254,7 +254,7 @@ def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its hosts say is heard all the same, and a zone beside it is looked at."""
-    monkeypatch.setattr(pace, "_paces", {("p", "here"): pace.Pace(per_second=1e-9, at_once=1)})
+    monkeypatch.setattr(rate_limit, "_paces", {("p", "here"): rate_limit.Pace(per_second=1e-9, at_once=1)})
     backend = Seeing(Path(store.root), 1, store.url, "test")
     places = {ONE: {"project": "p", "zone": "here", "job": ONE}, TWO: {"project": "p", "zone": "there", "job": TWO}}
     first = Scene.take(store, backend, names.BEATS, places, paced=True)
@@ -279,7 +279,7 @@ def paced(
     def made(**how: float) -> Place:
         place = Place(cloud, ("us-east5-a",))
         zone = place.backend.place(place.plan, ONE, 1)
-        monkeypatch.setattr(pace, "_paces", {(zone["project"], zone["zone"]): pace.Pace(**how)})
+        monkeypatch.setattr(rate_limit, "_paces", {(zone["project"], zone["zone"]): rate_limit.Pace(**how)})
         return place
 
     enter_deployment(cloud, monkeypatch, request)
@@ -370,10 +370,10 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
 
 def test_a_verification_looks_as_often_as_it_likes() -> None:
     zone = {"project": "p", "zone": "z"}
-    assert pace.pace_of(zone) is pace.pace_of(zone) is not None
-    with pace.freely():
-        assert pace.pace_of(zone) is None
-    assert pace.pace_of(zone) is not None and pace.pace_of({"run": "here"}) is None
+    assert rate_limit.pace_of(zone) is rate_limit.pace_of(zone) is not None
+    with rate_limit.freely():
+        assert rate_limit.pace_of(zone) is None
+    assert rate_limit.pace_of(zone) is not None and rate_limit.pace_of({"run": "here"}) is None
 
 
 def test_the_place_of_an_attempt_that_was_intended_is_looked_at_once(paced: Callable[..., Place]) -> None:

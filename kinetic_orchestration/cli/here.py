@@ -132,9 +132,9 @@ MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives i
 
 def _gpus(here: Settings) -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
-    from kinetic_orchestration.backends import local
+    from kinetic_orchestration.platforms.local import backend
 
-    rows, _ = local.gpus_and_holders(here, copies.environ())
+    rows, _ = backend.gpus_and_holders(here, copies.environ())
     return [
         {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
         for gpu, holder in rows

@@ -17,7 +17,7 @@ def prices(arguments: Namespace) -> int:
     here = settings.load(store="", deployment="local")  # of no store
     listed = here.listed
     if arguments.refresh:
-        from kinetic_orchestration import billing_catalog
+        from kinetic_orchestration.platforms.google import billing_catalog
 
         with working("asking Google's Billing Catalog"):
             told = billing_catalog.fetch(here, listed)

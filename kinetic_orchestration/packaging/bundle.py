@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
-from kinetic_orchestration.packaging import agent, arguments, imports, requirements, tree
+from kinetic_orchestration.packaging import arguments, imports, requirements, tree
 from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.payload import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirement_files import name_of
@@ -30,6 +30,7 @@ from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.text.notices import warn
 from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.platforms import agent_zip as agent
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging import remote

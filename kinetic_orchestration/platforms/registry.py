@@ -37,15 +37,15 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
 
 
 def _local(settings: Settings) -> Backend:
-    from kinetic_orchestration import secret_manager
-    from kinetic_orchestration.backends.local import LocalBackend, SecretSource
+    from kinetic_orchestration.platforms.google import secrets as secret_manager
+    from kinetic_orchestration.platforms.local.backend import LocalBackend, SecretSource
 
     secrets = SecretSource(partial(secret_manager.check_here, settings), partial(secret_manager.values_here, settings))
     return LocalBackend(settings.home, settings.max_hosts, settings.store, settings.deployment, secrets)
 
 
 def _tpu_vm(settings: Settings) -> Backend:
-    from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
+    from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 
     return TpuVmBackend(settings)
 
@@ -54,7 +54,7 @@ BACKENDS: dict[str, Callable[[Settings], Backend]] = {"local": _local, "tpu-vm":
 
 
 def _folder(address: str, deployment: str) -> Store:
-    from kinetic_orchestration.stores.local import open_local
+    from kinetic_orchestration.platforms.local.store import open_local
 
     return open_local(address, deployment)
 
@@ -71,7 +71,7 @@ def _file_url(address: str, deployment: str) -> Store:
 
 
 def _bucket(address: str, deployment: str) -> Store:
-    from kinetic_orchestration.stores.gcs import open_gcs
+    from kinetic_orchestration.platforms.google.storage.store import open_gcs
 
     return open_gcs(address, deployment)
 

@@ -31,7 +31,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN
+from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.tap import OK
+from kinetic_orchestration.platforms.google.call_hook import OK
 from kinetic_orchestration.verify.recording import MISSING, Echo, Entry, Seen, flat
 from kinetic_orchestration.verify.redaction import REGION, ZONE
 
@@ -36,8 +36,8 @@ _DIGITS = re.compile(r"\b\d+\b")
 
 # what took how long → seconds that the code allows for it, and which part of it does
 BOUNDS: Mapping[str, tuple[float, str]] = {
-    "one answer": (20.0, "a read is given up after 20 s (tpu_client.READ_SECONDS)"),
-    "asked for → to be seen": (60.0, "one that was made is expected to be shown within 60 s (tpu_vm.SHOWN)"),
+    "one answer": (20.0, "a read is given up after 20 s (tpu.client.READ_SECONDS)"),
+    "asked for → to be seen": (60.0, "one that was made is expected to be shown within 60 s (tpu.backend.SHOWN)"),
     "READY → first line": (900.0, "hosts wait 15 min for each other (launch.BARRIER_SECONDS)"),
     "deleted → gone": (600.0, "a release that takes longer is left to the reaper"),
     "cancelled → ended": (180.0, "a cancel waits for 3 min (JobHandle.cancel)"),

@@ -26,17 +26,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import tap
-from kinetic_orchestration.backends import pace, tpu_request
-from kinetic_orchestration.bucket_location import location_of
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google.storage.location import location_of
+from kinetic_orchestration.platforms.google.storage.store import GcsStore
+from kinetic_orchestration.platforms.google.tpu import rate_limit, request
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.stores.gcs import GcsStore
 from kinetic_orchestration.verify import budget, comparison
 from kinetic_orchestration.verify.budget import Budget, Planned
 from kinetic_orchestration.verify.comparison import Difference, Facts
@@ -138,7 +138,7 @@ def closed(wanted: Wanted, error: KineticError, say: Say) -> Report:
     planned, began = plan(wanted, here), time.monotonic()
     report, recorder = _new(wanted, here, planned)
     recorder.step = BUCKET
-    with tap.listening(recorder.hear), contextlib.suppress(KineticError):
+    with call_hook.listening(recorder.hear), contextlib.suppress(KineticError):
         location_of(here)
     _without_bucket(planned, report, recorder, error, say)
     report.seconds, report.entries, report.lost = time.monotonic() - began, recorder.entries, recorder.lost
@@ -159,7 +159,7 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
     """All steps, and the report; whatever happens, what was made is removed."""
     report, recorder = _new(wanted, here, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
-    with _own_home(), _jobs() as jobs, tap.listening(recorder.hear), pace.freely():
+    with _own_home(), _jobs() as jobs, call_hook.listening(recorder.hear), rate_limit.freely():
         recorder.step = BUCKET
         try:
             store = open_store(here.store, here.deployment)
@@ -188,7 +188,7 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
 
 def _new(wanted: Wanted, here: Settings, planned: Budget) -> tuple[Report, Recorder]:
     redactor = Redactor(known(here))
-    recorder = Recorder(redactor, f"kinetic-{tpu_request.mark(here.store, here.deployment)}-")
+    recorder = Recorder(redactor, f"kinetic-{request.mark(here.store, here.deployment)}-")
     report = Report(
         datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
         {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},

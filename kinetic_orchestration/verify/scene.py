@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import secret_manager
-from kinetic_orchestration.backends import tpu_request, tpu_states
-from kinetic_orchestration.backends.tpu_client import Tpus, client
 from kinetic_orchestration.decorator import run
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
@@ -22,7 +19,10 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import TpuVm
 from kinetic_orchestration.plan.values import JobStatus, Output
-from kinetic_orchestration.stores.gcs import GcsStore
+from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.platforms.google.storage.store import GcsStore
+from kinetic_orchestration.platforms.google.tpu import request, states
+from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.verify.budget import Planned
 from kinetic_orchestration.verify.recording import Recorder, Slice
 
@@ -217,7 +217,7 @@ class Scene:
     def _delete_if_it_stays(self, slice_: Slice) -> None:
         with contextlib.suppress(Exception):  # as it is recorded
             found = self.tpus.queued_resource(slice_.resource)
-            if found is not None and found.state != tpu_states.DELETING:
+            if found is not None and found.state != states.DELETING:
                 self.tpus.delete(slice_.resource)
 
     def take_away(self, slice_: Slice) -> None:
@@ -227,7 +227,7 @@ class Scene:
                 self.tpus.delete(slice_.resource)
             time.sleep(self.pace)
             found = self.tpus.queued_resource(slice_.resource)
-            if found is None or found.state == tpu_states.DELETING:
+            if found is None or found.state == states.DELETING:
                 return
             self.check()
 
@@ -256,8 +256,8 @@ class Scene:
         left = self._slices_left()
         for resource in self.secrets_left():
             with contextlib.suppress(KineticError):
-                mark = tpu_request.mark(self.settings.store, self.settings.deployment)
-                if secret_manager.delete(self.settings, resource, {tpu_request.MARK: mark}):
+                mark = request.mark(self.settings.store, self.settings.deployment)
+                if secrets.delete(self.settings, resource, {request.MARK: mark}):
                     continue
             left.append(f"gcloud secrets delete {resource.rpartition('/')[2]} --project={self.settings.project}")
         try:
@@ -297,8 +297,8 @@ class Scene:
 
     def secrets_left(self) -> list[str]:
         """The secrets of this run that are still in Secret Manager."""
-        mark = tpu_request.mark(self.settings.store, self.settings.deployment)
+        mark = request.mark(self.settings.store, self.settings.deployment)
         try:
-            return [found.resource for found in secret_manager.kept(self.settings, tpu_request.MARK, mark)]
+            return [found.resource for found in secrets.kept(self.settings, request.MARK, mark)]
         except KineticError:  # without Secret Manager there is none of ours
             return []

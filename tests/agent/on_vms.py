@@ -22,13 +22,13 @@ import pytest
 
 from kinetic_orchestration.agent import digest, frames, names, wire
 from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.backends.tpu_request import startup_script
 from kinetic_orchestration.launch import admit, settings_for
-from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
+from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.platforms.google.tpu.request import startup_script
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.staging import stage
 from kinetic_orchestration.testing.instance import Machine
@@ -169,7 +169,7 @@ class Site:
         spool.mkdir()
         local = replace(plan, backend="local")  # its environment is this one
         staged = stage(package(spec, local, here, spool, os.environ), store, here.retention, here.home)
-        zip_ = agent.build()
+        zip_ = agent_zip.build()
         self.records.create(names.blob(zip_.digest), zip_.data)
         admit(_With(self.records, task), job, identity, plan, staged)  # type: ignore[arg-type]
         record = self.records.read(names.spec(job))
@@ -286,9 +286,9 @@ def constants(monkeypatch: pytest.MonkeyPatch, module: str, **changed: Any) -> N
     lines = [f"from kinetic_orchestration.agent import {module}"]
     lines += [f"{module}.{name} = {value!r}" for name, value in changed.items()]
     start = "else:\n"
-    assert agent._MAIN.count(start) == 1
+    assert agent_zip._MAIN.count(start) == 1
     other = textwrap.indent("\n".join(lines) + "\n", 8 * " ")
-    monkeypatch.setattr(agent, "_MAIN", agent._MAIN.replace(start, start + other))
+    monkeypatch.setattr(agent_zip, "_MAIN", agent_zip._MAIN.replace(start, start + other))
 
 
 def wait_until(condition: Callable[[], object], within: float = 60.0) -> None:

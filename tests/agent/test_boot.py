@@ -18,7 +18,7 @@ import pytest
 
 from kinetic_orchestration.agent import boot, names, processes, wire
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Site, wait_until
 from tests.faults.helpers import load_jobs
@@ -319,7 +319,7 @@ def test_an_agent_that_cannot_begin_is_told_and_the_deadline_stays(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What becomes of the startup script can fail, too, and nobody else would say so."""
-    monkeypatch.setattr(agent, "_MAIN", "import a_module_that_is_nowhere\n")
+    monkeypatch.setattr(agent_zip, "_MAIN", "import a_module_that_is_nowhere\n")
     site.apis.refusals = [503] * 1000  # until its processes were seen
     attempt = site.admit(jobs.attempt).start()
     verdict = attempt.verdict()
@@ -335,10 +335,10 @@ def test_an_agent_of_another_version_that_has_this_module_elsewhere_is_become_al
 ) -> None:
     """The script is of whoever submitted this attempt, and the agent of whoever submitted the first."""
     own = boot.NAME.replace(".", "/")
-    there = [(name, path) for name, path in agent._sources() if name != f"{own}.py"]
+    there = [(name, path) for name, path in agent_zip._sources() if name != f"{own}.py"]
     moved = sorted([*there, (f"{own}/__init__.py", Path(boot.__file__))])
-    assert len(moved) == len(agent._sources()) == len(there) + 1
-    monkeypatch.setattr(agent, "_sources", lambda: moved)
+    assert len(moved) == len(agent_zip._sources()) == len(there) + 1
+    monkeypatch.setattr(agent_zip, "_sources", lambda: moved)
     attempt = site.admit(jobs.attempt).start()
     assert attempt.verdict().kind == wire.COMMITTED, attempt.verdict()
     attempt.gone()
@@ -369,7 +369,7 @@ def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_p
 
 def test_the_agent_is_unpacked_as_zipfile_would_and_one_that_is_packed_otherwise_is_refused(tmp_path: Path) -> None:
     packed = tmp_path / "agent.zip"
-    packed.write_bytes(agent.build().data)
+    packed.write_bytes(agent_zip.build().data)
     folder = Path(boot.unpacked(str(packed)))
     with zipfile.ZipFile(packed) as archive:
         expected = {name: archive.read(name) for name in archive.namelist()}
@@ -413,7 +413,7 @@ def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_i
 
 
 def test_a_vm_that_is_told_nothing_does_nothing(site: Site) -> None:
-    from kinetic_orchestration.backends.tpu_request import startup_script
+    from kinetic_orchestration.platforms.google.tpu.request import startup_script
 
     vm = site.machines.create(
         Machine("emulated", "z", "n", "v4-8", "2x2x1", "base", metadata={"startup-script": startup_script()})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.platforms import agent_zip
 from tests.agent.by_hand import intended, start_host
 from tests.interpreters import OLDEST, required
 
@@ -52,7 +52,7 @@ def python() -> str:
 
 def test_a_python_3_10_imports_every_module_from_the_zip(python: str, tmp_path: Path) -> None:
     packed = tmp_path / "agent.zip"
-    packed.write_bytes(agent.build().data)
+    packed.write_bytes(agent_zip.build().data)
     modules = [
         ".".join(path.relative_to(AGENT.parent.parent).with_suffix("").parts)
         for path in FILES
@@ -69,7 +69,7 @@ def test_a_python_3_10_imports_every_module_from_the_zip(python: str, tmp_path: 
 def test_a_python_3_10_is_a_host(home: Path, python: str, tmp_path: Path) -> None:
     """The whole life of a host: it prepares, runs a command, ships its lines, and tells how it ended."""
     packed, project = tmp_path / "agent.zip", tmp_path / "project"
-    packed.write_bytes(agent.build().data)
+    packed.write_bytes(agent_zip.build().data)
     project.mkdir()
     (project / "main.sh").write_text("echo begun; echo to stderr >&2; test $KINETIC_HOST_COUNT = 1 && echo ended\n")
     job = intended(argv=["sh", "main.sh"], cwd=str(project))

@@ -17,8 +17,8 @@ import pytest
 
 from kinetic_orchestration.agent import boot, digest, frames, lookout, names, vm, wire
 from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Attempt, Site, constants, wait_until
 from tests.faults.helpers import load_jobs
@@ -531,7 +531,7 @@ def test_as_the_first_process_of_a_container_the_launcher_stays_and_hands_on_sig
         pytest.skip("this machine permits no pid namespaces")
     attempt = site.admit(jobs.has_last_words)
     zip_ = site.folder / "agent.zip"
-    zip_.write_bytes(agent.build().data)
+    zip_.write_bytes(agent_zip.build().data)
     root = site.folder / "root"
     environ = {**os.environ, "KINETIC_ROOT": str(root)}
     words = Assignment(

@@ -1055,11 +1055,11 @@ def poked_while_its_store_is_away(project: str) -> dict[str, Any]:
     """A sensor that waits on a worker, of a job in the cloud, whose bucket does not answer for a while."""
     import kinetic_orchestration as kinetic
     from airflow_kinetic import KineticJobSensor
-    from kinetic_orchestration.stores import gcs_requests
+    from kinetic_orchestration.platforms.google.storage import requests
     from kinetic_orchestration.testing import Emulator
 
     done: list[Any] = []
-    with Emulator(zones=("us-west4-a",), hosts=False) as cloud, gcs_requests.impatient(0.5):
+    with Emulator(zones=("us-west4-a",), hosts=False) as cloud, requests.impatient(0.5):
         os.environ.update(cloud.environ(project=project))
         conn = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": project}}
         os.environ["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"] = json.dumps(conn)
@@ -1210,7 +1210,7 @@ def connection(
 ) -> Any:
     """What a task would be for Google Cloud, by a connection of this extra."""
     from airflow_kinetic.hooks.kinetic import KineticHook
-    from kinetic_orchestration import credentials
+    from kinetic_orchestration.platforms.google import credentials
 
     os.environ.pop(f"AIRFLOW_CONN_{name.upper()}", None)
     if extra is not None:

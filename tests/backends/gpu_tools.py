@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from kinetic_orchestration.backends import gpus
+from kinetic_orchestration.platforms.local import gpus
 
 L4 = "NVIDIA L4"
 UUID = "GPU-{:08d}-d33d-2b2c-524d-9e3d8d2b8a77"

@@ -17,11 +17,11 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli, preflight
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.backends import gpus
-from kinetic_orchestration.backends.local import LocalBackend
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
+from kinetic_orchestration.platforms.local import gpus
+from kinetic_orchestration.platforms.local.backend import LocalBackend
 
 from . import gpu_tools
 from .gpu_tools import L4, UUID
@@ -77,7 +77,7 @@ def test_amds_tool_tells_models_and_numbers() -> None:
     ]
 
 
-ASK = "import json, os; from kinetic_orchestration.backends import gpus; print(json.dumps(gpus.listed(os.environ)))"
+ASK = "import json, os; from kinetic_orchestration.platforms.local import gpus; print(json.dumps(gpus.listed(os.environ)))"
 
 
 def test_nvml_comes_before_the_tool_and_knows_slices_holes_and_a_gpu_that_was_lost(tmp_path: Path) -> None:

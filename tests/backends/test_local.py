@@ -16,10 +16,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import processes
-from kinetic_orchestration.backends import local
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
+from kinetic_orchestration.platforms.local import backend as local
 
 STALE = {
     "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9",

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.backends import tpu_request
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google.tpu import request as tpu_request
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
@@ -294,7 +294,7 @@ def test_the_startup_script_runs_the_program_that_it_carries_and_again_at_the_ne
             assert "told nothing by its metadata" in done.stdout, done
             assert done.returncode == 1
         server.shutdown()
-    source = Path(tpu_request.__file__).parent.parent / "agent" / "boot.py"
+    source = Path(tpu_request.__file__).parents[3] / "agent" / "boot.py"
     for program in (root / "var/lib/kinetic/boot.py", full / "dev/shm/kinetic/boot.py"):
         assert program.read_text(encoding="utf-8") == source.read_text(encoding="utf-8")
 

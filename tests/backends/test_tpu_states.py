@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.backends import tpu_states as states
-from kinetic_orchestration.backends.tpu_states import MISSING, Node, Queued, observation
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -20,7 +18,9 @@ from kinetic_orchestration.plan.values import (
     WOUNDED,
     Observation,
 )  # fmt: skip
-from kinetic_orchestration.troubles import Asked, Status
+from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.tpu import states
+from kinetic_orchestration.platforms.google.tpu.states import MISSING, Node, Queued, observation
 
 ASKED = Asked("ours", "us-east5-a")
 NEVER_HEARD_OF = 77

@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from google.api_core.exceptions import InvalidArgument
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
-from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
-from kinetic_orchestration.backends.tpu_states import WHOM_TO_ASK
-from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -40,6 +36,12 @@ from kinetic_orchestration.plan.values import (
     Staged,
 )
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
+from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.platforms.google.tpu import request as tpu_request
+from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
+from kinetic_orchestration.platforms.google.tpu.states import WHOM_TO_ASK
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.testing import Emulator, Refusal
 
@@ -57,7 +59,7 @@ def cloud(tmp_path: Path) -> Iterator[Emulator]:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
 
 
 class Here(NamedTuple):
@@ -247,7 +249,7 @@ def test_a_create_that_nobody_heard_is_made_again(cloud: Emulator, here: Here) -
 def test_a_create_that_is_unavailable_for_a_moment_is_repeated_at_once(
     cloud: Emulator, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", WITHIN)
+    monkeypatch.setattr(client, "RETRY_SECONDS", WITHIN)
     cloud.fail("CreateQueuedResource", 14, times=1)
     intent = here.intent()
     assert here.submit(intent) == ""
@@ -409,7 +411,7 @@ def test_a_zone_of_which_a_listing_knows_nothing_just_now_is_never_empty(
         here.until(intent, PRESENT)
     zone = intent.placement["zone"]
     with monkeypatch.context() as patched:
-        nothing = tpu_client.Page([], (f"projects/p/locations/{zone}",))
+        nothing = client.Page([], (f"projects/p/locations/{zone}",))
         patched.setattr(type(here.backend._tpus), listing, lambda *_: nothing)
         seen = here.backend.observe([intent.placement for intent in both.values()])
     assert [one.state for one in seen] == [UNKNOWN, UNKNOWN]
@@ -436,7 +438,7 @@ def test_an_api_that_does_not_answer_is_waited_for_no_longer_than_a_bound(
     here.submit(first)
     here.until(first, PRESENT)
     for bound in ("READ_SECONDS", "WRITE_SECONDS"):
-        monkeypatch.setattr(tpu_client, bound, 0.5)
+        monkeypatch.setattr(client, bound, 0.5)
     cloud.slow("*", 60.0)
     began = time.monotonic()
     assert here.look(first).state == UNKNOWN
@@ -680,10 +682,10 @@ def test_a_zone_that_may_not_be_read_or_is_not_reached_is_told_where_each_zone_i
     assert {one["zone"] for one in here.backend.leftovers() if one.get("unread")} == {ZONES[1]}
     unread: list[dict[str, Any]] = []
 
-    def listing(_: str, zone: str) -> tpu_client.Page:
+    def listing(_: str, zone: str) -> client.Page:
         if zone == "-":
             raise InvalidArgument("no wildcards here")  # type: ignore[no-untyped-call]
-        return tpu_client.Page([zone], (f"projects/emulated/locations/{zone}",) if zone == ZONES[2] else ())
+        return client.Page([zone], (f"projects/emulated/locations/{zone}",) if zone == ZONES[2] else ())
 
     assert set(here.backend._everywhere(listing, "emulated", unread)) >= set(ZONES)
     assert unread == [{"zone": ZONES[2], "unread": "no answer"}]
@@ -736,29 +738,29 @@ def test_without_a_project_nothing_can_be_left(one: Here) -> None:
 
 
 def test_one_client_serves_all_backends_of_the_same_settings(cloud: Emulator, one: Here) -> None:
-    assert tpu_client.client(one.settings) is tpu_client.client(replace(one.settings, zone="x"))
-    assert tpu_client.client(one.settings) is not tpu_client.client(replace(one.settings, emulator_grpc=""))
+    assert client.client(one.settings) is client.client(replace(one.settings, zone="x"))
+    assert client.client(one.settings) is not client.client(replace(one.settings, emulator_grpc=""))
 
 
 def test_a_client_that_others_displace_goes_on_for_whoever_is_at_a_call_with_it(cloud: Emulator, here: Here) -> None:
     """As one of Airflow's connections is, while a task of another one begins."""
-    mine = tpu_client.client(here.settings)
+    mine = client.client(here.settings)
     listed = mine.list_locations
-    for number in range(tpu_client.KEPT):
-        tpu_client.client(replace(here.settings, quota_project=f"project-{number}"))
-    assert tpu_client.client(here.settings) is not mine
+    for number in range(client.KEPT):
+        client.client(replace(here.settings, quota_project=f"project-{number}"))
+    assert client.client(here.settings) is not mine
     assert listed({"name": "projects/emulated"}).locations
 
 
 def test_a_call_on_a_closed_channel_is_one_that_may_pass(cloud: Emulator, one: Here) -> None:
-    closed = tpu_client._open(one.settings, None)
+    closed = client._open(one.settings, None)
     closed.transport.close()
     with pytest.raises(ValueError, match="closed channel") as raised:
         closed.get_node(name="projects/p/locations/z/nodes/n")
-    status = tpu_client.status_of(raised.value)
+    status = client.status_of(raised.value)
     assert status is not None
-    assert status.code == troubles.UNAVAILABLE
-    assert tpu_client.status_of(ValueError("something else")) is None
+    assert status.code == api_errors.UNAVAILABLE
+    assert client.status_of(ValueError("something else")) is None
 
 
 def test_a_forked_process_still_speaks_to_the_api(cloud: Emulator, one: Here) -> None:
@@ -784,11 +786,11 @@ def test_a_forked_process_still_speaks_to_the_api(cloud: Emulator, one: Here) ->
 
 def test_a_process_that_is_forked_while_a_client_is_opened_has_clients_of_its_own(cloud: Emulator, one: Here) -> None:
     """As a worker of Dagster or Airflow may be, while a thread of its parent holds the lock."""
-    mine = tpu_client.client(one.settings)
+    mine = client.client(one.settings)
     held, enough = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with tpu_client._lock:
+        with client._lock:
             held.set()
             enough.wait(WITHIN)
 
@@ -805,7 +807,7 @@ def test_a_process_that_is_forked_while_a_client_is_opened_has_clients_of_its_ow
         child.start()
     try:
         assert end.poll(WITHIN), "the child waits for a lock that nobody there holds"
-        assert end.recv() == ["rest"] * (tpu_client.KEPT + 2)
+        assert end.recv() == ["rest"] * (client.KEPT + 2)
         child.join(WITHIN)
         assert child.exitcode == 0
     finally:
@@ -813,14 +815,14 @@ def test_a_process_that_is_forked_while_a_client_is_opened_has_clients_of_its_ow
         thread.join()
         if child.is_alive():
             child.kill()
-    assert tpu_client.client(one.settings) is mine
-    assert tpu_client.Tpus(one.settings).locations("emulated") is not None  # the child closed nothing of ours
+    assert client.client(one.settings) is mine
+    assert client.Tpus(one.settings).locations("emulated") is not None  # the child closed nothing of ours
 
 
 def _open_many(end: Any, here: Here) -> None:
     """More than are kept, so that some are closed."""
-    each = [replace(here.settings, quota_project=f"project-{number}") for number in range(tpu_client.KEPT + 2)]
-    end.send([tpu_client.client(settings).transport.kind for settings in each])
+    each = [replace(here.settings, quota_project=f"project-{number}") for number in range(client.KEPT + 2)]
+    end.send([client.client(settings).transport.kind for settings in each])
 
 
 def _observe(end: Any, here: Here, placement: dict[str, Any]) -> None:

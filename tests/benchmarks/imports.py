@@ -24,10 +24,10 @@ ADAPTERS = (
 
 
 def figures() -> Iterator[Figure]:
-    from kinetic_orchestration.packaging import agent
+    from kinetic_orchestration.platforms import agent_zip
 
     with tempfile.TemporaryDirectory(prefix="kinetic-imports-") as name:
-        site = agent.unpacked(Path(name)) / "site"
+        site = agent_zip.unpacked(Path(name)) / "site"
         load = f"import sys; sys.path.insert(0, {str(site)!r}); import kinetic_orchestration.agent.host"
         declares = Path(name, "declares.py")
         declares.write_text(DECLARES)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kinetic_orchestration.packaging import tree
-from kinetic_orchestration.stores.local import LocalStore
+from kinetic_orchestration.platforms.local.store import LocalStore
 
 Figure = dict[str, object]
 

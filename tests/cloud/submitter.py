@@ -23,29 +23,18 @@ import google.cloud.tpu_v2  # noqa: F401 - before any fork
 import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import (
-    act,
-    batch,
-    follow,
-    job,
-    launch,
-    preflight_cloud,
-    reaper,
-    results,
-    staging,
-    trust,
-    watch,
-)
-from kinetic_orchestration.backends import tpu_client, tpu_request, tpu_vm
+from kinetic_orchestration import act, batch, follow, job, launch, reaper, results, staging, trust, watch
 from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.plan.values import Cursor, Output
-from kinetic_orchestration.stores import gcs, gcs_requests
+from kinetic_orchestration.platforms.google import preflight
+from kinetic_orchestration.platforms.google.storage import requests, store
+from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
-    launch, act, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight_cloud, tpu_client,
-    tpu_request, tpu_vm, gcs, gcs_requests,
+    launch, act, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
+    request, backend, store, requests,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
 ROOT = Path(__file__).parent.parent.parent
@@ -107,12 +96,12 @@ class Submitters:
 
 
 def submit(jobs: Any, key: str, marks: str, at: str = "", nth: int = 1, then: str = "die", go: str = "") -> Any:
-    """Ask for the job of that key and wait for its value; `at` a function of the core, as `act.intend`, something
+    """Ask for the job of that key and wait for its value; `at` a function of the core, by its full name, something
     happens to this process."""
     wait_for(jobs, go)
     if at:
-        module, name = at.split(".")
-        at_line(nth_call(f"{module}.py", name, nth), globals()[then], FILES)
+        module, _, name = at.rpartition(".")
+        at_line(nth_call(module, name, nth), globals()[then], FILES)
     return kinetic.run(accelerator="v5e-1", key=key)(jobs.leaves_mark).run_async(marks).result(timeout=200)
 
 
@@ -139,8 +128,8 @@ def lines(jobs: Any, key: str, marks: str) -> list[Line]:
 def submit_many(jobs: Any, marks: str, count: int, group: str, at: str = "", nth: int = 1) -> None:
     """A batch whose submitter dies: as soon as it has its handle, or at the n-th call of a function."""
     if at:
-        module, name = at.split(".")
-        at_line(nth_call(f"{module}.py", name, nth), die, FILES)
+        module, _, name = at.rpartition(".")
+        at_line(nth_call(module, name, nth), die, FILES)
     handle = kinetic.run(accelerator="v5e-1")(jobs.leaves_mark).run_async_map([f"{marks}-{n}" for n in range(count)])
     Path(group).write_text(handle.group_id)
     die()
@@ -156,8 +145,8 @@ def leave(jobs: Any, function: str, arguments: list[Any], into: str, allowance: 
 
 def cancel(_: Any, job_id: str, at: str = "") -> None:
     if at:
-        module, name = at.split(".")
-        at_line(nth_call(f"{module}.py", name, 1), die, FILES)
+        module, _, name = at.rpartition(".")
+        at_line(nth_call(module, name, 1), die, FILES)
     kinetic.attach(job_id).cancel("no longer needed")
 
 
@@ -185,13 +174,13 @@ def read(_: Any, job_id: str, cursor: str, heard: str, most: int) -> bool:
     return follow.follow(follower, emit, timeout=200, on_step=save) is not None
 
 
-def nth_call(file: str, function: str, nth: int) -> Callable[[str, str, int], bool]:
+def nth_call(module: str, function: str, nth: int) -> Callable[[str, str, int], bool]:
     """Chooses the first line of the n-th call of a function."""
     first, calls = 0, 0
 
     def chosen(name: str, of: str, number: int) -> bool:
         nonlocal first, calls
-        if (name, of) != (file, function):
+        if (name, of) != (module, function):
             return False
         first = first or number
         calls += number == first

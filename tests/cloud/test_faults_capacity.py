@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.backends import tpu_vm, zones
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.google.tpu import backend, zones
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import changes, placements, run, told, vm, wait_running, wait_until
 from tests.cloud.conftest import ZONES
@@ -19,7 +19,7 @@ from tests.cloud.conftest import ZONES
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zones, "FIRST_WAIT", 0.5)
     monkeypatch.setattr(zones, "PAUSE", 0.2)
-    monkeypatch.setattr(tpu_vm, "THROTTLE", 0.3)
+    monkeypatch.setattr(backend, "THROTTLE", 0.3)
 
 
 def where(job: Any) -> list[str]:

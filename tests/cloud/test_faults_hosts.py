@@ -20,8 +20,8 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
+from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import (
     FOUR_HOSTS,
@@ -52,11 +52,11 @@ def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
 
     def breaks(lines: str) -> None:
         start = "from kinetic_orchestration.agent.start import main\n"
-        before, found, after = agent._MAIN.rpartition(start)
+        before, found, after = agent_zip._MAIN.rpartition(start)
         assert found
         known = "import os, signal, time\nfrom kinetic_orchestration.agent import host, lookout, retire, rules\n"
         broken = textwrap.indent(known + textwrap.dedent(lines), 8 * " ")
-        monkeypatch.setattr(agent, "_MAIN", f"{before}{found}{broken}\n{after}")
+        monkeypatch.setattr(agent_zip, "_MAIN", f"{before}{found}{broken}\n{after}")
 
     return breaks
 

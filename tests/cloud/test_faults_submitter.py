@@ -13,10 +13,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.agent import names
-from kinetic_orchestration.backends import zones
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.job import all_jobs
 from kinetic_orchestration.plan.values import JobStatus
+from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import WITHIN, run, wait_running, wait_until
 from tests.cloud.conftest import ZONES
@@ -48,14 +48,17 @@ def assert_one_of_all(cloud: Emulator, marks: Path, values: list[str], slices: i
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param("launch.claim", id="before it asks for its job"),
-        pytest.param("launch.admit", id="before the spec"),
-        pytest.param("act.intend", id="before the intent"),
-        pytest.param("tpu_client.create", id="after the intent"),
-        pytest.param("tpu_client._error_of", id="after the create call, before its operation is kept"),
-        pytest.param("follow.follow", id="before it follows"),
-        pytest.param("act.release", id="before it releases the slice"),
-        pytest.param("results.collect", id="before it collects"),
+        pytest.param("kinetic_orchestration.launch.claim", id="before it asks for its job"),
+        pytest.param("kinetic_orchestration.launch.admit", id="before the spec"),
+        pytest.param("kinetic_orchestration.act.intend", id="before the intent"),
+        pytest.param("kinetic_orchestration.platforms.google.tpu.client.create", id="after the intent"),
+        pytest.param(
+            "kinetic_orchestration.platforms.google.tpu.client._error_of",
+            id="after the create call, before its operation is kept",
+        ),
+        pytest.param("kinetic_orchestration.follow.follow", id="before it follows"),
+        pytest.param("kinetic_orchestration.act.release", id="before it releases the slice"),
+        pytest.param("kinetic_orchestration.results.collect", id="before it collects"),
     ],
 )
 def test_f01_a_submitter_is_killed_and_the_next_one_with_the_same_key_goes_on(
@@ -105,7 +108,9 @@ def test_f01_a_batch_whose_submitter_dies_within_it_gives_what_was_submitted_and
     cloud: Emulator, submitters: Any, tmp_path: Path
 ) -> None:
     marks = tmp_path / "marks"
-    ended = submitters.do("submit_many", marks=str(marks), count=3, group="/nowhere", at="act.intend", nth=2)
+    ended = submitters.do(
+        "submit_many", marks=str(marks), count=3, group="/nowhere", at="kinetic_orchestration.act.intend", nth=2
+    )
     assert ended == KILLED
     with pytest.warns(UserWarning, match="1 of its inputs have not been submitted"):
         values = kinetic.attach_batch(_only_group(), poll_timeout=5.0).results(timeout=WITHIN)
@@ -148,10 +153,14 @@ def test_f03_four_submitters_that_race_for_one_identity_get_one_job(
 @pytest.mark.parametrize(
     ("at", "remembered"),
     [
-        pytest.param("act.intend", True, id="before the intent"),
-        pytest.param("tpu_client.create", True, id="before the create call"),
-        pytest.param("tpu_client.create", False, id="before a create call that the API knows no more"),
-        pytest.param("act.release", True, id="before it releases the slice"),
+        pytest.param("kinetic_orchestration.act.intend", True, id="before the intent"),
+        pytest.param("kinetic_orchestration.platforms.google.tpu.client.create", True, id="before the create call"),
+        pytest.param(
+            "kinetic_orchestration.platforms.google.tpu.client.create",
+            False,
+            id="before a create call that the API knows no more",
+        ),
+        pytest.param("kinetic_orchestration.act.release", True, id="before it releases the slice"),
     ],
 )
 def test_f04_a_submitter_that_wakes_up_after_its_job_has_ended_changes_nothing(
@@ -176,7 +185,14 @@ def test_f04_a_submitter_that_wakes_up_after_its_attempt_was_followed_by_another
 ) -> None:
     """It sleeps before the create call of attempt 1, which another process makes in vain."""
     marks, late = tmp_path / "marks", tmp_path / "late"
-    sleeper = submitters.start("submit", late, key="stale", marks=str(marks), at="tpu_client.create", then="sleep")
+    sleeper = submitters.start(
+        "submit",
+        late,
+        key="stale",
+        marks=str(marks),
+        at="kinetic_orchestration.platforms.google.tpu.client.create",
+        then="sleep",
+    )
     assert submitters.wait_stopped(sleeper)
     monkeypatch.setattr(zones, "FIRST_WAIT", 0.5)
     monkeypatch.setattr(zones, "PAUSE", 0.2)
@@ -205,7 +221,7 @@ def test_f30_a_job_that_waits_for_hardware_is_cancelled_promptly(
     elif who == "another process":
         assert submitters.do("cancel", job_id=job.job_id) == 0
     else:
-        assert submitters.do("cancel", job_id=job.job_id, at="follow.follow") == KILLED
+        assert submitters.do("cancel", job_id=job.job_id, at="kinetic_orchestration.follow.follow") == KILLED
     wait_until(lambda: not cloud.queued_resources(), "the end of the queued resource")
     took = time.monotonic() - began
     follower.join(WITHIN)
@@ -222,7 +238,10 @@ def test_f30_a_job_that_waits_for_hardware_is_cancelled_promptly(
 def test_f30_a_cancel_before_the_intent_makes_no_request_at_all(
     cloud: Emulator, submitters: Any, tmp_path: Path
 ) -> None:
-    assert submitters.do("submit", key="early", marks=str(tmp_path / "marks"), at="act.intend") == KILLED
+    assert (
+        submitters.do("submit", key="early", marks=str(tmp_path / "marks"), at="kinetic_orchestration.act.intend")
+        == KILLED
+    )
     (job,) = all_jobs()
     job.cancel("no longer needed")
     assert job.status() is JobStatus.CANCELLED

@@ -17,11 +17,11 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, follow, lifecycle, reaper, watch
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.backends import tpu_client
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.job import JobHandle, open_place
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
+from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.refusals import Refusal
 from tests.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running, wait_until
@@ -40,7 +40,7 @@ Leave = Callable[..., JobHandle[Any]]
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
     monkeypatch.setattr(reaper, "AGAIN", 0.1)
 
 
@@ -152,7 +152,7 @@ def test_f22_a_refused_delete_is_asked_for_again_by_whoever_waits_for_the_job_un
     cloud: Emulator, jobs: Any, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts never get through. The value is told once the slice goes."""
-    monkeypatch.setattr(tpu_client, "RETRY_SECONDS", 0.0)  # a 503 is not asked for again within the call
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)  # a 503 is not asked for again within the call
     cloud.fail("Delete*", refusal=refusal, times=None, caller="vm")
     cloud.fail("Delete*", refusal=refusal, times=2, caller="client")
     job = run(jobs.attempt)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import preflight_cloud
 from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.google import preflight
 from kinetic_orchestration.testing import Emulator, model, neighbours
 from tests.cloud.cases import WITHIN, run
 
@@ -36,8 +36,8 @@ def test_a_job_with_a_secret_needs_no_more_than_the_roles_of_the_page(
     for who, granted in (("client", SUBMITTER), ("vm", MACHINE)):
         for permission in KNOWN - granted:
             cloud.deny(who, permission)
-    found = {finding.name: finding.state for finding in preflight_cloud.examine(settings.load())}
-    assert preflight_cloud.FAILED not in found.values()
+    found = {finding.name: finding.state for finding in preflight.examine(settings.load())}
+    assert preflight.FAILED not in found.values()
     job = run(jobs.fingerprint, ["LAB_TOKEN"], str(tmp_path / "go"), capture_env_vars=["LAB_TOKEN"])
     assert set(job.result(timeout=WITHIN)) == {"LAB_TOKEN"}
     job.cleanup()
@@ -48,8 +48,8 @@ def test_a_job_with_a_secret_needs_no_more_than_the_roles_of_the_page(
 def test_doctor_takes_a_condition_on_the_names_of_secrets_for_what_it_is(cloud: Emulator) -> None:
     for permission in ROLES["kineticOwnSecrets"]:
         cloud.deny("client", permission)
-    [told] = [each for each in preflight_cloud.examine(settings.load()) if each.name == "Secret Manager"]
-    assert told.state == preflight_cloud.OK and "kinetic-*" in told.found
+    [told] = [each for each in preflight.examine(settings.load()) if each.name == "Secret Manager"]
+    assert told.state == preflight.OK and "kinetic-*" in told.found
     cloud.deny("client", "secretmanager.secrets.create")
-    [told] = [each for each in preflight_cloud.examine(settings.load()) if each.name == "Secret Manager"]
-    assert told.state == preflight_cloud.WARNING
+    [told] = [each for each in preflight.examine(settings.load()) if each.name == "Secret Manager"]
+    assert told.state == preflight.WARNING

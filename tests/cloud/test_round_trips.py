@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import preflight_cloud
-from kinetic_orchestration.stores import gcs
+from kinetic_orchestration.platforms.google import preflight
+from kinetic_orchestration.platforms.google.storage import store
 from kinetic_orchestration.testing import Emulator
 
 DELAY = 0.75
@@ -106,8 +106,8 @@ def submit(line: Line, jobs: Any) -> Callable[..., list[str]]:
 
 
 def forget_this_process() -> None:
-    gcs._stamped.clear()
-    preflight_cloud._passed.clear()
+    store._stamped.clear()
+    preflight._passed.clear()
 
 
 @pytest.mark.turn(4)

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import secret_manager
 from kinetic_orchestration.agent import names, topology, wire
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Output
+from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.testing import Emulator
 from tests.bucket import unsummed
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
@@ -136,7 +136,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
     job = run(jobs.fingerprint, ["HF_TOKEN"], str(tmp_path / "go"), capture_env_vars=["HF_TOKEN"])
     wait_running(job)
     machine = vm(cloud, job)
-    (kept,) = secret_manager.kept(settings.load(), "kinetic-job", job.job_id)
+    (kept,) = secrets.kept(settings.load(), "kinetic-job", job.job_id)
     assert 0 < kept.expires - time.time() < 48 * 3600
     assert not [words for words in _command_lines() if value in words]
     assert value not in json.dumps([cloud.nodes(), cloud.queued_resources()])

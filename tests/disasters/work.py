@@ -14,7 +14,8 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.backends import local, tpu_vm
+from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
+from kinetic_orchestration.platforms.local import backend
 
 SECONDS = 200.0
 LIMITS = kinetic.Limits(provision=60.0)  # one host of several that never boots is not waited for as long as a real one
@@ -79,9 +80,9 @@ def follow(job: str, report: str) -> None:
 
 def give_disks(hosts: list[int]) -> None:
     """From now on the folder of each of these hosts is a small file system before the host begins."""
-    assign = local.LocalBackend.assignment
+    assign = backend.LocalBackend.assignment
 
-    def assignment(self: local.LocalBackend, plan: Any, job_id: str, spec: str, intent: Any, host: int) -> Any:
+    def assignment(self: backend.LocalBackend, plan: Any, job_id: str, spec: str, intent: Any, host: int) -> Any:
         found = assign(self, plan, job_id, spec, intent, host)
         folder = Path(found.run, f"host-{host}")
         if host in hosts and not folder.exists():
@@ -90,7 +91,7 @@ def give_disks(hosts: list[int]) -> None:
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "kinetic-test", folder], check=True)
         return found
 
-    local.LocalBackend.assignment = assignment  # type: ignore[method-assign]
+    backend.LocalBackend.assignment = assignment  # type: ignore[method-assign]
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,9 +17,9 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.agent import names, processes
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Event, Output
+from kinetic_orchestration.platforms import agent_zip as agent
 from kinetic_orchestration.watch import look
 from tests.agent.by_hand import start_host
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, follow, launch, staging
-from kinetic_orchestration.backends import local
 from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401 - before any fork
 from kinetic_orchestration.plan import identity
+from kinetic_orchestration.platforms.local import backend
 
-MODULES = (launch, act, follow, staging, identity, local)
+MODULES = (launch, act, follow, staging, identity, backend)
 FILES = {module.__file__ for module in MODULES}
 
 
@@ -71,13 +71,13 @@ def wait(child: int) -> int:
 def at_line(
     chosen: Callable[[str, str, int], bool], action: Callable[[], object], files: Container[str] = FILES
 ) -> None:
-    """Act before the first line of the core that is chosen is run; by file, function and number."""
+    """Acts before the first line of the core that is chosen is run, by module, function and number."""
 
     def trace(frame: Any, event: str, _argument: Any) -> Any:
         code = frame.f_code
         if code.co_filename not in files:
             return None
-        if event == "line" and chosen(os.path.basename(code.co_filename), code.co_name, frame.f_lineno):
+        if event == "line" and chosen(frame.f_globals["__name__"], code.co_name, frame.f_lineno):
             action()
         return trace
 
@@ -135,7 +135,7 @@ def hosts(folder: str) -> dict[str, Any]:
 
         def killed(key: str = key, marks: str = marks, made: int = made) -> Any:
             launched = iter(range(made))
-            real = local.LocalBackend.assignment
+            real = backend.LocalBackend.assignment
 
             def assignment(*arguments: Any) -> Any:
                 if next(launched, None) is None:
@@ -144,7 +144,7 @@ def hosts(folder: str) -> dict[str, Any]:
                     die()
                 return real(*arguments)
 
-            local.LocalBackend.assignment = assignment  # type: ignore[method-assign] # a line to die at
+            backend.LocalBackend.assignment = assignment  # type: ignore[method-assign] # a line to die at
             return submit(key, marks, "v5e-16")
 
         ended = wait(fork(killed))
@@ -184,7 +184,7 @@ def stale(folder: str) -> dict[str, Any]:
     marks = folder + "/stale"
 
     def sleeper() -> Any:
-        at_line(lambda name, function, _: (name, function) == ("local.py", "submit"), sleep)
+        at_line(lambda name, function, _: (name, function) == (backend.__name__, "submit"), sleep)
         return submit("stale", marks)
 
     def sleep() -> None:

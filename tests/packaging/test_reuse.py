@@ -11,7 +11,7 @@ import pytest
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.reuse import keep
-from kinetic_orchestration.stores.local import LocalStore, open_local
+from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 
 DAY = 86400.0
 MONTH = 30 * DAY

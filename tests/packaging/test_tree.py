@@ -22,7 +22,7 @@ from kinetic_orchestration.agent import tree as agent_tree
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging import packs, tree
 from kinetic_orchestration.plan.text import notices
-from kinetic_orchestration.stores.local import LocalStore
+from kinetic_orchestration.platforms.local.store import LocalStore
 
 
 class Store(LocalStore):

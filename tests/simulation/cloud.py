@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from google.api_core import exceptions as google
 
-from kinetic_orchestration.backends import tpu_states
-from kinetic_orchestration.backends.tpu_client import Page, Tpus
-from kinetic_orchestration.backends.tpu_states import Node, Queued
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.troubles import Status
+from kinetic_orchestration.platforms.google.api_errors import Status
+from kinetic_orchestration.platforms.google.tpu import states
+from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus
+from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 from tests.simulation.world import Violation, World
 
 NO_CAPACITY = (
@@ -74,7 +74,7 @@ class QueuedResource:
         self.reserved = "reservationName" in body
         self.valid = float(body.get("queueingPolicy", {}).get("validUntilDuration", "infs")[:-1])
         self.created = now
-        self.state = tpu_states.CREATING
+        self.state = states.CREATING
         self.initiator = 0
         self.error: Status | None = None
         self.until = 0.0  # what is deleted stays at least until then
@@ -215,9 +215,9 @@ class Cloud:
         draw = self.world.random
         if draw.random() < 0.8:
             self.operations[operation] = (True, None)
-        if self.queued.get(queued.name) is not queued or queued.state != tpu_states.CREATING:
+        if self.queued.get(queued.name) is not queued or queued.state != states.CREATING:
             return
-        queued.state = draw.choice((tpu_states.ACCEPTED, tpu_states.ACCEPTED, tpu_states.WAITING, STRANGE))
+        queued.state = draw.choice((states.ACCEPTED, states.ACCEPTED, states.WAITING, STRANGE))
         if queued.state == STRANGE:
             self.world.reached.add("a state that nobody knows")
         self.show(queued)
@@ -225,15 +225,15 @@ class Cloud:
 
     def _consider(self, queued: QueuedResource) -> None:
         """Give it hardware, or let it wait."""
-        waits = (tpu_states.ACCEPTED, tpu_states.WAITING, STRANGE)
+        waits = (states.ACCEPTED, states.WAITING, STRANGE)
         if self.queued.get(queued.name) is not queued or queued.state not in waits:
             return
         world, zone = self.world, self.zones[queued.zone]
         weather = self.weather(zone)
         if weather == QUEUE:
             world.reached.add("waited in a queue")
-            if queued.state != tpu_states.WAITING:
-                queued.state = tpu_states.WAITING
+            if queued.state != states.WAITING:
+                queued.state = states.WAITING
                 self.show(queued)
             world.at(min(zone.until, world.now + 120.0), lambda: self._consider(queued))
             return
@@ -241,7 +241,7 @@ class Cloud:
             world.reached.add("a node of another life had the name")
             world.at(world.now + 60.0, lambda: self._consider(queued))
             return
-        queued.state = tpu_states.BEING_MADE
+        queued.state = states.BEING_MADE
         self.show(queued)
         seconds = world.random.uniform(5.0, 60.0)
         if weather == DRY:
@@ -255,14 +255,14 @@ class Cloud:
             self._provision(queued, seconds)
 
     def _fail(self, queued: QueuedResource, error: Status | None, kind: str) -> None:
-        if self.queued.get(queued.name) is queued and queued.state != tpu_states.DELETING:
+        if self.queued.get(queued.name) is queued and queued.state != states.DELETING:
             self.harm(queued, kind)
             self.world.reached.add(f"failed in the queue: {kind}")
-            queued.state, queued.error = tpu_states.FAILED, error
+            queued.state, queued.error = states.FAILED, error
             self.show(queued)
 
     def _expire(self, queued: QueuedResource) -> None:
-        if queued.state in (*tpu_states.IN_QUEUE, STRANGE):
+        if queued.state in (*states.IN_QUEUE, STRANGE):
             error = self.world.random.choice((None, Status(4, "the request is not valid any more"), Status(0, "")))
             self._fail(queued, error, "expired")
 
@@ -279,12 +279,12 @@ class Cloud:
         return f"projects/{queued.project}/locations/{queued.zone}/nodes/{ident}"
 
     def _ready(self, queued: QueuedResource, nodes: list[TpuNode]) -> None:
-        if self.queued.get(queued.name) is not queued or queued.state != tpu_states.BEING_MADE:
+        if self.queued.get(queued.name) is not queued or queued.state != states.BEING_MADE:
             return
         draw, now = self.world.random, self.world.now
         for node in nodes:
             if node.state == 1:
-                node.state = tpu_states.READY
+                node.state = states.READY
                 self.show(node)
                 self.boot(node)
         pause = draw.choice((0.0, 0.0, 0.0, 5.0, 100_000.0))
@@ -294,8 +294,8 @@ class Cloud:
             self.world.at(now + pause, lambda: self._activate(queued))
 
     def _activate(self, queued: QueuedResource) -> None:
-        if queued.state == tpu_states.BEING_MADE:
-            queued.state = tpu_states.ACTIVE
+        if queued.state == states.BEING_MADE:
+            queued.state = states.ACTIVE
             self.show(queued)
 
     # ---- what befalls them -------------------------------------------------------------------------------
@@ -320,15 +320,15 @@ class Cloud:
             self.world.at(self.world.now + suspends, lambda: self._suspend(queued, initiator))
 
     def _suspend(self, queued: QueuedResource, initiator: int) -> None:
-        if self.queued.get(queued.name) is not queued or queued.state == tpu_states.DELETING:
+        if self.queued.get(queued.name) is not queued or queued.state == states.DELETING:
             return
         queued.initiator = initiator
-        queued.state = tpu_states.SUSPENDING
+        queued.state = states.SUSPENDING
         self.show(queued)
 
         def suspended() -> None:
-            if self.queued.get(queued.name) is queued and queued.state == tpu_states.SUSPENDING:
-                queued.state = tpu_states.SUSPENDED
+            if self.queued.get(queued.name) is queued and queued.state == states.SUSPENDING:
+                queued.state = states.SUSPENDED
                 self.show(queued)
 
         self.world.at(self.world.now + self.world.random.uniform(0.0, 20.0), suspended)
@@ -360,9 +360,9 @@ class Cloud:
         queued.asked = True
         if self._refuses():
             raise google.ResourceExhausted("Quota exceeded for quota metric 'Write requests per minute'")
-        if queued.state == tpu_states.DELETING:
+        if queued.state == states.DELETING:
             return
-        queued.state, queued.going = tpu_states.DELETING, self.world.now
+        queued.state, queued.going = states.DELETING, self.world.now
         self.show(queued)
         for node in self.nodes_of(queued):
             if not self.calm and self.world.random.random() < self.odds.orphans:
@@ -411,7 +411,7 @@ class Cloud:
     def settle(self, queued: QueuedResource) -> None:
         """What is being deleted is gone when its nodes are."""
         left = [node for node in self.nodes_of(queued) if not node.orphan]
-        if queued.state == tpu_states.DELETING and self.world.now >= queued.until and not left:
+        if queued.state == states.DELETING and self.world.now >= queued.until and not left:
             self._forget(queued)
 
 

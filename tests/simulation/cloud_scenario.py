@@ -15,8 +15,6 @@ from typing import Any
 from kinetic_orchestration import act, launch, lifecycle, reaper
 from kinetic_orchestration.agent import frames, names, retire, rules, wire
 from kinetic_orchestration.agent.wire import Verdict
-from kinetic_orchestration.backends import tpu_request, tpu_states, tpu_vm
-from kinetic_orchestration.backends.pace import Pace
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -34,6 +32,9 @@ from kinetic_orchestration.plan.values import (
     Plan,
     Retry,
 )
+from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
+from kinetic_orchestration.platforms.google.tpu import request, states
+from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
 from kinetic_orchestration.trust import ALONE, Trust
 from kinetic_orchestration.watch import Distant
 from tests.simulation import cloud as api
@@ -198,12 +199,12 @@ class CloudJudge(Judge):
             if (queued.told["job"], queued.told["attempt"]) == (job, attempt) and queued.name not in self.foreign:
                 well = [one.name for one in self.ground.living if one.node.queued is queued and one.is_well]
                 up = max((one.up for one in self.ground.living if one.node.queued is queued), default=0.0)
-                if well and queued.state != tpu_states.DELETING and self.world.now > up + ENDED:
+                if well and queued.state != states.DELETING and self.world.now > up + ENDED:
                     raise Violation(f"{queued.id} has its verdict, and {well} do not delete it")
 
     def _check_expired(self, queued: QueuedResource) -> None:
         """Some time after the deadline: the process that was armed has seen to the deletion."""
-        if self.ground.api.queued.get(queued.name) is not queued or queued.state == tpu_states.DELETING:
+        if self.ground.api.queued.get(queued.name) is not queued or queued.state == states.DELETING:
             return
         if not self.ground.calm:
             self.world.at(self.world.now + LATE, lambda: self._check_expired(queued))
@@ -402,7 +403,7 @@ class CloudJudge(Judge):
             raise Violation(f"{task.name} deletes its slice before the verdict")
         if task.name.startswith("deadline") and world.now < queued.told["deadline"] - 5.0:
             raise Violation(f"{task.name} deletes {name} before its deadline")
-        in_order = verdict is not None and not harm and not world.suspended and queued.state != tpu_states.DELETING
+        in_order = verdict is not None and not harm and not world.suspended and queued.state != states.DELETING
         if machine is not None and in_order and verdict is not None:
             # A slice that was made after its verdict, while nobody looked, is deleted by its hosts once they are up.
             age = world.now - max(verdict.updated, machine.up)
@@ -411,7 +412,7 @@ class CloudJudge(Judge):
             return
         if verdict is None and names.spec(job) in world.records:
             raise Violation(f"{task.name} deletes {name} before the verdict")
-        if verdict is None or harm or queued.state != tpu_states.ACTIVE:
+        if verdict is None or harm or queued.state != states.ACTIVE:
             return
         age, at_work = world.now - verdict.updated, self._at_work(queued)
         if at_work and age < lifecycle.SETTLE_PATIENCE and not self.ground.api.odds.lag:
@@ -575,11 +576,11 @@ class CloudSchedule(Schedule):
         cloud, now = self.ground.api, self.world.now
         parent = f"projects/p/locations/{ZONES[0]}"
         labels = {
-            tpu_request.DEPLOYMENT: DEPLOYMENT, tpu_request.JOB: "job-0123456789ab", tpu_request.ATTEMPT: "1",
-            tpu_request.EXPIRES: str(int(now - 1e6)), tpu_request.SPEC: "0" * 20,
+            request.DEPLOYMENT: DEPLOYMENT, request.JOB: "job-0123456789ab", request.ATTEMPT: "1",
+            request.EXPIRES: str(int(now - 1e6)), request.SPEC: "0" * 20,
         }  # fmt: skip
-        other = tpu_request.name_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
-        ours = tpu_request.name_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
+        other = request.name_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
+        ours = request.name_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
         told = {"job": "job-0123456789ab", "attempt": 1, "hosts_per_slice": 1, "deadline": 0.0, "boot": ""}
         for name, marks in (("a-training", {}), (other, labels), (f"{ours}x", labels), (ours, {})):
             body = {
@@ -588,7 +589,7 @@ class CloudSchedule(Schedule):
                 }
             }
             queued = QueuedResource(f"{parent}/queuedResources/{name}", body, now - 1e6)
-            queued.state = tpu_states.FAILED
+            queued.state = states.FAILED
             node = TpuNode(f"{parent}/nodes/{name}", None, marks, 0, now - 1e6)
             node.state = 2
             cloud.queued[queued.name], cloud.nodes[node.name] = queued, node
@@ -767,7 +768,7 @@ class CloudSchedule(Schedule):
 
     def _reap_early(self, queued: QueuedResource) -> None:
         """Somebody reaps a moment before the deadline of what still runs."""
-        if self.ground.api.queued.get(queued.name) is queued and queued.state == tpu_states.ACTIVE:
+        if self.ground.api.queued.get(queued.name) is queued and queued.state == states.ACTIVE:
             self.world.reached.add("the reaper came just before a deadline")
             self._client(self._reap, 0.0)
 
@@ -795,7 +796,7 @@ class CloudSchedule(Schedule):
         if left := self.ours():
             world.reached.add("only the reaper could release")
             self._check_asked(left)
-            last = max(float(one.labels[tpu_request.EXPIRES]) for one in left)
+            last = max(float(one.labels[request.EXPIRES]) for one in left)
             self._later(max(0.0, last - world.now) + reaper.EXPIRED + 1.0, self._reap_all)
         self._nothing_left()
         if self.orphaned and self.judge.created:

@@ -18,7 +18,7 @@ from pytest import MonkeyPatch
 from kinetic_orchestration import act, follow, reaper, watch
 from kinetic_orchestration.agent import boot, cloud, host, lookout, prepare, processes, segments, wire
 from kinetic_orchestration.agent.open_records import open_records
-from kinetic_orchestration.backends import tpu_request
+from kinetic_orchestration.platforms.google.tpu import request
 from tests.simulation.threads import Threads
 from tests.simulation.world import World
 
@@ -133,7 +133,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(boot, "random", SimpleNamespace(random=chance))
     edges.setattr(prepare, "prepare", prepare_)
     edges.setattr(reaper, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
-    edges.setattr(tpu_request, "startup_script", lambda: "#!/bin/sh")
+    edges.setattr(request, "startup_script", lambda: "#!/bin/sh")
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
     edges.setattr(act, "spec_of", functools.lru_cache(100)(act.spec_of))

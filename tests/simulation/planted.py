@@ -39,25 +39,25 @@ PLANTED = (
     ),
     Planted(
         "a node is left when its queued resource is gone",
-        "backends/tpu_vm.py",
-        "        for name in tpu_request.nodes_of(placement):\n            node = self._tpus.node(name)\n",
+        "platforms/google/tpu/backend.py",
+        "        for name in request.nodes_of(placement):\n            node = self._tpus.node(name)\n",
         "        for name in ():\n            node = self._tpus.node(name)\n",
     ),
     Planted(
         "what a create call finds there is not adopted",
-        "backends/tpu_vm.py",
-        "if trouble.action in (troubles.ADOPT, troubles.AGAIN, troubles.HERE):",
-        "if trouble.action in (troubles.AGAIN, troubles.HERE):",
+        "platforms/google/tpu/backend.py",
+        "if trouble.action in (api_errors.ADOPT, api_errors.AGAIN, api_errors.HERE):",
+        "if trouble.action in (api_errors.AGAIN, api_errors.HERE):",
     ),
     Planted(
         "a suspension by USER counts as one by SERVICE",
-        "backends/tpu_states.py",
+        "platforms/google/tpu/states.py",
         'return f"somebody deleted the slice ({where}, by USER)", wire.CANCELLED',
         'return f"the slice was preempted ({where}, by USER)", wire.PREEMPTION',
     ),
     Planted(
         "a node that somebody deleted counts as preempted",
-        "backends/tpu_states.py",
+        "platforms/google/tpu/states.py",
         'return f"{text}: somebody deleted it", wire.CANCELLED',
         "return text, wire.PREEMPTION",
     ),
@@ -87,7 +87,7 @@ PLANTED = (
     ),
     Planted(
         "internal errors stay in one zone for ever",
-        "backends/zones.py",
+        "platforms/google/tpu/zones.py",
         "if past.cause == wire.INTERNAL and before.tries < TWICE:",
         "if past.cause == wire.INTERNAL:",
     ),
@@ -133,25 +133,25 @@ PLANTED = (
     ),
     Planted(
         "the reaper knows of one zone",
-        "backends/tpu_vm.py",
+        "platforms/google/tpu/backend.py",
         "            return list(page.found)\n",
         "            return [one for one in page.found if one.zone == self._settings.zones[0]]\n",
     ),
     Planted(
         "the reaper looks at queued resources and at no nodes",
-        "backends/tpu_vm.py",
+        "platforms/google/tpu/backend.py",
         "        for node in self._everywhere(self._tpus.nodes, project, unread):",
         "        for node in ():",
     ),
     Planted(
         "the label of the deadline is missing",
-        "backends/tpu_request.py",
+        "platforms/google/tpu/request.py",
         "        EXPIRES: str(int(intent.deadline)),\n",
         "",
     ),
     Planted(
         "a later attempt's slice has the label of a deadline in the past",
-        "backends/tpu_request.py",
+        "platforms/google/tpu/request.py",
         "        EXPIRES: str(int(intent.deadline)),\n",
         "        EXPIRES: str(int(intent.deadline) if intent.attempt == 1 else 1),\n",
     ),
@@ -215,7 +215,7 @@ PLANTED = (
     ),
     Planted(
         "a follower that waits asks again and again",
-        "backends/tpu_vm.py",
+        "platforms/google/tpu/backend.py",
         "            if wait := self._still_made(resource, what):\n                return wait\n",
         "",
     ),
@@ -227,27 +227,27 @@ PLANTED = (
     ),
     Planted(
         "a failed look means that the slice is gone",
-        "backends/tpu_vm.py",
-        "                trouble = troubles.classify(_told(raised), Asked(project, zone))\n"
-        '                refused = trouble.cause if trouble.action == troubles.DROP else ""\n',
-        "                seen.update((index, tpu_states.observation(None, (), Asked())) for index in indices)\n"
+        "platforms/google/tpu/backend.py",
+        "                trouble = api_errors.classify(_told(raised), Asked(project, zone))\n"
+        '                refused = trouble.cause if trouble.action == api_errors.DROP else ""\n',
+        "                seen.update((index, states.observation(None, (), Asked())) for index in indices)\n"
         "                continue\n",
     ),
     Planted(
         "a rate limit leads to another zone",
-        "troubles.py",
+        "platforms/google/api_errors.py",
         "    Row((EXHAUSTED,), rf\"requests per (minute|second|day)|{RATE}\", (), wire.QUOTA, LATER, RATE),\n",
         "",
     ),
     Planted(
         "a zone without quota is asked again and again",
-        "backends/zones.py",
+        "platforms/google/tpu/zones.py",
         "        before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))\n",
         "",
     ),
     Planted(
         "a request waits in its zone for ever",
-        "backends/tpu_request.py",
+        "platforms/google/tpu/request.py",
         "    return max(SHORTEST_QUEUE, min(left)) if left else 0.0",
         "    return 0.0",
     ),
@@ -265,7 +265,7 @@ PLANTED = (
     ),
     Planted(
         "a node in repair is dead at once",
-        "backends/tpu_states.py",
+        "platforms/google/tpu/states.py",
         "REPAIR_PATIENCE = 900.0",
         "REPAIR_PATIENCE = 0.0",
     ),

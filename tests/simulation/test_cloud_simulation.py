@@ -13,10 +13,10 @@ import pytest
 
 from kinetic_orchestration import act, launch, lifecycle, watch
 from kinetic_orchestration.agent import retire
-from kinetic_orchestration.backends.tpu_vm import TpuVmBackend
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
+from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from tests.simulation import planted
 from tests.simulation.cloud import QUEUE, Cloud, Odds, Zone
 from tests.simulation.cloud_scenario import BELIEVES, DEPLOYMENT, SLICES, STORE, ZONES, CloudSchedule, Distance

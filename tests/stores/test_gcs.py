@@ -18,9 +18,10 @@ import pytest
 from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
+from kinetic_orchestration.platforms.google.storage import requests as gcs_requests
+from kinetic_orchestration.platforms.google.storage import store as gcs
+from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.stores import gcs, gcs_requests
-from kinetic_orchestration.stores.gcs import GcsStore, open_gcs
 from kinetic_orchestration.testing.storage import Counts, StorageServer
 from tests.contracts.store_contract import ClientStoreContract
 
@@ -611,7 +612,7 @@ def test_google_is_loaded_by_its_own_store_alone(tmp_path: Path) -> None:
         "import sys, kinetic_orchestration\n"
         "from kinetic_orchestration.platforms.registry import open_store\n"
         f"open_store({str(tmp_path / 'störe')!r}, 'prod').put('a', b'x')\n"
-        "import kinetic_orchestration.stores.gcs\n"
+        "import kinetic_orchestration.platforms.google.storage.store\n"
         "print([name for name in sys.modules if name in ('google.auth', 'google.cloud.storage', 'requests', 'grpc')])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -15,9 +15,9 @@ import pytest
 
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import KineticError, NewerWire, StoreError, UsageError
+from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.stores.local import open_local
 from tests.bucket import unsummed
 from tests.contracts.store_contract import ClientStoreContract
 
@@ -125,7 +125,7 @@ def test_a_store_where_a_file_is_in_the_way_is_refused(tmp_path: Path) -> None:
 def run_as_user(program: str, *arguments: str) -> str:
     """A program without root's right to write everywhere."""
     setup = (
-        "import os, sys\nfrom kinetic_orchestration.stores.local import open_local\n"
+        "import os, sys\nfrom kinetic_orchestration.platforms.local.store import open_local\n"
         "if os.getuid() == 0: os.setgid(65534), os.setuid(65534)\n"
     )
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_a_file_system_without_hard_links_between_folders_is_refused_at_first_us
         'mount --bind "$1/prod/.tmp" "$1/prod/.tmp"; exec "$2" -c "$3" "$1"',
         str(tmp_path),
         sys.executable,
-        "import sys\nfrom kinetic_orchestration.stores.local import open_local\n" + REFUSED,
+        "import sys\nfrom kinetic_orchestration.platforms.local.store import open_local\n" + REFUSED,
     )
     assert done.returncode == 0, done.stderr
     assert "cannot keep a store: a hard link cannot be made there" in done.stdout
@@ -198,7 +198,7 @@ def test_a_file_system_with_times_by_the_second_is_refused_at_first_use(tmp_path
     subprocess.run([maker, "-q", "-I", "128", str(image)], check=True, capture_output=True, timeout=60)
     (tmp_path / "disk").mkdir()
     script = 'mount -o loop "$1/image" "$1/disk" || exit 9; "$2" -c "$3" "$1/disk"'
-    program = "import sys\nfrom kinetic_orchestration.stores.local import open_local\n" + REFUSED
+    program = "import sys\nfrom kinetic_orchestration.platforms.local.store import open_local\n" + REFUSED
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, program],
         capture_output=True,

@@ -22,7 +22,7 @@ from google.cloud.tpu_v2.services.tpu.transports.grpc_asyncio import TpuGrpcAsyn
 from google.oauth2 import credentials, id_token
 from google.protobuf import field_mask_pb2
 
-from kinetic_orchestration.backends.tpu_client import EMULATOR_TOKEN, emulated_channel
+from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN, emulated_channel
 from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.api import token
 from kinetic_orchestration.testing.instance import Machine

@@ -16,7 +16,7 @@ from google.cloud import tpu_v2
 from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 from google.protobuf.json_format import ParseDict
 
-from kinetic_orchestration.backends.tpu_client import emulated_channel
+from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api import _RPCS
 from kinetic_orchestration.testing.door import Door

@@ -22,7 +22,7 @@ from kinetic_orchestration.agent import wire
 from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.agent.digest import plain_of_file
 from kinetic_orchestration.errors import CheckpointError
-from kinetic_orchestration.packaging import agent
+from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.training import mirror, shelf
@@ -456,9 +456,9 @@ def take_time(monkeypatch: pytest.MonkeyPatch) -> None:
     they know themselves when their machine's own SIGTERM is there first."""
     constants(monkeypatch, "rules", GRACE=UNHURRIED)
     start = "    from kinetic_orchestration.agent.child import main\n"
-    assert agent._CHILD.count(start) == 1
+    assert agent_zip._CHILD.count(start) == 1
     known = f"    from kinetic_orchestration.agent import rules\n\n    rules.GRACE = {UNHURRIED!r}\n"
-    monkeypatch.setattr(agent, "_CHILD", agent._CHILD.replace(start, known + start))
+    monkeypatch.setattr(agent_zip, "_CHILD", agent_zip._CHILD.replace(start, known + start))
 
 
 @pytest.mark.slow

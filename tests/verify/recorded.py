@@ -21,10 +21,10 @@ from typing import Any
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
-from kinetic_orchestration import tap
-from kinetic_orchestration.backends.tpu_client import Tpus, client
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.lives import Timing
 from kinetic_orchestration.verify import comparison, runner
@@ -63,7 +63,7 @@ def tour(environ: dict[str, str]) -> Facts:
     with Emulator(zones=(ZONE,), timing=SLOWLY._replace(provision=0.8, suspend=0.8), hosts=False) as cloud:
         here = settings.load({**environ, **cloud.environ()}, deployment="verify-tour")
         recorder = Recorder(Redactor(runner.known(here)), OURS)
-        with tap.listening(recorder.hear):
+        with call_hook.listening(recorder.hear):
             for spot in (False, True):
                 _Traveller(cloud, here, recorder, spot).travel()
         return comparison.facts(recorder.entries, recorder.seen, recorder.echoes)

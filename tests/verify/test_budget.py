@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import tap
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.hardware import cost
+from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import budget, runner
 from kinetic_orchestration.verify.recording import Recorder
@@ -82,7 +82,7 @@ def look(recorder: Recorder, at: float, kind: str, state: str) -> None:
     answer = {"state": state} if kind == "Node" else {"state": {"state": state}}
     request = {"name": f"projects/p/locations/z/{name}/kinetic-mine-1"}
     status = "NOT_FOUND" if state == "404" else "OK"
-    recorder.hear(tap.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0))
+    recorder.hear(call_hook.Call("tpu", f"Get{kind}", request, status, {} if state == "404" else answer, (), at, 0.0))
 
 
 def test_dollars_are_counted_from_ready_until_it_is_seen_gone() -> None:

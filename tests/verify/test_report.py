@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from google.api_core.exceptions import NotFound
 
-from kinetic_orchestration import tap
-from kinetic_orchestration.backends.tpu_client import Tpus, client
 from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.verify import report as reports
 from kinetic_orchestration.verify.comparison import Difference
@@ -70,14 +70,14 @@ def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def test_every_call_is_heard_with_its_answer_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[tap.Call] = []
+    heard: list[call_hook.Call] = []
     with Emulator(zones=("us-west4-a",), hosts=False) as cloud:
         cloud.deviate("ListLocations", unknown=b"\xb8\x3e\x01")
         for name, value in cloud.environ(project="acme", deployment="verify-x").items():
             monkeypatch.setenv(name, value)
         here = settings.load()
         tpus = Tpus(here)
-        with tap.listening(heard.append):
+        with call_hook.listening(heard.append):
             assert tpus.node("projects/acme/locations/us-west4-a/nodes/none") is None
             assert tpus.locations("acme") == ["us-west4-a"]
             with pytest.raises(NotFound):

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.errors import Corrupt, Denied, StoreError, Unreachable
+from kinetic_orchestration.platforms.google import api_errors
 
 _TRANSIENT: Final = {0, 408, 429, 500, 502, 503, 504}
 _NOT_HEARD: Final = {429}
@@ -19,12 +19,12 @@ _SLOW_DOWN: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
 _CORRUPT: Final = "corrupt"
 _POLICY: Final = "orgPolicyConstraintFailed"
 _CODES: Final = {
-    400: troubles.INVALID,
-    401: troubles.UNAUTHENTICATED,
-    403: troubles.DENIED,
-    404: troubles.NOT_FOUND,
-    409: troubles.EXISTS,
-    412: troubles.PRECONDITION,
+    400: api_errors.INVALID,
+    401: api_errors.UNAUTHENTICATED,
+    403: api_errors.DENIED,
+    404: api_errors.NOT_FOUND,
+    409: api_errors.EXISTS,
+    412: api_errors.PRECONDITION,
 }
 
 
@@ -169,9 +169,9 @@ def refusal(what: Told, verb: str, name: str, url: str, waited: float = 0.0) -> 
         if found := pattern.search(f"{what.status} {what.reason} {what.message}"):
             blanks = {"bucket": bucket, "member": _member(what.message), **found.groupdict()}
             return kind(f"{happened}: {words} ({what.status}). {advice.format_map(blanks)}")
-    code = _CODES.get(what.status, troubles.UNKNOWN)
-    trouble = troubles.classify(troubles.Status(code, what.message, what.details))
-    kind = Denied if code in (troubles.DENIED, troubles.UNAUTHENTICATED) else StoreError
+    code = _CODES.get(what.status, api_errors.UNKNOWN)
+    trouble = api_errors.classify(api_errors.Status(code, what.message, what.details))
+    kind = Denied if code in (api_errors.DENIED, api_errors.UNAUTHENTICATED) else StoreError
     return kind(f"{happened}: {trouble.sentence}.")
 
 

@@ -245,7 +245,7 @@ def region_of(zone: str) -> str:
 
 def startup_script() -> str:
     """What each host runs as root at every boot: a program of its own, which arms the deadline before all else."""
-    program = (Path(__file__).parent.parent / "agent" / "boot.py").read_text(encoding="utf-8")
+    program = (Path(__file__).parents[3] / "agent" / "boot.py").read_text(encoding="utf-8")
     assert _END_OF_PROGRAM not in program
     script = f"""\
 #!/bin/sh

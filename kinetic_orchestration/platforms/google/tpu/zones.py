@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import NoPlace
 from kinetic_orchestration.plan.values import Past
+from kinetic_orchestration.platforms.google import api_errors
 
 # How an attempt ends that never had hosts.
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
@@ -54,18 +54,18 @@ def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 
         if before.zone in zones:
             return Place(before.zone, dropped=before.dropped)
         return _next(zones, before._replace(rounds=0), past.reason, seed, patience)
-    trouble = troubles.recall(past.reason)
+    trouble = api_errors.recall(past.reason)
     action = trouble.action if trouble is not None else ""
-    if action == troubles.LATER:
+    if action == api_errors.LATER:
         return before._replace(wait=_jittered(RATE_PAUSE, seed))
     if past.cause == wire.INTERNAL and before.tries < TWICE:
         tries = before.tries + 1
         return before._replace(tries=tries, wait=_jittered(PAUSE * tries, seed))
-    if trouble is not None and action == troubles.DROP and not stay:
+    if trouble is not None and action == api_errors.DROP and not stay:
         scope = trouble.scope or before.zone
         gone = tuple(zone for zone in zones if zone not in before.dropped and in_scope(zone, scope))
         before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))
-    elif trouble is not None and action == troubles.DROP:
+    elif trouble is not None and action == api_errors.DROP:
         raise NoPlace(f"there is no other place for a reservation's slice: {past.reason}")
     return _next((before.zone,) if stay else zones, before, past.reason, seed, patience)
 

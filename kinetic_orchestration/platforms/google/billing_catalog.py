@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.errors import BackendError
-from kinetic_orchestration.google_rest import google
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.price_list import ON_DEMAND, SPOT, PriceList, Rate, check
-from kinetic_orchestration.troubles import Asked
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.rest import google
 
 COMPUTE_ENGINE = "6F81-5844-456A"
 SOURCE = "Google's Billing Catalog"
@@ -49,7 +49,7 @@ def fetch(settings: Settings, known: PriceList) -> Told:
         for _ in range(MOST_PAGES):
             answer = api.call("GET", "cloudbilling", f"v1/services/{COMPUTE_ENGINE}/skus", params=params)
             if not answer.ok:
-                said = troubles.classify(answer.status_of(), Asked(settings.project)).sentence
+                said = api_errors.classify(answer.status_of(), Asked(settings.project)).sentence
                 raise BackendError(f"{SOURCE} gave none: {said}. The prices of {known.dates()} stay", "configuration")
             skus = answer.body.get("skus", [])
             if not isinstance(skus, list):

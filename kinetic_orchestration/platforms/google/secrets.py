@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kinetic_orchestration import credentials, troubles
 from kinetic_orchestration.agent import schema
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
-from kinetic_orchestration.google_rest import Answer, google
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.text.notices import warn_once
-from kinetic_orchestration.troubles import Asked
+from kinetic_orchestration.platforms.google import api_errors, credentials
+from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.rest import Answer, google
 
 SERVICE = "secretmanager"
 
@@ -206,7 +206,7 @@ def _check(answer: Answer, settings: Settings, permission: str, what: str = "kep
         return
     status = answer.status_of()
     needed = {"metadata": {"permission": permission, "service": f"{SERVICE}.googleapis.com"}}
-    trouble = troubles.classify(status._replace(details=(needed, *status.details)), Asked(settings.project))
+    trouble = api_errors.classify(status._replace(details=(needed, *status.details)), Asked(settings.project))
     raise BackendError(f"a secret could not be {what} Secret Manager: {trouble.sentence}", trouble.cause)
 
 

@@ -16,16 +16,16 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, troubles
-from kinetic_orchestration.bucket_location import bucket_of, location_of
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
-from kinetic_orchestration.google_rest import Answer, Google, google
 from kinetic_orchestration.parallel import side_by_side
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
+from kinetic_orchestration.platforms.google import api_errors, credentials
+from kinetic_orchestration.platforms.google.api_errors import Asked
+from kinetic_orchestration.platforms.google.rest import Answer, Google, google
+from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
+from kinetic_orchestration.platforms.google.storage.requests import impatient
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.stores.gcs_requests import impatient
-from kinetic_orchestration.troubles import Asked
 
 OK = "ok"
 WARNING = "warning"
@@ -146,7 +146,7 @@ def _permissions(settings: Settings, api: Google) -> Finding:
     if not missing:
         return Finding("permissions", OK, "TPU VMs may be made, seen and deleted")
     lack = "they could be made and not be deleted" if "tpu.nodes.delete" in missing else "TPU VMs cannot be managed"
-    fix = f"Grant them: {troubles.grant('roles/tpu.admin', settings.project)}"
+    fix = f"Grant them: {api_errors.grant('roles/tpu.admin', settings.project)}"
     return Finding("permissions", FAILED, f"{', '.join(missing)} missing in {settings.project}: {lack}", fix)
 
 
@@ -157,7 +157,7 @@ def _act_as(settings: Settings, api: Google) -> Finding:
     if answer.ok and not _missing(answer, (ACT_AS,)):
         return Finding("service account", OK, f"VMs may run as {account or 'the default account of Compute Engine'}")
     if not account:
-        fix = f"Name one with KINETIC_SERVICE_ACCOUNT, or {troubles.grant(ACCOUNT_USER, settings.project)}"
+        fix = f"Name one with KINETIC_SERVICE_ACCOUNT, or {api_errors.grant(ACCOUNT_USER, settings.project)}"
         return Finding("service account", WARNING, f"{ACT_AS} is not granted on the whole project", fix)
     path = f"v1/projects/-/serviceAccounts/{account}:testIamPermissions"
     own = api.call("POST", "iam", path, {"permissions": [ACT_AS]})
@@ -209,7 +209,7 @@ def _secrets(settings: Settings, api: Google) -> Finding:
         found = f"secrets may be made; that {', '.join(missing)} are granted for kinetic-* cannot be asked beforehand"
         return Finding("Secret Manager", OK, found)
     if missing:
-        grant = troubles.grant("roles/secretmanager.admin", settings.project)
+        grant = api_errors.grant("roles/secretmanager.admin", settings.project)
         fix = f"Only jobs that capture credentials need it: {grant}"
         return Finding("Secret Manager", WARNING, f"{', '.join(missing)} missing", fix)
     return Finding("Secret Manager", OK, "captured credentials can be kept for hosts")
@@ -260,7 +260,7 @@ def _missing(answer: Answer, permissions: tuple[str, ...]) -> list[str]:
 
 
 def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
-    trouble = troubles.classify(answer.status_of(), Asked(settings.project))
+    trouble = api_errors.classify(answer.status_of(), Asked(settings.project))
     said, _, advice = trouble.sentence.partition("): ")
     return Finding(name, FAILED, f"{said})" if advice else said, advice[:1].upper() + advice[1:])
 
@@ -268,6 +268,6 @@ def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
 def _unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
     """Nobody says no, but nobody says yes either."""
     refused = _refused(name, answer, settings)
-    fatal = troubles.classify(answer.status_of(), Asked(settings.project))
-    enable = "cloudresourcemanager" in refused.fix or fatal.action != troubles.FATAL
+    fatal = api_errors.classify(answer.status_of(), Asked(settings.project))
+    enable = "cloudresourcemanager" in refused.fix or fatal.action != api_errors.FATAL
     return refused._replace(state=WARNING if enable else FAILED)

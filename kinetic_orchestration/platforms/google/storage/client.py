@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any, Final
 
-from kinetic_orchestration import tap
 from kinetic_orchestration.agent.shown import Clock
+from kinetic_orchestration.platforms.google import call_hook
 
 CONNECTIONS: Final = 32
 _CLIENTS_LIMIT: Final = 8
@@ -51,7 +51,7 @@ class Client:
 
     def _hear(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
-        tap.tell_of_http("storage", response, self._endpoint)
+        call_hook.tell_of_http("storage", response, self._endpoint)
         self.clock.hear(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, tap, troubles
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.troubles import Status
+from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
+from kinetic_orchestration.platforms.google.api_errors import Status
 
 TIMEOUT = 20.0
 PAUSES = (0.2, 0.6, 1.8)  # before the second try and those after it
 PASSING = (408, 429, 500, 502, 503, 504)
-_CODES = {0: troubles.UNAVAILABLE, 401: troubles.UNAUTHENTICATED, 502: troubles.UNAVAILABLE}
+_CODES = {0: api_errors.UNAVAILABLE, 401: api_errors.UNAUTHENTICATED, 502: api_errors.UNAVAILABLE}
 
 
 class Answer(NamedTuple):
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
         found = self.body.get("error")
         told = found if isinstance(found, dict) else {}
         details = tuple(detail for detail in told.get("details", ()) if isinstance(detail, dict))
-        code = _CODES.get(self.status) or troubles.code_of(str(told.get("status", "")))
+        code = _CODES.get(self.status) or api_errors.code_of(str(told.get("status", "")))
         return Status(code, str(told.get("message") or f"HTTP {self.status}"), details)
 
 
@@ -74,7 +74,7 @@ class Google:
             raise credentials.refused(error) from error
         except (auth.GoogleAuthError, requests.RequestException) as error:
             return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
-        tap.tell_of_http(service, reply, self._base(service))
+        call_hook.tell_of_http(service, reply, self._base(service))
         try:
             found = reply.json() if reply.content else {}
         except ValueError:

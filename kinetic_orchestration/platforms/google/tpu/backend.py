@@ -12,11 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kinetic_orchestration import secret_manager, troubles
 from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.backends import tpu_request, tpu_states, zones
-from kinetic_orchestration.backends.tpu_client import Page, Tpus, status_of
-from kinetic_orchestration.backends.tpu_states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
@@ -24,7 +20,12 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.troubles import Asked, Status
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google import secrets as secret_manager
+from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.tpu import request, states, zones
+from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
+from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this
@@ -50,7 +51,7 @@ class TpuVmBackend:
     # ---- before anything is made
 
     def check(self, plan: Plan) -> None:
-        tpu_request.check(plan)
+        request.check(plan)
         zones.first(_zones_of(plan))
 
     def prepare(self) -> None:
@@ -74,7 +75,7 @@ class TpuVmBackend:
             "backend": "tpu-vm",
             "project": plan.project,
             "zone": place.zone,
-            "name": tpu_request.name_of(plan.store, plan.deployment, job_id, attempt),
+            "name": request.name_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
             "wait": place.wait,
@@ -88,7 +89,7 @@ class TpuVmBackend:
 
     def dry_run(self, plan: Plan) -> str:
         """The create call that the first attempt would make, for people."""
-        return tpu_request.dry_run(plan, self.place(plan, "job-000000000000", 1))
+        return request.dry_run(plan, self.place(plan, "job-000000000000", 1))
 
     # ---- the create call
 
@@ -97,7 +98,7 @@ class TpuVmBackend:
         placement, project = intent.placement, intent.placement["project"]
         if time.monotonic() < _throttled.get(self._throttle_key(project), (0.0, 0.0))[0]:
             return "waiting: the project makes as many TPU VMs a minute as it may"
-        resource = tpu_request.resource_of(placement)
+        resource = request.resource_of(placement)
         what = self._asked(asked.plan, placement)
         if resource in self._operations:  # asked for already, and not seen since
             found, unsure = self._look(resource)
@@ -116,7 +117,7 @@ class TpuVmBackend:
                 return f"waiting: {trouble}"
             raise
         try:
-            operation, error = self._tpus.create(tpu_request.render_queued_resource(asked))
+            operation, error = self._tpus.create(request.render_queued_resource(asked))
             self._operations[resource] = operation
         except Exception as raised:
             error = _told(raised)
@@ -129,9 +130,9 @@ class TpuVmBackend:
         if (job_id, intent.attempt) in self._kept:
             return
         labels = {
-            tpu_request.DEPLOYMENT: tpu_request.label(self._settings.deployment),
-            tpu_request.MARK: tpu_request.mark(self._settings.store, self._settings.deployment),
-            tpu_request.JOB: tpu_request.label(job_id),
+            request.DEPLOYMENT: request.label(self._settings.deployment),
+            request.MARK: request.mark(self._settings.store, self._settings.deployment),
+            request.JOB: request.label(job_id),
         }
         with self._tpus.acting():
             for variable, value in secrets.items():
@@ -140,16 +141,16 @@ class TpuVmBackend:
 
     def _answered(self, error: Status, resource: str, asked: Asked, job_id: str, attempt: int, spec_digest: str) -> str:
         """What follows from the refusal of a create call."""
-        trouble = troubles.classify(error, asked)
-        if trouble.action == troubles.LATER:
+        trouble = api_errors.classify(error, asked)
+        if trouble.action == api_errors.LATER:
             self._throttle(asked.project)
             return f"waiting: {trouble.sentence}"
-        if trouble.action in (troubles.ADOPT, troubles.AGAIN, troubles.HERE):
+        if trouble.action in (api_errors.ADOPT, api_errors.AGAIN, api_errors.HERE):
             found, unsure = self._look(resource)
             if found is not None:
                 _adopt(found, resource, job_id, attempt, spec_digest)
                 return ""
-            if unsure or trouble.action != troubles.HERE:
+            if unsure or trouble.action != api_errors.HERE:
                 return f"waiting: {trouble.sentence}; the call is made again"
         raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
 
@@ -168,13 +169,13 @@ class TpuVmBackend:
         try:
             ended, error = self._tpus.operation_error(operation)
         except Exception as raised:
-            if troubles.classify(_told(raised), asked).action == troubles.AGAIN:
+            if api_errors.classify(_told(raised), asked).action == api_errors.AGAIN:
                 return "waiting: the Cloud TPU API does not answer"
             self._operations.pop(resource, None)  # operations are forgotten after a while
             return ""
         if error is not None:
             self._operations.pop(resource, None)
-            trouble = troubles.classify(error, asked)
+            trouble = api_errors.classify(error, asked)
             raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
         now = time.monotonic()
         if now - self._missed.setdefault((resource, ended), now) > (SHOWN if ended else UNSHOWN):
@@ -217,8 +218,8 @@ class TpuVmBackend:
             try:
                 seen.update(zip(indices, self._observe(project, zone, mine), strict=True))
             except Exception as raised:
-                trouble = troubles.classify(_told(raised), Asked(project, zone))
-                refused = trouble.cause if trouble.action == troubles.DROP else ""
+                trouble = api_errors.classify(_told(raised), Asked(project, zone))
+                refused = trouble.cause if trouble.action == api_errors.DROP else ""
                 seen.update((index, Observation(UNKNOWN, trouble.sentence, refused)) for index in indices)
         return [seen[index] for index in range(len(placements))]
 
@@ -232,19 +233,19 @@ class TpuVmBackend:
         ]
         nodes = self._nodes(project, zone, with_nodes)
         for placement in with_nodes:
-            if found[placement["name"]].state == tpu_states.ACTIVE:
+            if found[placement["name"]].state == states.ACTIVE:
                 nodes |= self._unlisted(placement, nodes)
         return [self._judge(placement, found.get(placement["name"]), nodes) for placement in placements]
 
     def _judge(self, placement: Mapping[str, Any], queued: Queued | None, nodes: Mapping[str, Node]) -> Observation:
         asked = Asked(placement["project"], placement["zone"], reserved=queued is not None and queued.reserved)
-        wanted = [name.rpartition("/")[2] for name in tpu_request.nodes_of(placement)]
+        wanted = [name.rpartition("/")[2] for name in request.nodes_of(placement)]
         shown = [nodes.get(name) or Node(name, placement["zone"], MISSING) for name in wanted]
-        return tpu_states.observation(queued, shown, asked)
+        return states.observation(queued, shown, asked)
 
     def _queued(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Queued]:
         if len(placements) == 1:  # everything of everybody else need not be sent
-            one = self._tpus.queued_resource(tpu_request.resource_of(placements[0]))
+            one = self._tpus.queued_resource(request.resource_of(placements[0]))
             return {} if one is None else {one.name: one}
         page = self._tpus.queued_resources(project, zone)
         _all_answered(page.unreachable)
@@ -253,7 +254,7 @@ class TpuVmBackend:
     def _nodes(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Node]:
         if not placements:
             return {}
-        wanted = [name for placement in placements for name in tpu_request.nodes_of(placement)]
+        wanted = [name for placement in placements for name in request.nodes_of(placement)]
         if len(wanted) == 1:
             alone = self._tpus.node(wanted[0])
             found = [] if alone is None else [alone]
@@ -264,7 +265,7 @@ class TpuVmBackend:
         now = time.monotonic()
         for node in found:
             key = f"{project}/{zone}/{node.name}"
-            if node.state == tpu_states.REPAIRING:
+            if node.state == states.REPAIRING:
                 self._repairing.setdefault(key, now)
             else:
                 self._repairing.pop(key, None)
@@ -277,7 +278,7 @@ class TpuVmBackend:
         """Nodes that should be there and were not listed: asked for by name, because a listing may lag behind. If many
         are missing, some tell whether it does: then nobody could say just now.
         """
-        missing = [name for name in tpu_request.nodes_of(placement) if name.rpartition("/")[2] not in listed]
+        missing = [name for name in request.nodes_of(placement) if name.rpartition("/")[2] not in listed]
         found = [self._tpus.node(name) for name in missing[:MOST_UNLISTED]]
         if len(missing) > MOST_UNLISTED and None not in found:
             raise ConnectionError(f"the listing of nodes in {placement['zone']} lacks {len(missing)} that may be there")
@@ -303,24 +304,24 @@ class TpuVmBackend:
             return Freed.REFUSED
 
     def _release(self, placement: Mapping[str, Any]) -> Freed:
-        resource = tpu_request.resource_of(placement)
+        resource = request.resource_of(placement)
         found = self._tpus.queued_resource(resource)
         if found is not None and not self._is_ours(found.name, found.labels):
             return Freed.DONE  # somebody else's under this name: nothing of this placement was ever made
         if found is not None:
-            if found.state != tpu_states.DELETING:
+            if found.state != states.DELETING:
                 self._delete(resource)
             if (left := self._tpus.queued_resource(resource)) is not None:  # its hosts may have been quicker
                 # A call that was taken is not yet a deletion: one that nothing shows of is made again.
-                return Freed.UNDER_WAY if left.state == tpu_states.DELETING else Freed.REFUSED
+                return Freed.UNDER_WAY if left.state == states.DELETING else Freed.REFUSED
         self._operations.pop(resource, None)
         self._forget_missing(resource)
         freed = Freed.DONE
-        for name in tpu_request.nodes_of(placement):
+        for name in request.nodes_of(placement):
             node = self._tpus.node(name)
             if node is not None and self._is_ours(placement["name"], node.labels):
                 freed = Freed.UNDER_WAY
-                if tpu_states.NODE_STATES.get(node.state) != "DELETING":
+                if states.NODE_STATES.get(node.state) != "DELETING":
                     self._tpus.delete_node(name)
         return freed
 
@@ -334,8 +335,8 @@ class TpuVmBackend:
 
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
         """Whether the name is one that this deployment gives to the job and attempt that the labels name."""
-        owned = tpu_request.owned(labels)
-        return owned is not None and name == tpu_request.name_of(
+        owned = request.owned(labels)
+        return owned is not None and name == request.name_of(
             self._settings.store, self._settings.deployment, owned.job, owned.attempt
         )
 
@@ -350,45 +351,45 @@ class TpuVmBackend:
         for found in queued:
             if self._is_ours(found.name, found.labels):
                 seen.add((found.zone, found.name))
-                state = tpu_states.QUEUED_STATES.get(found.state, str(found.state))
+                state = states.QUEUED_STATES.get(found.state, str(found.state))
                 yield self._leftover(project, found, state)
         for node in self._everywhere(self._tpus.nodes, project, unread):
-            owned = tpu_request.owned(node.labels)
+            owned = request.owned(node.labels)
             if owned is None:
                 continue
-            name = tpu_request.name_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
+            name = request.name_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
             index = node.name.removeprefix(name).removeprefix(
                 "-"
             )  # of several slices; a name of its own is no leftover
             if (node.zone, name) not in seen and node.name.startswith(name) and (not index or index.isdecimal()):
                 seen.add((node.zone, name))
-                state = tpu_states.NODE_STATES.get(node.state, str(node.state))
+                state = states.NODE_STATES.get(node.state, str(node.state))
                 yield self._leftover(project, node, state, name)
         yield from unread
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Of each secret that was kept for a job of this deployment, the job and the secret's name."""
-        mark = tpu_request.mark(self._settings.store, self._settings.deployment)
+        mark = request.mark(self._settings.store, self._settings.deployment)
         with self._tpus.acting():
-            found = list(secret_manager.kept(self._settings, tpu_request.MARK, mark))
+            found = list(secret_manager.kept(self._settings, request.MARK, mark))
         for kept in found:
-            yield kept.labels.get(tpu_request.JOB, ""), kept.resource
+            yield kept.labels.get(request.JOB, ""), kept.resource
 
     def forget(self, secret: str, job_id: str) -> bool:
         """Remove one of them, if its labels say that it is this deployment's and the job's; True once it is gone."""
         labels = {
-            tpu_request.MARK: tpu_request.mark(self._settings.store, self._settings.deployment),
-            tpu_request.JOB: tpu_request.label(job_id),
+            request.MARK: request.mark(self._settings.store, self._settings.deployment),
+            request.JOB: request.label(job_id),
         }
         with self._tpus.acting():
             return secret_manager.delete(self._settings, secret, labels)
 
     def _leftover(self, project: str, found: Queued | Node, state: str, name: str = "") -> dict[str, Any]:
-        owned = tpu_request.owned(found.labels)
+        owned = request.owned(found.labels)
         assert owned is not None
         return {
             "backend": "tpu-vm", "project": project, "zone": found.zone, "name": name or found.name, "hosts": 0,
-            "slices": int(found.labels.get(tpu_request.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
+            "slices": int(found.labels.get(request.SLICES, "1")), "job": owned.job, "attempt": owned.attempt,
             "created": found.created, "expires": owned.expires, "state": state, "deployment": owned.deployment,
         }  # fmt: skip
 
@@ -399,7 +400,7 @@ class TpuVmBackend:
         try:
             page = listing(project, "-")
         except Exception as raised:
-            if _told(raised).code not in (troubles.INVALID, troubles.NOT_FOUND, troubles.UNIMPLEMENTED):
+            if _told(raised).code not in (api_errors.INVALID, api_errors.NOT_FOUND, api_errors.UNIMPLEMENTED):
                 raise self._failed(raised, project, "-") from None
         else:
             unread += _unreachable(page)
@@ -407,7 +408,7 @@ class TpuVmBackend:
         found: list[Any] = []
         zones_there, guessed = self._zones(project)
         # What there is no zone of is denied as well: "Permission denied on 'locations/…' (or it may not exist)".
-        nowhere = (troubles.NOT_FOUND, troubles.DENIED) if guessed else (troubles.NOT_FOUND,)
+        nowhere = (api_errors.NOT_FOUND, api_errors.DENIED) if guessed else (api_errors.NOT_FOUND,)
         for zone in zones_there:
             try:
                 page = listing(project, zone)
@@ -421,7 +422,7 @@ class TpuVmBackend:
         return found
 
     def _failed(self, raised: Exception, project: str, zone: str) -> BackendError:
-        trouble = troubles.classify(_told(raised), Asked(project, zone))
+        trouble = api_errors.classify(_told(raised), Asked(project, zone))
         return BackendError(trouble.sentence, trouble.cause)
 
     def _zones(self, project: str) -> tuple[list[str], bool]:
@@ -459,7 +460,7 @@ def _told(raised: Exception) -> Status:
 
 def _adopt(found: Queued, resource: str, job_id: str, attempt: int, spec_digest: str) -> None:
     """Take what is there for what was asked for, if its labels say that it is."""
-    owned = tpu_request.owned(found.labels)
+    owned = request.owned(found.labels)
     if owned is not None and (owned.job, owned.attempt, owned.spec) == (job_id, attempt, spec_digest[:20]):
         return
     whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"

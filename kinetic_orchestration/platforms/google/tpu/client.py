@@ -17,11 +17,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import credentials, tap, troubles
-from kinetic_orchestration.backends import tpu_heard
-from kinetic_orchestration.backends.tpu_states import Node, Queued
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.troubles import Status
+from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
+from kinetic_orchestration.platforms.google.api_errors import Status
+from kinetic_orchestration.platforms.google.tpu import heard
+from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 
 PAGE = 1000
 READ_SECONDS = 20.0  # one read, with all its repetitions
@@ -169,7 +169,7 @@ def client(settings: Settings) -> Any:
     """The one client of this process for these settings and whoever it acts as."""
     identity = credentials.credentials(settings)
     place = settings.emulator, settings.emulator_grpc, settings.quota_project
-    key = (os.getpid(), *place, id(identity), tap.listened())
+    key = (os.getpid(), *place, id(identity), call_hook.listened())
     with _lock:
         if key not in _clients:
             _clients[key] = (_open(settings, identity), identity)  # the identity is kept, so that its id is its own
@@ -197,7 +197,7 @@ def _open(settings: Settings, identity: Any) -> Any:
         return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=_heard(emulated_channel(settings.emulator_grpc))))
     if forked:
         return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest"))
-    if not tap.listened():
+    if not call_hook.listened():
         return tpu_v2.TpuClient(credentials=identity, transport="grpc")
     transport = partial(
         TpuGrpcTransport, channel=lambda *at, **how: _heard(TpuGrpcTransport.create_channel(*at, **how))
@@ -206,12 +206,12 @@ def _open(settings: Settings, identity: Any) -> Any:
 
 
 def _heard(channel: Any) -> Any:
-    return tpu_heard.channel(channel, status_of) if tap.listened() else channel
+    return heard.channel(channel, status_of) if call_hook.listened() else channel
 
 
 def _over_rest(opened: Any, base: str = "") -> Any:
     """Its answers are told to the tap as they come, as JSON."""
-    opened.transport._session.hooks["response"].append(lambda reply, **_: tap.tell_of_http("tpu", reply, base))
+    opened.transport._session.hooks["response"].append(lambda reply, **_: call_hook.tell_of_http("tpu", reply, base))
     return opened
 
 
@@ -240,15 +240,15 @@ def status_of(error: BaseException) -> Status | None:
     if isinstance(error, exceptions.RetryError) and error.cause is not None:
         error = error.cause
     if isinstance(error, ParseError | json.JSONDecodeError):  # what cannot be read may pass
-        return Status(troubles.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
+        return Status(api_errors.UNAVAILABLE, f"the answer cannot be read ({type(error).__name__}: {error})")
     if isinstance(error, exceptions.GoogleAPICallError):
         return _call_error(error)
     if isinstance(error, auth.RefreshError | auth.DefaultCredentialsError) and not getattr(error, "retryable", False):
-        return Status(troubles.UNAUTHENTICATED, str(credentials.refused(error)))
+        return Status(api_errors.UNAUTHENTICATED, str(credentials.refused(error)))
     if isinstance(error, ValueError) and "closed channel" in str(error):  # says gRPC of a call that comes too late
-        return Status(troubles.UNAVAILABLE, str(error))
+        return Status(api_errors.UNAVAILABLE, str(error))
     if isinstance(error, exceptions.RetryError | auth.GoogleAuthError | requests.RequestException | OSError):
-        return Status(troubles.UNAVAILABLE, f"{type(error).__name__}: {error}")
+        return Status(api_errors.UNAVAILABLE, f"{type(error).__name__}: {error}")
     return None
 
 
@@ -258,9 +258,9 @@ def _call_error(error: Any) -> Status:
         return Status(error.grpc_status_code.value[0], error.message or "", details)
     try:
         told = error.response.json()["error"]
-        return Status(troubles.code_of(told["status"]), told["message"], tuple(told.get("details", ())))
+        return Status(api_errors.code_of(told["status"]), told["message"], tuple(told.get("details", ())))
     except (AttributeError, ValueError, KeyError, TypeError):  # not the API, but something on the way to it
-        code = troubles.UNAVAILABLE if (error.code or 500) >= 500 else troubles.UNKNOWN
+        code = api_errors.UNAVAILABLE if (error.code or 500) >= 500 else api_errors.UNKNOWN
         return Status(code, error.message or str(error))
 
 

@@ -27,9 +27,7 @@ from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.agent.assignment import Assignment
 from kinetic_orchestration.agent.lock import is_marked_full
 from kinetic_orchestration.agent.removal import remove_tree
-from kinetic_orchestration.backends import gpus
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
-from kinetic_orchestration.packaging import agent
 from kinetic_orchestration.plan.configuration.home import private
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -47,7 +45,9 @@ from kinetic_orchestration.plan.values import (
     Past,
     Plan,
 )
+from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.local import gpus
 
 TPU = "TPU"  # as a device that one job has
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework
@@ -271,7 +271,7 @@ class LocalBackend:
         launchers: list[subprocess.Popen[bytes]],
     ) -> None:
         """One launcher for each host; those that were started are in the list whatever happens."""
-        folder = agent.unpacked(self._home)
+        folder = agent_zip.unpacked(self._home)
         run = self._run_of(asked.intent.placement)
         for host in range(asked.plan.slice.hosts):
             assignment = self.assignment(asked.plan, asked.job_id, asked.spec_digest, asked.intent, host)

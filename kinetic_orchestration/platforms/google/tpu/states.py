@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration import troubles
 from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import (
     ABSENT,
@@ -21,7 +20,8 @@ from kinetic_orchestration.plan.values import (
     WOUNDED,
     Observation,
 )
-from kinetic_orchestration.troubles import Asked, Status
+from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 
 REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
 WHOM_TO_ASK = (
@@ -152,13 +152,13 @@ def _lives(node: Node) -> bool:
 
 
 def _failed(found: Queued, asked: Asked) -> Observation:
-    if found.error is None or found.error.code in (0, troubles.DEADLINE):
+    if found.error is None or found.error.code in (0, api_errors.DEADLINE):
         said = f" ({found.error.message})" if found.error is not None and found.error.message else ""
         return Observation(
             GONE, f"nothing became free in {found.zone} while the request was valid{said}", wire.STOCKOUT
         )
-    trouble = troubles.classify(found.error, asked)
-    cause = wire.CONFIGURATION if trouble.action == troubles.ADOPT else trouble.cause
+    trouble = api_errors.classify(found.error, asked)
+    cause = wire.CONFIGURATION if trouble.action == api_errors.ADOPT else trouble.cause
     return Observation(GONE, f"{found.zone}: {trouble.sentence}", cause)
 
 

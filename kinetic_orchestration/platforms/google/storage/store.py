@@ -17,12 +17,13 @@ from typing import Any, Final
 from kinetic_orchestration.agent import names
 from kinetic_orchestration.agent.records import Entry, Record, Signal, check_name
 from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
-from kinetic_orchestration.credentials import credentials
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.plan.configuration import settings as settings_module
-from kinetic_orchestration.stores import gcs_transfer, stamp
-from kinetic_orchestration.stores.gcs_client import CLOCK_AGE
-from kinetic_orchestration.stores.gcs_requests import SINGLE, Requests, moment
+from kinetic_orchestration.platforms import stamp
+from kinetic_orchestration.platforms.google.credentials import credentials
+from kinetic_orchestration.platforms.google.storage import transfer
+from kinetic_orchestration.platforms.google.storage.client import CLOCK_AGE
+from kinetic_orchestration.platforms.google.storage.requests import SINGLE, Requests, moment
 
 PLAIN_SIGNALS: Final = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
@@ -85,7 +86,7 @@ class GcsStore:
         return None if piece is None else Record(piece.data, piece.generation, piece.updated)
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
-        return gcs_transfer.in_parallel(self.read, names)
+        return transfer.in_parallel(self.read, names)
 
     def find(self, name: str) -> Entry | None:
         check_name(name)
@@ -114,7 +115,7 @@ class GcsStore:
             if size > _CHECKED_FIRST and self.requests.stat(name) is not None:
                 won = False
             elif size > self.part:
-                won = gcs_transfer.send(self.requests, name, file.fileno(), size, 0, self.part) is not None
+                won = transfer.send(self.requests, name, file.fileno(), size, 0, self.part) is not None
             else:
                 won = self._write(name, file.read(), 0) is not None
         if move:
@@ -125,7 +126,7 @@ class GcsStore:
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
         check_name(name)
         most = names.file_limit_of(name) if most is None else most
-        gcs_transfer.fetch(self.requests, name, path, self.part, most)
+        transfer.fetch(self.requests, name, path, self.part, most)
 
     def local_path(self, name: str) -> str | None:
         check_name(name)
@@ -148,22 +149,22 @@ class GcsStore:
 
     def sweep(self, older_than: float = 86400.0) -> int:
         """Delete the parts that uploads which were killed left behind; how many they were."""
-        listed = self._listed(gcs_transfer.PARTS, "name,generation,updated", hidden=True)
+        listed = self._listed(transfer.PARTS, "name,generation,updated", hidden=True)
         old = [name for name, blob in listed if self.now() - moment(blob) > older_than]
-        gcs_transfer.in_parallel(self.requests.delete, old)
+        transfer.in_parallel(self.requests.delete, old)
         return len(old)
 
     def erase(self) -> int:
         """Delete all objects of this deployment, its stamp last; how many they were. For who made it for a while."""
         found = [name for name, _ in self._listed("", "name,generation,updated", hidden=True)]
-        gcs_transfer.in_parallel(self.requests.delete, [name for name in found if name != names.DEPLOYMENT])
+        transfer.in_parallel(self.requests.delete, [name for name in found if name != names.DEPLOYMENT])
         self.requests.delete(names.DEPLOYMENT)
         _stamped.pop((os.getpid(), self.address), None)
         return len(found)
 
     def _write(self, name: str, data: bytes, generation: int | None) -> int | None:
         if len(data) > self.part:
-            return gcs_transfer.send(self.requests, name, data, len(data), generation, self.part)
+            return transfer.send(self.requests, name, data, len(data), generation, self.part)
         return self.requests.write(name, data, generation, {})
 
     def _listed(self, prefix: str, fields: str, *, hidden: bool = False) -> Iterator[tuple[str, Any]]:

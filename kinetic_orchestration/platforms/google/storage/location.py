@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 
 from kinetic_orchestration.errors import BackendError
-from kinetic_orchestration.google_rest import google
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.platforms.google.rest import google
 
 _known: dict[tuple[str, str], Location] = {}
 _lock = threading.Lock()

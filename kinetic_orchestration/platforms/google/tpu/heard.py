@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kinetic_orchestration import tap, troubles
-from kinetic_orchestration.troubles import Status
+from kinetic_orchestration.platforms.google import api_errors, call_hook
+from kinetic_orchestration.platforms.google.api_errors import Status
 
 
 def channel(opened: Any, read: Callable[[BaseException], Status | None]) -> Any:
@@ -24,14 +24,14 @@ def channel(opened: Any, read: Callable[[BaseException], Status | None]) -> Any:
             error = outcome.exception()
             seconds = time.monotonic() - steady
             name = str(client_call_details.method).rpartition("/")[2]
-            status, unknown = tap.OK, tuple[str, ...]()
+            status, unknown = call_hook.OK, tuple[str, ...]()
             answer: dict[str, Any] = {}
             if error is None:
                 found = _raw(outcome.result())
                 answer, unknown = plain(found), tuple(unknown_fields(found))
             else:
                 status, answer = _refused(error, read)
-            tap.tell(tap.Call("tpu", name, plain(_raw(request)), status, answer, unknown, began, seconds))
+            call_hook.tell(call_hook.Call("tpu", name, plain(_raw(request)), status, answer, unknown, began, seconds))
             return outcome
 
     return grpc.intercept_channel(opened, Heard())
@@ -88,4 +88,4 @@ def _refused(error: BaseException, read: Callable[[BaseException], Status | None
     if told is None:
         return type(error).__name__, {}
     error_of = {"code": told.code, "message": told.message, "details": [dict(detail) for detail in told.details]}
-    return troubles.name_of(told.code), {"error": error_of}
+    return api_errors.name_of(told.code), {"error": error_of}
