@@ -56,14 +56,14 @@ def variables(index: int = 2, hosts: int = 4, **options: Any) -> dict[str, str]:
     return topology.environment(index, hosts, ["127.0.0.1"] * hosts, PORTS, **options)
 
 
-def run(jax: Path, program: str, *more_path: Path) -> subprocess.CompletedProcess[str]:
+def run(jax: Path, program: str, *more_path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """A command of the third host, as its agent would start it."""
     path = [HOOK, jax, *more_path]
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
         env={
             **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}, **variables(),
-            "KINETIC_SITE": str(SITE), "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "KINETIC_SITE": str(SITE), "PYTHONPATH": os.pathsep.join(map(str, path)), **environ,
         },
     )  # fmt: skip
 
@@ -316,6 +316,56 @@ def test_a_sitecustomize_that_fails_does_not_keep_the_host_from_joining(jax: Pat
     done = run(jax, "import jax", own)
     assert (done.returncode, done.stdout) == (0, JOINED)
     assert "theirs" in done.stderr
+
+
+OTHERS = {
+    "of another version": {"__init__.py": "__version__ = '0.0'\n"},
+    "with an agent of another shape": {"__init__.py": "", "agent/__init__.py": "raise AttributeError('odd')\n"},
+    "not this package": {"__init__.py": "import a_module_that_is_nowhere\n"},
+}
+
+
+@pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
+def test_a_package_of_our_name_that_cannot_join_leaves_it_to_the_agents_own(
+    jax: Path, tmp_path: Path, files: dict[str, str]
+) -> None:
+    own, stacks = tmp_path / "own", tmp_path / "stacks"
+    stacks.mkdir()
+    for name, text in files.items():
+        path = own / "kinetic_orchestration" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.marker = 'ran'\n")
+    program = (
+        "import os, sys, jax, kinetic_orchestration\n"
+        "print(marker, kinetic_orchestration.__file__, os.listdir(os.environ['KINETIC_STACKS']) == [str(os.getpid())])\n"
+        "from kinetic_orchestration.agent import profiler\n"
+        "print(profiler.__file__, sys.path[-1])"
+    )
+    done = run(jax, program, own, KINETIC_STACKS=str(stacks))
+    package = SITE / "kinetic_orchestration"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{JOINED}ran {package}/__init__.py True\n{package}/agent/profiler.py {SITE}\n"
+
+
+def test_an_installed_package_that_can_join_stays_usable_as_a_whole(jax: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "kinetic_orchestration").symlink_to(SITE / "kinetic_orchestration")
+    program = "import jax, kinetic_orchestration as k; print(k.__file__, k.JobHandle.__module__, isinstance(k.JobHandle, type))"
+    told = f"{own}/kinetic_orchestration/__init__.py kinetic_orchestration.job True\n"
+    assert output(jax, program, own) == JOINED + told
+
+
+def test_a_join_that_fails_costs_a_line_and_not_the_environments_own_sitecustomize(jax: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "kinetic_orchestration" / "agent").mkdir(parents=True)
+    (own / "kinetic_orchestration" / "__init__.py").touch()
+    (own / "kinetic_orchestration" / "agent" / "distributed.py").write_text("def install(): raise LookupError('odd')\n")
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.marker = 'ran'\n")
+    done = run(jax, "print(marker)", own)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert done.stderr == "kinetic: this Python does not join its slice: LookupError: odd\n"
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.8"])
