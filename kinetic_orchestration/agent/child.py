@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPORT_PATIENCE = 120.0  # for a disk that is full when the function has returned
+
+# All that is known here by name alone: a module that no program has imported raised nothing, and has nothing to end.
 OURS = "kinetic_orchestration"
-USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
+ROOMS = "kinetic_orchestration.agent.", "kinetic_orchestration.training."  # whose errors are ours
 ROOT = "kinetic_orchestration.errors.KineticError"
+USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
+NO_ACCELERATOR = "kinetic_orchestration.agent.distributed.NoAccelerator"  # of the requirements that the user gave
 CALLERS = "kinetic_orchestration.agent.child", "kinetic_orchestration.agent.payload"  # of the program, or its pickles
-RECORD = "kinetic_orchestration.context", "_record"
+RECORD = "kinetic_orchestration.context.HostContext._record"  # where a program tells its agent something
+FINISH = "kinetic_orchestration.training.beside.finish", "kinetic_orchestration.training.mirror.close"
 
 
 def main() -> None:
@@ -112,14 +117,14 @@ def _call(go: dict[str, Any]) -> int:
             value = None
         else:
             ended = error
-            record = _once_there_is_room(go, lambda: payload.dump_exception(ended, outcome))
+            record = _once_there_is_room(go, lambda: payload.dump_exception(ended, outcome, ours=__file__))
             return _report(go, record, _code(error))
     except BaseException as error:
         from kinetic_orchestration.agent import lacking
 
         lacking.explain(error, go.get("beside", {}))
         failure = error
-        record = _once_there_is_room(go, lambda: payload.dump_exception(failure, outcome))
+        record = _once_there_is_room(go, lambda: payload.dump_exception(failure, outcome, ours=__file__))
         if isinstance(error, RecordsError) and error.errno == errno.EIO:
             record["cause"] = wire.INFRASTRUCTURE  # a store that failed within `Training`, and not the function
         elif cause := _cause(error):
@@ -140,14 +145,15 @@ def _cause(error: BaseException) -> str:
     where, function = _raised_in(error)
     if where.partition(".")[0] != OURS:
         return ""
-    if f"{OURS}.agent.distributed.NoAccelerator" in classes:  # of the requirements that the user gave
+    if NO_ACCELERATOR in classes:
         return ""
-    if any(name.startswith((f"{OURS}.agent.", f"{OURS}.training.")) for name in classes) or ROOT in classes:
+    if any(name.startswith(ROOMS) for name in classes) or ROOT in classes:
         return wire.CONFIGURATION if any(name in USAGE for name in classes) else wire.INFRASTRUCTURE
     met = isinstance(error, (OSError, LookupError, AttributeError, json.JSONDecodeError))
-    if met and where.startswith((f"{OURS}.agent.", f"{OURS}.training.")) and where not in CALLERS:
+    if met and where.startswith(ROOMS) and where not in CALLERS:
         return wire.INFRASTRUCTURE
-    return wire.INFRASTRUCTURE if met and (where, function) == RECORD else ""
+    module, _, name = RECORD.rsplit(".", 2)
+    return wire.INFRASTRUCTURE if met and (where, function) == (module, name) else ""
 
 
 def _raised_in(error: BaseException) -> tuple[str, str]:
@@ -224,12 +230,10 @@ def _say(text: str) -> None:
 
 def _finish_checkpoints() -> None:
     """A loop that an exception ended leaves one on its way, and who has reported a failure is ended at once."""
-    beside: Any = sys.modules.get("kinetic_orchestration.training.beside")
-    if beside is not None:
-        beside.finish()
-    mirror: Any = sys.modules.get("kinetic_orchestration.training.mirror")
-    if mirror is not None:
-        mirror.close()
+    for finish in FINISH:
+        module, _, name = finish.rpartition(".")
+        if (there := sys.modules.get(module)) is not None:
+            getattr(there, name)()
 
 
 def _report(go: dict[str, Any], record: dict[str, Any], code: int) -> int:

@@ -425,13 +425,18 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
     return {"kind": "value", "digest": digest, "size": size, "format": ""}
 
 
-def dump_exception(error: BaseException, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Write an exception; its record, with its traceback. No digest: it could not travel as itself."""
+def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: str = __file__) -> dict[str, Any]:
+    """Write an exception and return its record, with its traceback. One without digest could not travel as itself.
+
+    `ours`: the file that called what raised it. The traceback begins after the frames of its folder and of this
+    module's, which the user did not write.
+    """
+    skipped = {os.path.dirname(__file__), os.path.dirname(ours)}
     record = {
         "kind": "exception",
         "type": _type_name(type(error)),
         "message": _text(error),
-        "traceback": _traceback(error),
+        "traceback": _traceback(error, skipped),
     }
     reasons = []
     for bare in (False, True):
@@ -546,12 +551,11 @@ def _by_value_only(cls: type) -> bool:
     return found is not cls
 
 
-def _traceback(error: BaseException) -> str:
+def _traceback(error: BaseException, skipped: set[str]) -> str:
     import traceback
 
     frames = error.__traceback__
-    # The user did not write the frames that called the function.
-    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+    while frames is not None and frames.tb_next is not None and _folder_of(frames) in skipped:
         frames = frames.tb_next
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
@@ -560,8 +564,8 @@ def _traceback(error: BaseException) -> str:
     return _bounded(text)
 
 
-def _is_ours(frame: types.TracebackType) -> bool:
-    return os.path.dirname(frame.tb_frame.f_code.co_filename) == os.path.dirname(__file__)
+def _folder_of(frame: types.TracebackType) -> str:
+    return os.path.dirname(frame.tb_frame.f_code.co_filename)
 
 
 def _bounded(text: str) -> str:

@@ -189,7 +189,9 @@ def convert(trace: str, made: str) -> None:
 
     from kinetic_orchestration.agent import xplane
 
-    package = os.path.dirname(os.path.dirname(os.path.dirname(xplane.__file__)))
+    package = xplane.__file__
+    for _ in xplane.__name__.split("."):
+        package = os.path.dirname(package)
     program = f"import sys; sys.path.insert(0, {package!r}); from {xplane.__name__} import main; main()"
     try:
         done = subprocess.run(

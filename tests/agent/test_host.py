@@ -233,7 +233,10 @@ def test_a_value_or_an_exception_that_cannot_be_pickled_is_told_with_its_repr(jo
         result(launched(jobs.returns, "unpicklable"))
     with pytest.raises(JobFailed, match=r"Odd: \(1, <generator object") as caught:
         result(launched(jobs.returns, "an odd exception"))
-    assert "raise Odd(1, (" in str(caught.value)  # the remote traceback
+    told = str(caught.value)  # with the remote traceback
+    assert "raise Odd(1, (" in told
+    begin = told.partition("Traceback (most recent call last):\n")[2].splitlines()[0]
+    assert begin.endswith(", in returns"), "which the user wrote"
 
 
 def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:

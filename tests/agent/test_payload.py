@@ -251,6 +251,24 @@ def test_an_exception_keeps_its_class_and_its_whole_story(tmp_path: Path) -> Non
     assert record["message"] == "('wrong shape', 3)"
 
 
+def test_a_traceback_begins_after_the_frames_of_who_called_and_of_this_module(tmp_path: Path) -> None:
+    caller, user = tmp_path / "ours" / "child.py", tmp_path / "project" / "job.py"
+    (tmp_path / "out").write_bytes(b"no pickle")
+    ours: dict[str, Any] = {"payload": payload, "users": {}}
+    exec(compile("def call(function):\n    return function()\n", caller, "exec"), ours)
+    exec(compile("def function():\n    raise ValueError('odd')\n", user, "exec"), ours["users"])
+
+    def begin(function: Any) -> str:
+        with pytest.raises(Exception) as caught:
+            ours["call"](function)
+        caught.value.__traceback__ = caught.tb.tb_next  # without this test's own
+        record = dump_exception(caught.value, tmp_path / "sent", ours=str(caller))
+        return str(record["traceback"]).splitlines()[1]
+
+    assert begin(ours["users"]["function"]) == f'  File "{user}", line 2, in function'
+    assert f'File "{caller}"' not in begin(lambda: load(tmp_path / "out", role=payload.EXCEPTION))
+
+
 def test_an_exception_comes_back_with_what_it_was_raised_from(tmp_path: Path) -> None:
     first, second, error = KeyError("first"), Plain("second"), NeedsTwo(3, "third")
     error.__cause__, second.__cause__ = second, first
