@@ -8,9 +8,9 @@ import re
 
 import structlog
 
-from kinetic_orchestration import visible
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import Outcome
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import visible
 
 _FRAME = re.compile(r'^([ |]*)File "')
 _DEEPEST = 100  # causes that are followed

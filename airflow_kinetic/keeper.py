@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
 
 BY = "airflow"
 LAST_WORDS = 300.0  # longer than cancelled hosts have for their program, their log and their own deletion

@@ -8,9 +8,9 @@ from typing import Any
 
 from airflow_kinetic import failures
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
 from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.results import collect
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one

@@ -19,13 +19,13 @@ from dagster_kinetic import _compat
 from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.summary import LAST, failure_of, metadata_of, number
-from kinetic_orchestration import portrait
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.job import JobHandle, runs
-from kinetic_orchestration.picture import Curves
 from kinetic_orchestration.plan.hardware.cost import times
 from kinetic_orchestration.plan.values import Change, Devices, Event, Metrics, Outcome, Output, Progress
+from kinetic_orchestration.protocol.output import job_report
+from kinetic_orchestration.protocol.output.curves import Curves
 
 __all__ = ["Narrator", "metadata_of"]
 
@@ -88,7 +88,7 @@ class Narrator:
                 self._observations(event)
         elif isinstance(event, Devices):
             self._devices[event.host] = event.values
-            self._observations.devices(portrait.together(self._devices))
+            self._observations.devices(job_report.together(self._devices))
         elif event.host == 0:  # a loop may report each of its steps
             self._progress(event)
 

@@ -25,7 +25,6 @@ from dagster_kinetic.host_logs import HostLogs
 from dagster_kinetic.pace import Paced
 from dagster_kinetic.step import Left, identity_of, leave, origin_of, place_of, whose
 from dagster_kinetic.summary import headline
-from kinetic_orchestration import visible
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.job import JobHandle, another
@@ -34,6 +33,7 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
+from kinetic_orchestration.protocol.system import visible
 from kinetic_orchestration.results import collect
 
 SUBMITTERS = 4  # jobs that are on their way at the same moment

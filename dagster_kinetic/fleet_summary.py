@@ -14,11 +14,11 @@ import dagster as dg
 from dagster_kinetic import _compat
 from dagster_kinetic.events import Observations, add_metadata
 from dagster_kinetic.summary import LAST, headline, named, number
-from kinetic_orchestration import picture
 from kinetic_orchestration.job import JobHandle
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.values import Metrics
+from kinetic_orchestration.protocol.output import curves as picture
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 MOST_ROWS = 100
 MOST_CURVED = 512  # jobs whose metrics are kept

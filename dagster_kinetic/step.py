@@ -22,9 +22,9 @@ from kinetic_orchestration.follow import Emit
 from kinetic_orchestration.job import JobHandle, another
 from kinetic_orchestration.launch import find, launch, planned, refuse_another, settings_for
 from kinetic_orchestration.launch import identity_of as identity_by_itself
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.results import collect
 
 LONGEST_ANCESTRY = 64

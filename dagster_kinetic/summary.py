@@ -12,13 +12,15 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration import job, links, picture, portrait
-from kinetic_orchestration.agent import names
+from kinetic_orchestration import job, links
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.hardware.cost import went_to
 from kinetic_orchestration.plan.values import Outcome
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.output import curves as picture
+from kinetic_orchestration.protocol.output import job_report
 
 MOST_METRICS = 40
 MOST_SPARKS = 2
@@ -96,12 +98,12 @@ def pictures_of(handle: JobHandle[Any], curves: picture.Curves | None) -> dict[s
     kept: dict[str, Any] = {}
     page = ""
     with contextlib.suppress(KineticError):  # a picture is worth no step
-        kept = portrait.read(handle.picture() or b"", handle.job_id)
+        kept = job_report.read(handle.picture() or b"", handle.job_id)
         page = handle.picture_url() if kept and handle.backend != LOCAL else ""
     url = {"curves_url": dg.MetadataValue.url(page)} if page else {}
     if curves:
         return {**metrics_of(curves, handle.func_name, kept.get("devices", {})), **url}
-    return {"curves": _image(portrait.draw(kept, handle.func_name, keep=False), "metrics"), **url} if kept else {}
+    return {"curves": _image(job_report.draw(kept, handle.func_name, keep=False), "metrics"), **url} if kept else {}
 
 
 def metrics_of(curves: picture.Curves, title: str, devices: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def metrics_of(curves: picture.Curves, title: str, devices: Mapping[str, Any]) -
     Dagster shows short Markdown in its place, and a picture as large as `curves` on a click.
     """
     points = curves.points()
-    panels, unit = portrait.panels_of(devices)
+    panels, unit = job_report.panels_of(devices)
     drawn = picture.svg(picture.grouped(points), axis=curves.axis, title=title, beside=panels, beside_axis=unit)
     return {
         **{f"curve/{name}": _image(picture.spark(points[name]), name) for name in list(points)[:MOST_SPARKS]},

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic_orchestration import attempts, bill, lifecycle
-from kinetic_orchestration.agent import digest, names, wire
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
@@ -32,6 +30,9 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms.backend import Backend, Submission
 from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name
 

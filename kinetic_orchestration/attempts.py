@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.schema import MOST_ATTEMPTS
 from kinetic_orchestration.errors import Corrupt, StoreError
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import Before
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.schema import MOST_ATTEMPTS
 
 _KINDS = ("freed.json", "intent.json", "left.json", "ready.json", "refused.json", "verdict.json")
 FEW = 16  # attempts that are looked at without asking whether they are there

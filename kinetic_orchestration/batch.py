@@ -19,8 +19,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import names, processes, wire
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.launch import launch, planned
@@ -34,6 +32,9 @@ from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.watch import Rung, watcher_of
 
 R = TypeVar("R")

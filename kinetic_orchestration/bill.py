@@ -23,17 +23,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic_orchestration import attempts, goodput, lifecycle
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.agent.schema import Fields
-from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.errors import Corrupt
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.plan.hardware.cost import Estimate, estimate, together
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verdict_at
 from kinetic_orchestration.plan.values import Intent, Plan
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.schema import Fields
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.wire import Beat
 
 
 @dataclass(frozen=True, slots=True)

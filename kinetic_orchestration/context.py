@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic_orchestration.agent import copies
-from kinetic_orchestration.agent.frames import SPENT
-from kinetic_orchestration.agent.topology import TRACE
+from kinetic_orchestration.host.process.topology import TRACE
+from kinetic_orchestration.protocol.output.frames import SPENT
+from kinetic_orchestration.protocol.system import copies
 
 # Of a disk: for want of a line nothing shall fail.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,7 +57,7 @@ class HostContext:
         told = {"done": float(done), "total": float(total), "unit": unit}
         self._record("p", {**told, "rate": float(rate)} if rate else told)
         if TRACE in os.environ and self._events:
-            from kinetic_orchestration.agent import profiler
+            from kinetic_orchestration.host.process.frameworks import profiler
 
             if (asked := profiler.here()) is not None:
                 asked.progressed(done)
@@ -85,7 +85,7 @@ class HostContext:
                 os.close(events)
         except OSError as error:
             if error.errno not in _FULL:
-                from kinetic_orchestration.agent.records import RecordsError, reason_of
+                from kinetic_orchestration.protocol.records.base import RecordsError, reason_of
 
                 told = f"Cannot tell this host's agent ({self._events}): {reason_of(error)}."
                 raise RecordsError(error.errno, told) from error
@@ -138,8 +138,8 @@ def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _check_newest(store: str, job_id: str, attempt: int) -> None:
     """`attempt` as records are named, and not as people count."""
-    from kinetic_orchestration.agent import names
     from kinetic_orchestration.errors import Superseded, Unreachable
+    from kinetic_orchestration.protocol import names
 
     try:
         records = _records(store)
@@ -157,7 +157,7 @@ def _check_newest(store: str, job_id: str, attempt: int) -> None:
 
 @functools.cache
 def _records(store: str) -> Any:
-    from kinetic_orchestration.agent.open_records import open_records
+    from kinetic_orchestration.host.view.open_records import open_records
 
     return open_records(store)
 

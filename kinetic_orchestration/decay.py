@@ -21,15 +21,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from kinetic_orchestration.agent import names, tree, wire
-from kinetic_orchestration.agent.digest import CHUNK, Hasher
-from kinetic_orchestration.agent.records import Entry
 from kinetic_orchestration.errors import Corrupt, KineticError, StoreError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.records import spec_of, texts, verdict_of
 from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import tree
+from kinetic_orchestration.protocol.content.digest import CHUNK, Hasher
+from kinetic_orchestration.protocol.records.base import Entry
 from kinetic_orchestration.training import commits
 
 SHOWN = 20  # jobs of one blob that are named

@@ -176,7 +176,7 @@ class RemoteCallable(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         """Travels as the plain function: called on a host, it runs there."""
-        from kinetic_orchestration.agent.payload import itself
+        from kinetic_orchestration.protocol.content.payload import itself
 
         return itself, (self.__kinetic_function__,)
 

@@ -37,7 +37,7 @@ A message says what happened, where the evidence is, and what to do next.
 
 from __future__ import annotations
 
-from kinetic_orchestration import visible
+from kinetic_orchestration.protocol.system import visible
 
 
 class KineticError(Exception):

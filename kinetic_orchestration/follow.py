@@ -14,10 +14,8 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, lifecycle, roll, visible
+from kinetic_orchestration import act, attempts, lifecycle, roll
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import copies, frames, names, wire
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
 from kinetic_orchestration.plan.records import fields_of
@@ -36,6 +34,10 @@ from kinetic_orchestration.plan.values import (
     Output,
     Progress,
 )
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.system import copies, visible
 from kinetic_orchestration.watch import Memory, Watcher, watcher_of
 
 Emit = Callable[[Event], object]

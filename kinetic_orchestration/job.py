@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, trust, visible
+from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, trust
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,
@@ -31,7 +30,6 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
 from kinetic_orchestration.packaging.beside import unread
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
@@ -44,6 +42,9 @@ from kinetic_orchestration.plan.values import Attempt, Cursor, Event, JobStatus,
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.system import visible
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.watch import Memory
 

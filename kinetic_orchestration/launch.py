@@ -19,9 +19,6 @@ from typing import Any
 
 from kinetic_orchestration import act, owner, roll, trust
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import copies, digest, names, wire
-from kinetic_orchestration.agent.ahead import Ahead
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
@@ -37,6 +34,11 @@ from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan,
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.system import copies
+from kinetic_orchestration.protocol.system.ahead import Ahead
 from kinetic_orchestration.reaper import reap_now_and_then
 from kinetic_orchestration.results import collect
 from kinetic_orchestration.staging import stage, staging_folder

@@ -14,7 +14,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from kinetic_orchestration.agent import rules, wire
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -32,6 +31,7 @@ from kinetic_orchestration.plan.values import (
     Outcome,
     Spent,
 )
+from kinetic_orchestration.protocol import rules, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.protocol import names
 
 CONSOLE = "https://console.cloud.google.com"
 OBJECTS = "https://storage.cloud.google.com"  # shows an object to whoever is signed in and may read it

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kinetic_orchestration.act import ME, Job
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.ahead import Several
-from kinetic_orchestration.agent.rules import OWNER_BEAT
 from kinetic_orchestration.errors import JobNotFound
 from kinetic_orchestration.follow import Follower, step_all
-from kinetic_orchestration.parallel import REQUESTS
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.rules import OWNER_BEAT
+from kinetic_orchestration.protocol.system.ahead import Several
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 _Work = Callable[[Sequence[Follower]], object]
 

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration import act, attempts, lifecycle, roll, trust
-from kinetic_orchestration.agent import environment, names, tree, wire
-from kinetic_orchestration.agent.records import Entry
-from kinetic_orchestration.agent.verified import Verified
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, NewerWire, StoreError, Unreachable
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.cost import price
 from kinetic_orchestration.plan.identity import job_of
@@ -33,6 +30,11 @@ from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import tree
+from kinetic_orchestration.protocol.content.verified import Verified
+from kinetic_orchestration.protocol.records.base import Entry
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 EVERY = 600.0
 CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kinetic_orchestration import visible
 from kinetic_orchestration.act import Job, doubt_of_value
-from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import (
     Corrupt,
     JobCancelled,
@@ -24,6 +22,9 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.packaging.payload import load_value, revive
 from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import payload
+from kinetic_orchestration.protocol.system import visible
 
 
 def collect(job: Job, outcome: Outcome) -> Any:

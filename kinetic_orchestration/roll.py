@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 NEVER_SUBMITTED = 86400.0  # a job that is on the roll for so long, and is not there, will not come any more
 

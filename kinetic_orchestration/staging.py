@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.verified import deliver
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.packaging.payload import PackedCall
 from kinetic_orchestration.packaging.requirements import Environment
 from kinetic_orchestration.packaging.reuse import keep
-from kinetic_orchestration.parallel import REQUESTS, at_once
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content.verified import deliver
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, at_once
 
 
 def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:

@@ -36,12 +36,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.errors import Corrupt, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.records import SIGNATURE
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire import Verdict
 
 CERTIFICATES = "https://www.googleapis.com/oauth2/v1/certs"
 ISSUERS = ("https://accounts.google.com", "accounts.google.com")
@@ -340,15 +340,15 @@ class Ended(NamedTuple):
 
 def gist(record: bytes) -> str:
     """The digest of what a verdict says, however it is written and whoever vouches for it."""
-    from kinetic_orchestration.agent import boot  # loads more than most processes need
+    from kinetic_orchestration.host.machine import bootstrap  # loads more than most processes need
 
-    return boot.gist(json.loads(record))
+    return bootstrap.gist(json.loads(record))
 
 
 def _word(key: str, text: str) -> str:
-    from kinetic_orchestration.agent import boot
+    from kinetic_orchestration.host.machine import bootstrap
 
-    return boot.sealed(key, text)
+    return bootstrap.sealed(key, text)
 
 
 class _Unproven(Exception):

@@ -22,18 +22,18 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.files import Bell
-from kinetic_orchestration.agent.records import Record, Signal
-from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.errors import BackendError, Corrupt, CredentialsError, KineticError
-from kinetic_orchestration.parallel import REQUESTS, side_by_side
 from kinetic_orchestration.plan.records import Within, cancel_of, intent_of, verdict_at
 from kinetic_orchestration.plan.values import ABSENT, ELSEWHERE, PRESENT, UNKNOWN, Glimpse, Intent, Observation
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace, pace_of
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import Record, Signal
+from kinetic_orchestration.protocol.records.files import Bell
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.wire import Beat
 
 TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
 SLOWING = 1.02  # within a fiftieth of the silence before it,

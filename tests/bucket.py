@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import digest
 from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.protocol.content import digest
 
 
 class Bucket(LocalStore):
@@ -50,7 +50,7 @@ class Trap:
 
     def payload(self, path: Path) -> str:
         """As a file of the agent's own format; its digest."""
-        from kinetic_orchestration.agent import payload
+        from kinetic_orchestration.protocol.content import payload
 
         return payload.dump(self, path)[0]
 

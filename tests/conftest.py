@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu import rate_limit
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import journal
 from tests import again, interpreters, skips
 from tests.exchanges.recorder import Recorder, told

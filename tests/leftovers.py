@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 
 
 def processes_of(home: Path) -> list[processes.Process]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from kinetic_orchestration.agent import digest
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.testing import Emulator
 
 STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.batch import child
 from kinetic_orchestration.errors import (
     Corrupt,
@@ -29,6 +28,7 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.plan.identity import job_id
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names, wire
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

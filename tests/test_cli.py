@@ -19,9 +19,9 @@ from typing import IO, Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.cli import COMMANDS, main
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.protocol.system import processes
 from tests.pty_ends import read_out
 
 KO = [sys.executable, "-m", "kinetic_orchestration.cli"]

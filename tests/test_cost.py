@@ -15,7 +15,6 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, bill, errors, goodput, lifecycle
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.plan.configuration import settings
@@ -38,6 +37,7 @@ from kinetic_orchestration.plan.planner import describe, make_plan
 from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
 

@@ -13,13 +13,13 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch, watch
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, JobFailed, KineticError, StoreError
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Freed
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.reaper import reap
 from tests import bucket
 

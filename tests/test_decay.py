@@ -14,14 +14,15 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import decay, launch
-from kinetic_orchestration.agent import digest, names, stamps
-from kinetic_orchestration.agent.verified import Verified
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content import digest, file_stamps
+from kinetic_orchestration.protocol.content.verified import Verified
 from tests import bucket
 
 
@@ -59,7 +60,7 @@ def decay_of(path: Path, home: Path | None = None) -> None:
         records = [entry.read_bytes() for entry in (home / "verified").iterdir()]
         (told,) = [words.split(b"\n")[0].split()[-1].decode() for words in records if os.fsencode(path) in words]
         Verified(home).wrote(path, told, (found.st_dev, found.st_ino, found.st_size))
-        time.sleep(max(0.0, (stamps.settled(stamps.stamp_of(found)) - time.time_ns()) / 1e9))
+        time.sleep(max(0.0, (file_stamps.settled(file_stamps.stamp_of(found)) - time.time_ns()) / 1e9))
 
 
 def blob_of(home: Path, least: int) -> Path:
@@ -180,7 +181,7 @@ def test_a_pack_that_is_gone_is_missed_and_what_nobody_names_is_only_counted(
 
 def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> None:
     """As hosts of another machine unpack it."""
-    from kinetic_orchestration.agent import prepare
+    from kinetic_orchestration.host.prepare import prepare
     from kinetic_orchestration.packaging import tree
 
     (tmp_path / "some" / "deep").mkdir(parents=True)

@@ -15,13 +15,14 @@ from xml.etree import ElementTree
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import portrait
-from kinetic_orchestration.agent import names, recorder
-from kinetic_orchestration.agent.files import _Lock
-from kinetic_orchestration.agent.open_records import open_records
-from kinetic_orchestration.agent.recorder import Recorder
 from kinetic_orchestration.cli import main
+from kinetic_orchestration.host.devices import recorder
+from kinetic_orchestration.host.devices.recorder import Recorder
+from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.plan.values import Devices, Event, Metrics, Progress
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.output import job_report
+from kinetic_orchestration.protocol.records.files import _Lock
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -126,7 +127,7 @@ def test_what_two_hosts_do_is_seen_while_they_run_and_in_a_picture_of_all_attemp
     assert [text.rpartition(" ")[0] for text in said[said.index("memory, GiB") :] if text.startswith("host")] == [
         "host 0", "host 1",
     ]  # fmt: skip
-    kept = portrait.read(drawn, job.job_id)
+    kept = job_report.read(drawn, job.job_id)
     assert kept["devices"]["panels"]["CPU, cores"]["host 1"]
     attempt_1 = max(event.step or 0 for event in told if isinstance(event, Metrics))
     assert kept["curves"]["loss"][0][0] == 1
@@ -212,7 +213,7 @@ def test_the_picture_is_kept_now_and_then_and_no_trouble_of_it_is_the_jobs(
         time.sleep(0.01)
     keeps.report(report(2), 7.0)
     assert keeps.close(60.0)
-    kept = portrait.read(place.read_bytes(), "job-1")
+    kept = job_report.read(place.read_bytes(), "job-1")
     assert [x for x, _ in kept["curves"]["loss"]] == [1.0, 2.0]
     assert kept["devices"]["panels"]["CPU, cores"] == {"host 0": [[0, 1.0, 1.0, 1, 1.0]]}
 

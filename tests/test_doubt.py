@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import act, launch
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.job import JobHandle, attach, reopened
@@ -25,6 +24,7 @@ from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
 from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK, mark
 from kinetic_orchestration.platforms.read_only import Onlooker
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
 from tests.on_cloud import STAGED, Place, enter_deployment

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import act, launch, trust
-from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle, attach
@@ -25,6 +24,8 @@ from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatus, Observation
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.testing.signing import Signer
 from tests import bucket
 from tests.test_trust import GOOD, admitted
@@ -412,9 +413,9 @@ def test_what_a_handle_says_of_the_end_does_not_displace_what_was_seen(told: str
 
 
 def _word(key: str, record: bytes) -> str:
-    from kinetic_orchestration.agent import boot
+    from kinetic_orchestration.host.machine import bootstrap
 
-    return boot.sealed(key, trust.gist(record))
+    return bootstrap.sealed(key, trust.gist(record))
 
 
 @signing

@@ -17,7 +17,6 @@ from google.protobuf import any_pb2, json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import (
@@ -34,6 +33,7 @@ from kinetic_orchestration.platforms.google.api_errors import (
     Trouble,
 )  # fmt: skip
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
+from kinetic_orchestration.protocol import wire
 
 KIND = "type.googleapis.com/google.rpc."
 HTTP = {3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 13: 500, 14: 503, 16: 401}

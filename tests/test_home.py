@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration import preflight
-from kinetic_orchestration.agent import ownership
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import home as homes
 from kinetic_orchestration.plan.configuration.settings import load
+from kinetic_orchestration.protocol.system import ownership
 
 OTHER = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another user's folders")

@@ -17,7 +17,6 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import links
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import (
     ConflictingSettings,
@@ -29,6 +28,7 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.job import JobHandle, located
 from kinetic_orchestration.platforms.local.store import LocalStore
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.results import collect
 
 pytestmark = pytest.mark.usefixtures("shared_home")

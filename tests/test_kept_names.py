@@ -24,7 +24,7 @@ from airflow_kinetic.get_provider_info import get_provider_info
 from dagster_kinetic import ticket as tickets
 from dagster_kinetic.config import TAG
 from kinetic_orchestration import testing
-from kinetic_orchestration.agent import names
+from kinetic_orchestration.protocol import names
 
 ROOT = Path(__file__).parents[1]
 PLACE = {

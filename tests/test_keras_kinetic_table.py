@@ -16,10 +16,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import preflight
-from kinetic_orchestration.agent import orders
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.host.process import environ as orders
 from kinetic_orchestration.packaging import ignore
 from kinetic_orchestration.packaging.beside import unread
 from kinetic_orchestration.plan.configuration import settings

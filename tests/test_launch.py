@@ -12,14 +12,14 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.job import open_place
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.identity import job_id, of
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.base import Record
 from tests.faults.helpers import wait_until
 
 # Asked to end, it waits until it may, and says when it has.

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import rules, wire
 from kinetic_orchestration.lifecycle import (
     Close,
     Intend,
@@ -39,6 +38,7 @@ from kinetic_orchestration.plan.values import (
     Observation,
     Spent,
 )
+from kinetic_orchestration.protocol import rules, wire
 
 NOW = 10_000.0
 BEAT = wire.Beat(wire.RUNNING)

@@ -28,8 +28,8 @@ from google.cloud.location import locations_pb2
 from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import debugger
 from kinetic_orchestration.cli import main
+from kinetic_orchestration.host.process import debugger
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower, Printer, follow
 from kinetic_orchestration.plan.values import Event, Metrics, Output, Progress
+from kinetic_orchestration.protocol import names
 from tests.agent.by_hand import intended
 from tests.faults.helpers import events, load_jobs, start_broken, wait_until
 from tests.pty_ends import read_out

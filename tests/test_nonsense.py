@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import boot, vouch
-from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.errors import BackendError
+from kinetic_orchestration.host.machine import attestation, bootstrap
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.platforms.google.rest import google
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
+from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.training import agreement
 from kinetic_orchestration.training.shelf import Shelf
 
@@ -111,22 +111,22 @@ def test_a_list_of_secrets_that_cannot_be_read_is_infrastructure(entry: Any, tmp
 
 @pytest.mark.parametrize("body", [*GARBLED, b'{"keys": [{"kty": "RSA"}]}', b'{"keys": 7}'])
 def test_keys_that_cannot_be_read_are_none(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vouch, "_found", {})
+    monkeypatch.setattr(attestation, "_found", {})
     whole = {"keys": [{"kty": "RSA", "kid": "1", "n": "AQAB", "e": "AQAB"}]}
     with answering(body, json.dumps(whole).encode()) as address:
         monkeypatch.setenv("KINETIC_EMULATOR", address)
-        assert vouch._keys() == {}
-        assert vouch._keys() == {"1": (65537, 65537)}
+        assert attestation._keys() == {}
+        assert attestation._keys() == {"1": (65537, 65537)}
 
 
 @pytest.mark.parametrize("body", [*GARBLED, b'{"resource": "r"}', b'{"resource": "r", "deadline": "soon"}'])
 def test_a_vm_is_not_sent_to_work_by_what_cannot_be_read(body: bytes) -> None:
     """Nothing is parsed outside of the loop that asks: before the deadline is armed nothing may raise."""
     flavour = {"Metadata-Flavor": "Google"}
-    assert boot._orders(boot.Reply(200, flavour, body)) is None
+    assert bootstrap._orders(bootstrap.Reply(200, flavour, body)) is None
     whole = {"resource": "r", "deadline": 7.0}
-    assert boot._orders(boot.Reply(200, flavour, json.dumps(whole).encode())) == whole
-    assert boot._orders(boot.Reply(404, flavour, json.dumps(whole).encode())) is None
+    assert bootstrap._orders(bootstrap.Reply(200, flavour, json.dumps(whole).encode())) == whole
+    assert bootstrap._orders(bootstrap.Reply(404, flavour, json.dumps(whole).encode())) is None
 
 
 def test_hosts_read_again_what_another_said(tmp_path: Path) -> None:

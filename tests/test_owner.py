@@ -9,11 +9,11 @@ import pytest
 
 from kinetic_orchestration import owner
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import JobNotFound
 from kinetic_orchestration.lifecycle import Policy
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.protocol import names
 from tests.agent.on_vms import wait_until
 
 

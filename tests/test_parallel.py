@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kinetic_orchestration.parallel import at_once, side_by_side
+from kinetic_orchestration.protocol.system.parallel import at_once, side_by_side
 
 PATIENCE = 60.0
 
@@ -51,7 +51,7 @@ def test_after_a_failure_nothing_more_is_begun_and_what_was_begun_is_waited_for(
 
 LATE = """
 import threading
-from kinetic_orchestration.parallel import side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 def late():
     threading.main_thread().join()

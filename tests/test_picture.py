@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kinetic_orchestration import picture
-from kinetic_orchestration.picture import Curves, Point
+from kinetic_orchestration.protocol.output import curves as picture
+from kinetic_orchestration.protocol.output.curves import Curves, Point
 
 SVG = "{http://www.w3.org/2000/svg}"
 

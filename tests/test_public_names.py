@@ -75,7 +75,7 @@ def test_decorating_loads_no_sdk_either() -> None:
 def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> None:
     loaded = loaded_by("import kinetic_orchestration as kinetic; kinetic.run(accelerator='v5e-1')(lambda: None)")
     unwanted = {
-        "kinetic_orchestration.agent.wire",
+        "kinetic_orchestration.protocol.wire",
         "kinetic_orchestration.job",
         "kinetic_orchestration.launch",
         "kinetic_orchestration.plan.declare.keras_kinetic",

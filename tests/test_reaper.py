@@ -17,12 +17,14 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, errors, reaper
-from kinetic_orchestration.agent import digest, names, processes, wire
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.trust import Trust
@@ -150,7 +152,7 @@ def test_a_job_ends_with_its_owner_if_that_was_asked(
     program = tmp_path / "submitter.py"
     program.write_text(
         "import time, kinetic_orchestration as kinetic\n"
-        "from kinetic_orchestration.agent import rules\n"
+        "from kinetic_orchestration.protocol import rules\n"
         "@kinetic.run(accelerator='cpu')\n"
         "def sleeper():\n    time.sleep(600)\n"
         "print(sleeper.run_async().job_id, flush=True)\n"

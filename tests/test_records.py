@@ -15,13 +15,9 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import frames, names, processes, schema, wire
-from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.records import Record, TooLarge
-from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.follow import LONGEST_FRAME, Follower
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
@@ -30,6 +26,12 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Event, Output, Plan, Staged
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.local.backend import LocalBackend
+from kinetic_orchestration.protocol import names, schema, wire
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.records.base import Record, TooLarge
+from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT
+from kinetic_orchestration.protocol.records.files import FileRecords
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.trust import Trust
 from tests import bucket

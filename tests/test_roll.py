@@ -14,9 +14,9 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import roll
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.job import open_place
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 
 

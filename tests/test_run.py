@@ -24,7 +24,6 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import (
     JobCancelled,
     JobError,
@@ -40,6 +39,7 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.plan import values
 from kinetic_orchestration.plan.planner import DEBUG_PORT
+from kinetic_orchestration.protocol import names, wire
 
 SUCCEEDED, RUNNING = kinetic.JobStatus.SUCCEEDED, kinetic.JobStatus.RUNNING
 
@@ -140,7 +140,7 @@ def test_wrong_arguments_are_pythons_own_type_error_before_anything_is_sent(home
 def test_a_decorated_function_looks_like_the_function_and_travels_as_the_plain_one() -> None:
     assert (add.__name__, add.__doc__, add.__module__) == ("add", None, __name__)
     assert list(inspect.signature(add).parameters) == ["a", "b"]
-    assert add.__reduce__()[0].__module__ == "kinetic_orchestration.agent.payload"
+    assert add.__reduce__()[0].__module__ == "kinetic_orchestration.protocol.content.payload"
 
     @kinetic.run(accelerator="cpu")
     def calls_another(x: int) -> int:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.files import FileRecords
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging import interpreters, tools
 from kinetic_orchestration.packaging.requirements import Hosts, locked_for
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.files import FileRecords
 from tests.interpreters import OLDEST, interpreter
 from tests.packaging.wheels import offline, wheel
 
@@ -30,8 +30,8 @@ HOSTS = Hosts(parse("v5e-4"), emulated=True)
 PROVIDE = """
 import json, sys
 sys.path.insert(0, {site!r})
-from kinetic_orchestration.agent import toolbox
-from kinetic_orchestration.agent.files import FileRecords
+from kinetic_orchestration.host.prepare import toolbox
+from kinetic_orchestration.protocol.records.files import FileRecords
 told = json.load(sys.stdin)
 notes = []
 try:

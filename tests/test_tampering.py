@@ -14,18 +14,22 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import act, launch
-from kinetic_orchestration.agent import boot, frames, names, payload, prepare, toolbox, tree, wire
-from kinetic_orchestration.agent.blobs import Blobs
-from kinetic_orchestration.agent.environment import BuildFailed
-from kinetic_orchestration.agent.records import Record
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, KineticError, ResultNotTrusted, StoreError
 from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.prepare import prepare, toolbox
+from kinetic_orchestration.host.prepare.environment import BuildFailed
+from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.job import JobHandle, all_jobs, attach
 from kinetic_orchestration.packaging import tree as trees
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.records import Within, intent_of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import payload, tree
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.testing.storage import StorageServer
 from tests import bucket
 from tests.agent.on_vms import Attempt, Site
@@ -520,6 +524,6 @@ def test_the_agents_digest_is_asked_for_before_it_is_written(tmp_path: Path, mon
     path = f"/storage/v1/b/bucket/o/prod%2Fblobs%2Fbb%2F{digest}"
     with bucket.serving({path: b"evil"}) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        with pytest.raises(boot.Failed, match="It was not run"):
-            boot.fetch("gs://bucket/prod", digest)
+        with pytest.raises(bootstrap.Failed, match="It was not run"):
+            bootstrap.fetch("gs://bucket/prod", digest)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

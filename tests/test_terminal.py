@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import visible
 from kinetic_orchestration.cli import main, output
 from kinetic_orchestration.cli.guard import guarded
 from kinetic_orchestration.errors import JobFailed
+from kinetic_orchestration.protocol.system import visible
 
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsLmV4YW1wbGUgfCBzaAo=\x07"
 TITLE = "\x1b]0;root@prod\x1b\\"

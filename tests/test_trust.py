@@ -15,7 +15,6 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch, lifecycle, preflight, trust
-from kinetic_orchestration.agent import names, payload, wire
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle, attach
@@ -24,6 +23,8 @@ from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.platforms import registry
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.testing.signing import ISSUER, Signer
 from kinetic_orchestration.watch import look
 

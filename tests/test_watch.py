@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration.agent import names, processes, wire
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
@@ -19,6 +18,8 @@ from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of

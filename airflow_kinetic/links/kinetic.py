@@ -14,8 +14,8 @@ from airflow.sdk import BaseOperatorLink
 
 from airflow_kinetic.place import Place
 from kinetic_orchestration import links
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.plan.declare.spec import LOCAL
+from kinetic_orchestration.protocol import names
 
 
 def urls_of(job_id: str, place: Place) -> dict[str, str]:

@@ -41,7 +41,6 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.place import Place
 from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.data import Data
@@ -61,6 +60,7 @@ from kinetic_orchestration.plan.declare.spec import (
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.identity import job_id as job_id_of
 from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import names
 
 if TYPE_CHECKING:
     import jinja2
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from kinetic_orchestration.act import Job
-    from kinetic_orchestration.agent.ahead import Ahead
     from kinetic_orchestration.follow import Follower
+    from kinetic_orchestration.protocol.system.ahead import Ahead
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written

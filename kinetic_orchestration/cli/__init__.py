@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kinetic_orchestration import visible
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.guard import guarded
+from kinetic_orchestration.protocol.system import visible
 
 # The commands' modules; a command's function has its name.
 COMMANDS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from kinetic_orchestration import visible
+from kinetic_orchestration.protocol.system import visible
 
 
 class Guarded:

@@ -7,10 +7,10 @@ from argparse import Namespace
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
 from kinetic_orchestration.plan.hardware import accelerators as table
+from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from kinetic_orchestration.decay import Damage, Found

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic_orchestration import portrait, visible
-from kinetic_orchestration.agent import frames, names, wire
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
     age,
@@ -40,6 +38,9 @@ from kinetic_orchestration.plan.values import (
     Peek,
     Progress,
 )
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.output import frames, job_report
+from kinetic_orchestration.protocol.system import visible
 
 PAGE = 100  # jobs that --all lists at once, as text
 
@@ -462,12 +463,12 @@ def _devices(peek: Peek) -> list[tuple[str, str]]:
     if peek.outcome is not None or not peek.devices:
         return []
     if len(peek.devices) > MOST_HOSTS:
-        all_hosts = portrait.together(dict(peek.devices))
+        all_hosts = job_report.together(dict(peek.devices))
         said = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in all_hosts.items())
         return [("devices", f"{_hosts(len(peek.devices))}: {said}")]
     alone = len(peek.devices) == 1
     return [
-        ("" if row else "devices", f"{'' if alone else f'host {host}: '}{portrait.brief(sample)}")
+        ("" if row else "devices", f"{'' if alone else f'host {host}: '}{job_report.brief(sample)}")
         for row, (host, sample) in enumerate(peek.devices)
     ]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kinetic_orchestration import visible
 from kinetic_orchestration.cli.guard import unguarded
+from kinetic_orchestration.protocol.system import visible
 
 
 def show_json(document: Any) -> None:

@@ -18,8 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from kinetic_orchestration import launch
-from kinetic_orchestration.agent import copies
-from kinetic_orchestration.agent.tree import FILE
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
 from kinetic_orchestration.decorator import RemoteCallable
@@ -38,6 +36,8 @@ from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.protocol.content.tree import FILE
+from kinetic_orchestration.protocol.system import copies
 
 LARGEST = 3
 

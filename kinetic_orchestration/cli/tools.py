@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
 from kinetic_orchestration.packaging.requirements import File, Hosts, Lock
@@ -16,6 +15,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, slice_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.text.wording import size
+from kinetic_orchestration.protocol.system import copies
 
 
 def lock(arguments: Namespace) -> int:

@@ -11,11 +11,11 @@ from kinetic_orchestration import reaper
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
 from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
-from kinetic_orchestration.parallel import side_by_side
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware import cost as prices
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.hardware.price_list import PriceList
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 DELETION_PATIENCE = 30.0
 ASKED_AT_ONCE = 8

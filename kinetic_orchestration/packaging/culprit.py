@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetic_orchestration.agent import copies
+from kinetic_orchestration.protocol.system import copies
 
 DEPTH = 40
 SECONDS = 10.0

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS, ENVIRONMENT_MARKS
+from kinetic_orchestration.protocol.system import copies
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _NOBODYS = frozenset({"", "__main__", "__mp_main__", *sys.stdlib_module_names})

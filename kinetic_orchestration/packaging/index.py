@@ -1,8 +1,8 @@
 """The stat index: what the last snapshot of a project saw, so that an unchanged file is not read again.
 
 Responsible for a format that loads in a few milliseconds and for replacing it in one step; by which rule a file's
-content is believed unchanged, `agent/stamps.py` says. It is a cache: a missing, foreign or damaged index is an empty
-one, and costs one pass of hashing. Knows nothing of ignore rules or packs; it keeps what it is given.
+content is believed unchanged, `protocol/content/file_stamps.py` says. It is a cache: a missing, foreign or damaged
+index is an empty one, and costs one pass of hashing. Knows nothing of ignore rules or packs; it keeps what it is given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from zlib import crc32
 
 from kinetic_orchestration import __version__
-from kinetic_orchestration.agent.stamps import Stamp
+from kinetic_orchestration.protocol.content.file_stamps import Stamp
 
 _MAGIC = b"kinetic index 1 " + __version__.encode() + b"\n"
 _STAMP = struct.Struct("<IqqQq")

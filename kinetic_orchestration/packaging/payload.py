@@ -23,8 +23,6 @@ from typing import Any
 
 import cloudpickle
 
-from kinetic_orchestration import visible
-from kinetic_orchestration.agent import copies, payload, wire
 from kinetic_orchestration.errors import (
     Corrupt,
     JobFailed,
@@ -35,6 +33,9 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.packaging.culprit import find_culprit, of_function
 from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.content import payload
+from kinetic_orchestration.protocol.system import copies, visible
 
 # Airflow gives DAG files such names, under which nobody can import them.
 AIRFLOW_PREFIX = "unusual_prefix_"

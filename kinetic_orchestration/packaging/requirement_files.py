@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from kinetic_orchestration.agent.environment import redact
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.host.prepare.environment import redact
 from kinetic_orchestration.packaging.first_party import normalized
 
 

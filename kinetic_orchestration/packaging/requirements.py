@@ -1,7 +1,7 @@
 """What a job's environment holds: from what was asked for to a lock that every host installs alike.
 
 Responsible for: the way from requirements to a lock, and what travels as files instead. Does not know where
-the lock is kept or how a host installs it (agent/environment.py).
+the lock is kept or how a host installs it (host/prepare/environment.py).
 
 A lock has no address of an index in it and no password; where packages come from is each machine's own
 setting (package_sources.py).
@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from kinetic_orchestration.agent import digest
-from kinetic_orchestration.agent.environment import packages, redact
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
+from kinetic_orchestration.host.prepare.environment import packages, redact
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.packaging.first_party import ITSELF, FirstParty, from_folder, normalized
 from kinetic_orchestration.packaging.requirement_files import (
@@ -46,6 +45,7 @@ from kinetic_orchestration.packaging.resolution import (
     remember,
 )
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.protocol.content import digest
 
 File = str | os.PathLike[str]
 

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import digest
-from kinetic_orchestration.agent.environment import no_index, redact
 from kinetic_orchestration.errors import RequirementsError, UsageError
+from kinetic_orchestration.host.prepare.environment import no_index, redact
 from kinetic_orchestration.packaging import package_sources
 from kinetic_orchestration.packaging.first_party import FirstParty, itself, normalized, stub
 from kinetic_orchestration.packaging.requirement_files import (
@@ -34,6 +33,7 @@ from kinetic_orchestration.packaging.requirement_files import (
     name_of,
     path_of,
 )
+from kinetic_orchestration.protocol.content import digest
 
 # A resolution may build packages to learn what they need; it is not to hang for ever.
 LIMIT = 1800

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.agent.records import Entry
     from kinetic_orchestration.platforms.store import Store
+    from kinetic_orchestration.protocol.records.base import Entry
 
 SHARE: Final = 0.25
 """Of the retention: what is younger than that stays for as long as anybody could rely on it;"""

@@ -2,7 +2,8 @@
 
 Responsible for: putting them there, and for the digests that a submitter hands to its hosts. A digest is believed only
 if it was not read from the bucket: that of uv is the one of the uv installed here, others are remembered here by
-whoever staged them, or come from the settings (`tools`). Does not know how a host uses them (agent/environment.py).
+whoever staged them, or come from the settings (`tools`). Does not know how a host uses them
+(host/prepare/environment.py).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.environment import redact
 from kinetic_orchestration.errors import RequirementsError
+from kinetic_orchestration.host.prepare.environment import redact
 from kinetic_orchestration.packaging import interpreters, package_sources
 from kinetic_orchestration.packaging.requirements import Hosts, Lock, lock, sha256_of
 from kinetic_orchestration.packaging.resolution import call, find_uv
 from kinetic_orchestration.packaging.reuse import still_there
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.protocol import names
 
 if TYPE_CHECKING:
     from kinetic_orchestration.platforms.store import Store

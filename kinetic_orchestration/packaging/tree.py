@@ -4,7 +4,7 @@
 
 A snapshot of an unchanged project costs a walk; its upload costs one question to the store. An edited
 project sends one small pack beside those that the store has. What a tree is and how it lies in the store is
-said once, in `kinetic_orchestration.agent.tree`; what is read and how, in the modules beside this one.
+said once, in `kinetic_orchestration.protocol.content.tree`; what is read and how, in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetic_orchestration.agent import names, stamps, tree
-from kinetic_orchestration.agent.tree import Entry, Pack, Place
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging import ignore, packs
 from kinetic_orchestration.packaging import index as stat_index
 from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, measure, shown
-from kinetic_orchestration.parallel import at_once, side_by_side
 from kinetic_orchestration.plan.records import PROJECT
 from kinetic_orchestration.plan.text.notices import tell_once, warn_once
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content import file_stamps, tree
+from kinetic_orchestration.protocol.content.tree import Entry, Pack, Place
+from kinetic_orchestration.protocol.system.parallel import at_once, side_by_side
 
 if TYPE_CHECKING:
     from kinetic_orchestration.packaging.packs import Content, PackFile
@@ -285,7 +286,7 @@ def _next_index(
     rows = {path: (index.stamps[path], known[path]) for path in listing.kept}
     withheld = dict(listing.withheld)
     for content in contents:
-        stamp = stamps.believable(content.stamp, began if content.steady else 0)
+        stamp = file_stamps.believable(content.stamp, began if content.steady else 0)
         if content.withheld:
             withheld[content.path] = stamp
         else:

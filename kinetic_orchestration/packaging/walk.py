@@ -17,10 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration.agent.stamps import Stamp, stamp_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging import ignore
 from kinetic_orchestration.packaging.index import Index
+from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of
 
 MOST_ENTRIES = 20_000  # of a folder that is only measured
 _SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MARKS

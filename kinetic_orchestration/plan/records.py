@@ -1,8 +1,9 @@
 """Reads records for clients: what comes from a store is foreign until it has passed its schema.
 
-Each kind of record has one table here (or in `agent/wire`, if hosts read it too), and each is read by one function of
-this module, which refuses what does not pass with the record, the field and the beginning of its value. What a record
-says of a place is checked against the job's plan (`Within`), and what can be derived from names is derived, not read.
+Each kind of record has one table here (or in `protocol/wire.py`, if hosts read it too), and each is read by one
+function of this module, which refuses what does not pass with the record, the field and the beginning of its value.
+What a record says of a place is checked against the job's plan (`Within`), and what can be derived from names is
+derived, not read.
 
 It does not know who vouches for a record: that is `trust`.
 """
@@ -17,9 +18,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import names, schema, wire
-from kinetic_orchestration.agent.records import Record
-from kinetic_orchestration.agent.schema import (
+from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
+from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
+from kinetic_orchestration.protocol import names, schema, wire
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.schema import (
     Fields,
     Wrong,
     anything,
@@ -52,9 +55,7 @@ from kinetic_orchestration.agent.schema import (
     whole,
     zone,
 )
-from kinetic_orchestration.agent.wire import Verdict
-from kinetic_orchestration.errors import Corrupt, NewerWire, StoreError
-from kinetic_orchestration.plan.values import Before, Cancel, Intent, Plan, Spent
+from kinetic_orchestration.protocol.wire import Verdict
 
 MOST_JOBS = 1 << 20  # of a batch
 

@@ -6,9 +6,9 @@ import enum
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent.wire import Beat, Verdict
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
+from kinetic_orchestration.protocol.wire import Beat, Verdict
 
 EMULATED_HERE = "emulated on this machine's CPU"
 EMULATED_CLOUD = "emulated cloud"
@@ -349,7 +349,7 @@ class Progress(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What the devices of one host do: a sample of `agent/gauges.py`. Only of now: no log has it."""
+    """What the devices of one host do: a sample of `host/devices/sampler.py`. Only of now: no log has it."""
 
     host: int
     time: float

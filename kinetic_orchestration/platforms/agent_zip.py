@@ -30,13 +30,13 @@ if sys.version_info < (3, 10):
 if __name__ == "__main__":
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site"))
     if sys.argv[1] == "--child":
-        from kinetic_orchestration.agent.child import main
+        from kinetic_orchestration.host.process.child import main
 
         if sys.argv[-1] == "function":
             import cloudpickle
         del sys.argv[1], sys.path[:2]
     else:
-        from kinetic_orchestration.agent.start import main
+        from kinetic_orchestration.host.start import main
 
     main()
 """
@@ -47,7 +47,7 @@ import sys
 
 if __name__ == "__main__":
     sys.path[0] = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-    from kinetic_orchestration.agent.child import main
+    from kinetic_orchestration.host.process.child import main
 
     if sys.argv[-1] == "function":
         import cloudpickle

@@ -10,11 +10,11 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.records import Record, check_name
 from kinetic_orchestration.errors import NewerWire, StoreError, UsageError
 from kinetic_orchestration.plan.records import STAMP
 from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import Record, check_name
 
 if TYPE_CHECKING:
     from kinetic_orchestration.platforms.store import Store

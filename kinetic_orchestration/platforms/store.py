@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kinetic_orchestration.agent.records import Entry, Record, Signal, TooLarge
 from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, TooLarge
 
 
 class Store(Protocol):

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import api
 from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.hosts import Host, Hosts

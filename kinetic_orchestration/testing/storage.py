@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.testing import journal, parameters, unserved
 from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.journal import Exchange

@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import copies, processes
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer

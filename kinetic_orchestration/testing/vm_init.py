@@ -67,7 +67,7 @@ def _terminate(kind: str) -> None:
         except ProcessLookupError:
             pass
         return
-    from kinetic_orchestration.agent import processes
+    from kinetic_orchestration.protocol.system import processes
 
     for process in processes.descendants(os.getpid()):
         processes.send(process.pid, signal.SIGTERM)
@@ -87,7 +87,7 @@ def _end_with_parent() -> None:
     import threading
 
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from kinetic_orchestration.agent import processes
+    from kinetic_orchestration.protocol.system import processes
 
     processes.adopt_orphans()
 
@@ -101,7 +101,7 @@ def _end_with_parent() -> None:
 
 
 def _end() -> None:
-    from kinetic_orchestration.agent import processes
+    from kinetic_orchestration.protocol.system import processes
 
     processes.end_descendants(os.getpid())
     os._exit(0)

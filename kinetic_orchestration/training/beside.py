@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from kinetic_orchestration.agent import memory
+from kinetic_orchestration.protocol.system import memory
 from kinetic_orchestration.training import trees
 from kinetic_orchestration.training.trees import Apart, Piece
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from kinetic_orchestration.agent.records import reason_of
 from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.protocol.records.base import reason_of
 from kinetic_orchestration.training import commits, parts, trees
 from kinetic_orchestration.training.agreement import Agreement
 from kinetic_orchestration.training.commits import Commit, Leaf, Part

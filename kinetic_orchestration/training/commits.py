@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.protocol import wire
 
 FOLDERS = "step-"
 _FOLDER = re.compile(r"step-(\d{12})-([\w.-]+)")

@@ -16,8 +16,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from kinetic_orchestration.agent.keras_fit import optimizers_beside
 from kinetic_orchestration.errors import CheckpointError
+from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_beside
 from kinetic_orchestration.training.keras_others import Others
 from kinetic_orchestration.training.loop import Choice, Training
 from kinetic_orchestration.training.trees import Place

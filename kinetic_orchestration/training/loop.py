@@ -17,10 +17,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
-from kinetic_orchestration.agent import profiler, wire
 from kinetic_orchestration.context import HostContext, current
 from kinetic_orchestration.errors import CheckpointError, UsageError
+from kinetic_orchestration.host.process.frameworks import profiler
 from kinetic_orchestration.plan.configuration.settings import seconds
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.training import trees
 from kinetic_orchestration.training.agreement import Agreement, Alone
 from kinetic_orchestration.training.beside import Room, Writing, is_copied, left_at

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinetic_orchestration.agent import wire
-from kinetic_orchestration.agent.digest import plain_of_file
 from kinetic_orchestration.errors import CheckpointError, KineticError
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.training import commits
 
 QUIET = 2.0  # seconds in which nothing was written, after which what there is counts as whole
@@ -85,7 +85,7 @@ class Mirror:
     """One host's."""
 
     def __init__(self, address: str, host: Host) -> None:
-        from kinetic_orchestration.agent.cloud import CloudRecords
+        from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
         self.address = address
         self._host = host

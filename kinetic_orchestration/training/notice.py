@@ -15,9 +15,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import wire
-from kinetic_orchestration.agent.processes import catches, leave_forks
-from kinetic_orchestration.agent.rules import GRACE
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.rules import GRACE
+from kinetic_orchestration.protocol.system.processes import catches, leave_forks
 
 PACE = 0.1
 SAVES = (wire.PREEMPTION, wire.DEADLINE, wire.STALL)  # somebody may come back to what is saved then

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any, cast
 
-from kinetic_orchestration.agent.digest import CHUNK, THREADS, Hasher
+from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher
 from kinetic_orchestration.training.commits import Leaf, Part
 from kinetic_orchestration.training.trees import Apart, Start
 

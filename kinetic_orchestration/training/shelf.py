@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from kinetic_orchestration.agent import wire
-from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.records import RecordsError, TooLarge
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
+from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.training import commits, parts
 from kinetic_orchestration.training.commits import Commit, Found, Part
 from kinetic_orchestration.training.trees import Apart
@@ -38,7 +38,7 @@ class Shelf:
         self.torn: dict[str, str] = {}  # folders that were read and not believed, and why
         self.records: Any
         if self.remote:
-            from kinetic_orchestration.agent.cloud import CloudRecords
+            from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
             self.records = CloudRecords(place)
         else:

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration import preflight, reaper
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.verify.budget import Wish
 from kinetic_orchestration.verify.scene import Ended, Scene
 

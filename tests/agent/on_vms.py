@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import digest, frames, names, wire
-from kinetic_orchestration.agent.cloud import CloudRecords
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.launch import admit, settings_for
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -30,6 +30,9 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu.request import startup_script
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.staging import stage
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.storage import StorageServer
@@ -269,7 +272,7 @@ class Attempt:
         return None
 
     def value(self) -> Any:
-        from kinetic_orchestration.agent import payload
+        from kinetic_orchestration.protocol.content import payload
 
         record = self.site.records.read(names.host(self.job, self.number, 0, "result"))
         assert record is not None
@@ -281,10 +284,11 @@ class Attempt:
         return payload.load(str(path), verdict.digest, role=payload.VALUE)
 
 
-def constants(monkeypatch: pytest.MonkeyPatch, module: str, **changed: Any) -> None:
-    """Agents that are staged from now on have other constants in one of their modules."""
-    lines = [f"from kinetic_orchestration.agent import {module}"]
-    lines += [f"{module}.{name} = {value!r}" for name, value in changed.items()]
+def constants(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **changed: Any) -> None:
+    """Gives agents that are staged from now on other constants in one of their modules."""
+    assert all(hasattr(module, name) for name in changed), "a constant of that name is there"
+    lines = [f"import {module.__name__} as changed"]
+    lines += [f"changed.{name} = {value!r}" for name, value in changed.items()]
     start = "else:\n"
     assert agent_zip._MAIN.count(start) == 1
     other = textwrap.indent("\n".join(lines) + "\n", 8 * " ")

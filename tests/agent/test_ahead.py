@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kinetic_orchestration.agent.ahead import Several
+from kinetic_orchestration.protocol.system.ahead import Several
 
 
 def test_many_things_are_done_by_few_threads_and_come_back_in_their_order() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import boot, names, processes, wire
-from kinetic_orchestration.agent.assignment import Assignment
+from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Site, wait_until
 from tests.faults.helpers import load_jobs
@@ -31,7 +33,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_script_is_small_and_needs_nothing_of_this_package() -> None:
-    source = Path(boot.__file__).read_text(encoding="utf-8")
+    source = Path(bootstrap.__file__).read_text(encoding="utf-8")
     assert len(source.encode()) < 32 << 10
     assert "import kinetic" not in source
     assert "from kinetic" not in source
@@ -39,7 +41,7 @@ def test_the_script_is_small_and_needs_nothing_of_this_package() -> None:
 
 def test_an_answer_that_breaks_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a record or an agent that was cut on its way would be taken for one that somebody has changed."""
-    from kinetic_orchestration.agent.cloud import CloudRecords
+    from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
     whole = b'{"a": 1}' * 100
     cuts = [7]
@@ -62,8 +64,8 @@ def test_an_answer_that_breaks_off_is_none(monkeypatch: pytest.MonkeyPatch) -> N
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_port}"
-            assert boot.exchange("GET", address).status == 0
-            assert boot.exchange("GET", address).data == whole
+            assert bootstrap.exchange("GET", address).status == 0
+            assert bootstrap.exchange("GET", address).data == whole
             cuts.append(7)
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
             record = CloudRecords("gs://bucket/prod").read("jobs/job-1/in/spec.json")
@@ -81,7 +83,7 @@ def test_its_words_are_an_assignment(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "store": "gs://b/prod", "job": "job-1", "attempt": 2, "hosts": 4, "spec": "0" * 64, "boot": "b",
         "resource": "projects/p/locations/z/queuedResources/q", "deadline": 1.5e9,
     }  # fmt: skip
-    at = Assignment.from_words(boot.words(told, 3))
+    at = Assignment.from_words(bootstrap.words(told, 3))
     assert (at.store, at.job, at.attempt, at.host, at.hosts) == ("gs://b/prod", "job-1", 2, 3, 4)
     assert (at.boot, at.resource, float(at.deadline)) == ("b/3", told["resource"], 1.5e9)
     assert at.run == str(tmp_path / "var/lib/kinetic/run/job-1-2")
@@ -92,7 +94,7 @@ def test_its_words_are_an_assignment(tmp_path: Path, monkeypatch: pytest.MonkeyP
     "endpoints", ["10.0.0.1,10.0.0.2", "w-0:0:10.0.0.1,w-1:1:10.0.0.2", " 10.0.0.1 , 10.0.0.2", "10.0.0.1,10.0.0.2,"]
 )
 def test_both_formats_of_the_workers_addresses_are_read(endpoints: str) -> None:
-    assert boot.addresses(endpoints)[:2] == ["10.0.0.1", "10.0.0.2"]
+    assert bootstrap.addresses(endpoints)[:2] == ["10.0.0.1", "10.0.0.2"]
 
 
 @pytest.mark.slow
@@ -120,10 +122,10 @@ def test_the_deadline_goes_by_the_stores_clock(site: Site, jobs: Any, tmp_path: 
 def test_where_the_store_is_silent_its_last_word_is_gone_on_from_and_not_this_machines_clock(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = boot.store_time()
+    told = bootstrap.store_time()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setattr(time, "time", lambda: told + 3600.0)
-    assert told <= boot.store_time() < told + 30.0
+    assert told <= bootstrap.store_time() < told + 30.0
 
 
 @pytest.mark.parametrize(("lost", "patience", "believed"), [(2, 60.0, "the store"), (99, 0.5, "itself")])
@@ -146,15 +148,15 @@ def test_before_the_stores_first_word_a_machine_asks_again_and_trusts_its_own_cl
             pass
 
     truth = time.time()
-    monkeypatch.setattr(boot, "_heard", (0.0, 0.0))
-    monkeypatch.setattr(boot, "FIRST_WORD", patience)
+    monkeypatch.setattr(bootstrap, "_heard", (0.0, 0.0))
+    monkeypatch.setattr(bootstrap, "FIRST_WORD", patience)
     monkeypatch.setattr(time, "time", lambda: truth + 3600.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), Losing) as server:
         monkeypatch.setattr(Losing, "date_time_string", lambda _self: formatdate(truth, usegmt=True))
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
         try:
-            told = boot.store_time()
+            told = bootstrap.store_time()
         finally:
             server.shutdown()
     assert told - truth == pytest.approx(0.0 if believed == "the store" else 3600.0, abs=60.0)
@@ -168,9 +170,9 @@ def test_a_metadata_server_that_talks_nonsense_ends_neither_the_deadline_nor_the
     def confused() -> dict[str, str]:
         raise ValueError("this is no JSON")
 
-    monkeypatch.setattr(boot, "authorization", confused)
-    assert not boot._is_deleted("projects/p/locations/z/queuedResources/q", 0.0)
-    assert not boot._is_gone("projects/p/locations/z/queuedResources/q", "projects/p/locations/z/nodes/q", [])
+    monkeypatch.setattr(bootstrap, "authorization", confused)
+    assert not bootstrap._is_deleted("projects/p/locations/z/queuedResources/q", 0.0)
+    assert not bootstrap._is_gone("projects/p/locations/z/queuedResources/q", "projects/p/locations/z/nodes/q", [])
 
 
 class Metadata(ThreadingHTTPServer):
@@ -205,7 +207,7 @@ class _Metadata(BaseHTTPRequestHandler):
 
 
 def test_a_token_that_is_nonsense_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boot, "_token", ("", 0.0))
+    monkeypatch.setattr(bootstrap, "_token", ("", 0.0))
     bodies = (
         b"<html>",
         b"[]",
@@ -214,19 +216,19 @@ def test_a_token_that_is_nonsense_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     )
     with Metadata(*((200, True, body) for body in bodies)) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-        assert [boot.token(fresh=True) for _ in bodies] == ["", "", "", "a"]
-        assert boot.has_token()
+        assert [bootstrap.token(fresh=True) for _ in bodies] == ["", "", "", "a"]
+        assert bootstrap.has_token()
 
 
 def test_a_metadata_server_that_does_not_answer_is_asked_until_it_says_what_there_is_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(boot, "FETCH_PATIENCE", 0.0)
-    monkeypatch.setattr(boot, "RETRY", 0.01)
+    monkeypatch.setattr(bootstrap, "FETCH_PATIENCE", 0.0)
+    monkeypatch.setattr(bootstrap, "RETRY", 0.01)
     with Metadata((503, False, b""), (200, False, b"a portal"), (403, True, b""), (404, True, b"")) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
         with pytest.raises(SystemExit):
-            boot.main()
+            bootstrap.main()
         assert server.answers == []
     said = capsys.readouterr().out
     assert said.count("is asked again") == 3
@@ -251,9 +253,9 @@ def test_a_machine_that_cannot_even_arm_its_deletion_is_deleted_at_once(
         del told["wire"]  # so that nobody can be told
     metadata = {"kinetic": json.dumps(told)}
     vm = site.machines.create(Machine("emulated", "z", attempt.name, "v4-8", "2x2x1", "b", metadata=metadata))
-    command, environ = [sys.executable, "-I", boot.__file__], dict(vm._environ)
+    command, environ = [sys.executable, "-I", bootstrap.__file__], dict(vm._environ)
     if lacks == "a process":
-        command = [sys.executable, "-c", WITHOUT_FORK, boot.__file__]
+        command = [sys.executable, "-c", WITHOUT_FORK, bootstrap.__file__]
     else:
         (tmp_path / "var").touch()
         environ["KINETIC_ROOT"] = str(tmp_path)
@@ -334,9 +336,9 @@ def test_an_agent_of_another_version_that_has_this_module_elsewhere_is_become_al
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script is of whoever submitted this attempt, and the agent of whoever submitted the first."""
-    own = boot.NAME.replace(".", "/")
+    own = bootstrap.NAME.replace(".", "/")
     there = [(name, path) for name, path in agent_zip._sources() if name != f"{own}.py"]
-    moved = sorted([*there, (f"{own}/__init__.py", Path(boot.__file__))])
+    moved = sorted([*there, (f"{own}/__init__.py", Path(bootstrap.__file__))])
     assert len(moved) == len(agent_zip._sources()) == len(there) + 1
     monkeypatch.setattr(agent_zip, "_sources", lambda: moved)
     attempt = site.admit(jobs.attempt).start()
@@ -355,7 +357,12 @@ def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_p
     environ = {**vm._environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     try:
         done = subprocess.run(
-            [sys.executable, "-I", boot.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-I", bootstrap.__file__],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 1
         said = f"{docker} could not be started: No such file or directory"
@@ -370,15 +377,15 @@ def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_p
 def test_the_agent_is_unpacked_as_zipfile_would_and_one_that_is_packed_otherwise_is_refused(tmp_path: Path) -> None:
     packed = tmp_path / "agent.zip"
     packed.write_bytes(agent_zip.build().data)
-    folder = Path(boot.unpacked(str(packed)))
+    folder = Path(bootstrap.unpacked(str(packed)))
     with zipfile.ZipFile(packed) as archive:
         expected = {name: archive.read(name) for name in archive.namelist()}
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == expected
     with zipfile.ZipFile(other := tmp_path / "other.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", b"a" * 100)
-    with pytest.raises(boot.Failed, match="packed in another way"):
-        boot.unpacked(str(other))
+    with pytest.raises(bootstrap.Failed, match="packed in another way"):
+        bootstrap.unpacked(str(other))
 
 
 def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_it(
@@ -409,7 +416,7 @@ def test_a_program_starts_ahead_in_the_python_that_it_needs_if_the_machine_has_i
         ({"python": None}, ""),
         ({"python": "3.99", "image": "r/i:1"}, ""),
     ):
-        assert Assignment.from_words(boot.words({**told, **python}, 0)).python == expected
+        assert Assignment.from_words(bootstrap.words({**told, **python}, 0)).python == expected
 
 
 def test_a_vm_that_is_told_nothing_does_nothing(site: Site) -> None:
@@ -459,7 +466,7 @@ def test_a_named_image_runs_the_same_agent(site: Site, jobs: Any, tmp_path: Path
     docker.chmod(0o755)
     environ = {**vm._environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-I", boot.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", bootstrap.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     try:
         assert (done.returncode, done.stderr) == (0, "")
@@ -508,7 +515,7 @@ def test_a_container_that_does_not_run_is_told_in_dockers_words_and_the_slice_is
     docker.chmod(0o755)
     environ = {**vm._environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-I", boot.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", bootstrap.__file__], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     for process in processes.marked(f"KINETIC_ROOT={vm.root}"):
         processes.send(process.pid, 9)
@@ -537,12 +544,12 @@ def test_a_pull_that_fails_in_passing_is_made_again_and_one_that_is_refused_is_t
     monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    monkeypatch.setattr(boot, "token", lambda fresh=False: "")
+    monkeypatch.setattr(bootstrap, "token", lambda fresh=False: "")
     docker, told = tmp_path / "docker", tmp_path / "told"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     docker.write_text(FLAKY.format(told=told))
     docker.chmod(0o755)
-    assert "r/i:1" in boot.in_container("r/i:1", ["python3", "-I", "agent"])
+    assert "r/i:1" in bootstrap.in_container("r/i:1", ["python3", "-I", "agent"])
     assert told.read_text().count("x") == 3
     for says, expected in (
         ("Error response from daemon: pull access denied for r/i", "artifactregistry.reader"),
@@ -552,27 +559,27 @@ def test_a_pull_that_fails_in_passing_is_made_again_and_one_that_is_refused_is_t
     ):
         docker.write_text(f"#!/bin/sh\necho x >> {told}\necho '{says}' >&2\nexit 1\n")
         told.unlink()
-        with pytest.raises(boot.Unusable) as refused:
-            boot.in_container("r/i:1", ["python3", "-I", "agent"])
+        with pytest.raises(bootstrap.Unusable) as refused:
+            bootstrap.in_container("r/i:1", ["python3", "-I", "agent"])
         assert says in str(refused.value)
         assert expected in str(refused.value)
         assert refused.value.cause == wire.CONFIGURATION
         assert told.read_text() == "x\n"  # nothing of this passes
         assert not list((tmp_path / "var/lib/kinetic/docker").iterdir())
     docker.write_text("#!/bin/sh\necho 'toomanyrequests: slow down'\nexit 1\n")
-    monkeypatch.setattr(boot, "PULL_PATIENCE", 0.5)
-    with pytest.raises(boot.Failed, match="toomanyrequests") as failed:
-        boot.in_container("r/i:1", ["python3", "-I", "agent"])
+    monkeypatch.setattr(bootstrap, "PULL_PATIENCE", 0.5)
+    with pytest.raises(bootstrap.Failed, match="toomanyrequests") as failed:
+        bootstrap.in_container("r/i:1", ["python3", "-I", "agent"])
     assert failed.value.cause == wire.INFRASTRUCTURE
     docker.write_text("#!/bin/sh\necho 'dial tcp: lookup registry.exmaple: no such host'\nexit 1\n")
-    with pytest.raises(boot.Unusable, match=r"within 0 s.*no such host"):
-        boot.in_container("registry.exmaple/i:1", ["python3", "-I", "agent"])
+    with pytest.raises(bootstrap.Unusable, match=r"within 0 s.*no such host"):
+        bootstrap.in_container("registry.exmaple/i:1", ["python3", "-I", "agent"])
 
 
 def test_a_machine_without_docker_is_no_matter_of_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(boot.Failed, match=r"no docker on this VM to run r/i:1 with.*runtime_version") as failed:
-        boot.in_container("r/i:1", ["python3", "-I", "agent"])
+    with pytest.raises(bootstrap.Failed, match=r"no docker on this VM to run r/i:1 with.*runtime_version") as failed:
+        bootstrap.in_container("r/i:1", ["python3", "-I", "agent"])
     assert failed.value.cause == wire.CONFIGURATION
 
 
@@ -597,11 +604,11 @@ def test_only_googles_registries_are_given_the_token_of_this_vm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, given: str
 ) -> None:
     monkeypatch.setenv("KINETIC_ROOT", str(tmp_path))
-    monkeypatch.setattr(boot, "token", lambda fresh=False: "secret")
+    monkeypatch.setattr(bootstrap, "token", lambda fresh=False: "secret")
     (tmp_path / "docker").write_text(f'#!/bin/sh\ncat "$2/config.json" > {tmp_path}/told\n')
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    boot.in_container(image, ["python3", "-I", "agent"])
+    bootstrap.in_container(image, ["python3", "-I", "agent"])
     auths = json.loads((tmp_path / "told").read_text())["auths"]
     assert list(auths) == ([f"https://{given}"] if given else [])
 
@@ -631,7 +638,7 @@ def test_a_slice_is_gone_when_both_the_queued_resource_and_the_node_answer_404(m
         threading.Thread(target=api.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         monkeypatch.setenv("KINETIC_EMULATOR", f"http://127.0.0.1:{api.server_port}")
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{api.server_port}")
-        boot.end_slice("projects/p/locations/z/queuedResources/q", longest=0.1)
+        bootstrap.end_slice("projects/p/locations/z/queuedResources/q", longest=0.1)
         api.shutdown()
     calls = [call for call in asked if "tpu-env" not in call and "token" not in call]
     assert calls[:4] == ["DELETE queuedResources/q", "GET queuedResources/q", "GET nodes/q", "DELETE nodes/q"]

@@ -7,7 +7,8 @@ import pkgutil
 import types
 from pathlib import Path
 
-from kinetic_orchestration.agent import child, payload
+from kinetic_orchestration.host.process import child
+from kinetic_orchestration.protocol.content import payload
 
 
 def test_each_name_that_the_child_knows_by_its_text_alone_is_there() -> None:

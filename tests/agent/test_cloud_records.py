@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import boot, cloud, digest, prepare
-from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.agent.records import Record, RecordsError
+from kinetic_orchestration.host.machine import bootstrap, bucket_records
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.records.base import Record, RecordsError
 from kinetic_orchestration.testing.storage import StorageServer
 from tests.contracts.store_contract import StoreContract
 
@@ -38,14 +40,14 @@ def records(address: str) -> Iterator[CloudRecords]:
 
 
 class TestCloudRecords(StoreContract):
-    opener = "kinetic_orchestration.agent.cloud:CloudRecords"
+    opener = "kinetic_orchestration.host.machine.bucket_records:CloudRecords"
     rounds = 40
     many = 250
 
     @pytest.fixture(autouse=True)
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of a hundred instead of a thousand objects."""
-        monkeypatch.setattr(cloud, "PAGE", 100)
+        monkeypatch.setattr(bucket_records, "PAGE", 100)
 
     @pytest.fixture
     def where(self, address: str) -> list[Any]:
@@ -136,7 +138,7 @@ def test_an_answer_that_cannot_be_read_is_one_that_may_pass(
 def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
     records: CloudRecords, storage: StorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large = os.urandom(2 * cloud.CHUNK)
+    large = os.urandom(2 * bucket_records.CHUNK)
     records.put("small", b"whole")
     records.put("large", large)
     records.signal("hints/a", b"heard")
@@ -150,7 +152,7 @@ def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
         assert (tmp_path / name).read_bytes() == data
     storage.garble("list *")
     assert [(signal.name, signal.data) for signal in records.signals("hints/")] == [("hints/a", b"heard")]
-    monkeypatch.setattr(cloud, "PATIENCE", 0.2)
+    monkeypatch.setattr(bucket_records, "PATIENCE", 0.2)
     storage.garble("get *", times=None)
     with pytest.raises(RecordsError, match="its checksum differs") as caught:
         records.read("small")
@@ -166,7 +168,7 @@ def test_what_has_no_checksum_is_read_once_more(
     """As Google's of what was composed, of which the emulator tells one."""
     once = records.bucket._once
 
-    def without(*args: Any, **more: Any) -> boot.Reply:
+    def without(*args: Any, **more: Any) -> bootstrap.Reply:
         reply = once(*args, **more)
         return reply._replace(headers={k: v for k, v in reply.headers.items() if k.lower() != "x-goog-hash"})
 
@@ -189,7 +191,7 @@ def test_a_header_that_cannot_be_read_is_an_answer_that_may_pass(
     made = records.put("small", b"whole")
     once, answers = records.bucket._once, [told]
 
-    def spoilt(*args: Any, **more: Any) -> boot.Reply:
+    def spoilt(*args: Any, **more: Any) -> bootstrap.Reply:
         reply = once(*args, **more)
         return reply._replace(headers={**reply.headers, **answers.pop()}) if answers else reply
 
@@ -207,7 +209,7 @@ def test_a_listing_that_lacks_what_it_should_tell_is_asked_for_again(
     records.put("small", b"whole")
     once, spoils = records.bucket._once, [without]
 
-    def spoilt(*args: Any, **more: Any) -> boot.Reply:
+    def spoilt(*args: Any, **more: Any) -> bootstrap.Reply:
         reply = once(*args, **more)
         if not spoils:
             return reply
@@ -232,14 +234,14 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_wait(
     records.create("a", b"x")
     storage.stop_server()
     storage.start_server()
-    monkeypatch.setattr(cloud, "PATIENCE", 0.0)  # a single try
+    monkeypatch.setattr(bucket_records, "PATIENCE", 0.0)  # a single try
     assert records.read("a") is None  # its memory is gone
 
 
 def test_patience_ends_with_a_sentence(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "PATIENCE", 0.3)
+    monkeypatch.setattr(bucket_records, "PATIENCE", 0.3)
     storage.fail("*", status=503, times=None)
     with pytest.raises(RecordsError, match=r"Cannot write a .*: We encountered an internal error. .*again, for 0.3 s"):
         records.put("a", b"x")
@@ -276,7 +278,7 @@ def test_a_bucket_that_is_gone_is_no_absent_object(records: CloudRecords, storag
 def test_a_large_object_comes_down_in_parts_and_goes_on_where_it_broke(
     records: CloudRecords, storage: StorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "LARGE", 1 << 20)
+    monkeypatch.setattr(bucket_records, "LARGE", 1 << 20)
     data = os.urandom(3 << 20)
     (tmp_path / "large").write_bytes(data)
     assert records.upload("large", str(tmp_path / "large"))
@@ -292,7 +294,7 @@ def test_a_large_object_comes_down_in_parts_and_goes_on_where_it_broke(
 def test_an_object_that_changes_under_a_download_is_whole_all_the_same(
     records: CloudRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "LARGE", 1 << 20)
+    monkeypatch.setattr(bucket_records, "LARGE", 1 << 20)
     records.put("changing", b"A" * (2 << 20))
     stop = threading.Event()
 
@@ -316,7 +318,9 @@ def test_an_object_that_changes_under_a_download_is_whole_all_the_same(
         writer.join()
 
 
-@pytest.mark.parametrize(("size", "requests"), [(0, 2), (1, 1), (cloud.CHUNK, 1), (cloud.CHUNK + 1, 2)])
+@pytest.mark.parametrize(
+    ("size", "requests"), [(0, 2), (1, 1), (bucket_records.CHUNK, 1), (bucket_records.CHUNK + 1, 2)]
+)
 def test_a_small_object_is_fetched_with_one_request(
     records: CloudRecords, storage: StorageServer, tmp_path: Path, size: int, requests: int
 ) -> None:

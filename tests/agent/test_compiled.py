@@ -16,9 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from kinetic_orchestration.agent import compiled, names, vouch
-from kinetic_orchestration.agent.compiled import CompileCache, key
-from kinetic_orchestration.agent.files import FileRecords
+from kinetic_orchestration.host.machine import attestation
+from kinetic_orchestration.host.prepare import compile_cache
+from kinetic_orchestration.host.prepare.compile_cache import CompileCache, key
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.testing.signing import ISSUER, Signer
 
 TASK: dict[str, Any] = {
@@ -89,8 +91,8 @@ def cloud() -> Iterator[Cloud]:
 
 
 def forget() -> None:
-    vouch._self.cache_clear()
-    vouch._found.clear()
+    attestation._self.cache_clear()
+    attestation._found.clear()
 
 
 class Machines:
@@ -109,7 +111,7 @@ class Machines:
         home = str(self.folder / f"machine {self.count}")
         return CompileCache(records or self.records, "k" * 20, home, self.notes.append, **told)
 
-    def run(self, *compiles: str, **more: Any) -> tuple[compiled.Summary, list[str]]:
+    def run(self, *compiles: str, **more: Any) -> tuple[compile_cache.Summary, list[str]]:
         """One job: it reads what is there and compiles the rest, as JAX does."""
         cache = self.cache(**more)
         folder = Path(cache.environ()["JAX_COMPILATION_CACHE_DIR"])
@@ -148,7 +150,7 @@ def test_what_one_machine_compiled_the_next_one_loads_and_counts(cloud: Cloud, m
 def test_new_programs_are_kept_during_the_run_once_they_are_whole(
     cloud: Cloud, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "PUSH_EVERY", 0.02)
+    monkeypatch.setattr(compile_cache, "PUSH_EVERY", 0.02)
     cache = machines.cache()
     path = Path(cache.environ()["JAX_COMPILATION_CACHE_DIR"], "step-cache")
     part = path.with_suffix(".part")  # looks are so close to each other here that one may find it empty twice
@@ -186,11 +188,11 @@ def test_a_list_without_the_word_of_such_a_machine_is_not_believed(
     told = json.loads(record.data)
     if forged == "another entry":
         evil = b"evil"
-        digest = compiled.hashlib.sha256(evil).hexdigest()
+        digest = compile_cache.hashlib.sha256(evil).hexdigest()
         machines.records.put(names.compiled("k" * 20, digest), evil)
         told["entries"] = [["step-cache", digest, len(evil)]]
     elif forged == "another's word":
-        entries = [compiled.Entry(*entry) for entry in told["entries"]]
+        entries = [compile_cache.Entry(*entry) for entry in told["entries"]]
         cloud.account = "somebody@else.iam"
         told["proof"] = cloud.token(f"kinetic/{claim_of(machines, entries)}")
         cloud.account = "trainer@project.iam"
@@ -200,8 +202,8 @@ def test_a_list_without_the_word_of_such_a_machine_is_not_believed(
     assert machines.run()[1] == []
 
 
-def claim_of(machines: Machines, entries: list[compiled.Entry]) -> str:
-    return names.claim("compiled", machines.records.root, "k" * 20, compiled._digest(entries))
+def claim_of(machines: Machines, entries: list[compile_cache.Entry]) -> str:
+    return names.claim("compiled", machines.records.root, "k" * 20, compile_cache._digest(entries))
 
 
 def test_a_list_is_of_one_deployment_alone(cloud: Cloud, machines: Machines, tmp_path: Path) -> None:
@@ -216,9 +218,9 @@ def test_a_list_is_of_one_deployment_alone(cloud: Cloud, machines: Machines, tmp
 
 def test_a_list_of_other_places_writes_nowhere_else(cloud: Cloud, machines: Machines, tmp_path: Path) -> None:
     data = b"x"
-    digest = compiled.hashlib.sha256(data).hexdigest()
-    entries = [compiled.Entry("../../outside-cache", digest, 1)]
-    proof = vouch.vouch(claim_of(machines, entries))
+    digest = compile_cache.hashlib.sha256(data).hexdigest()
+    entries = [compile_cache.Entry("../../outside-cache", digest, 1)]
+    proof = attestation.vouch(claim_of(machines, entries))
     machines.records.put(names.compiled("k" * 20, digest), data)
     machines.records.put(
         names.compiled("k" * 20, "lists/one"), json.dumps({"entries": entries, "proof": proof}).encode()

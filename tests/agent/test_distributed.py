@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import topology
+from kinetic_orchestration.host.process import topology
 from tests.interpreters import required
 
 PORTS = {"jax": 21000, "torch": 21001, "tensorflow": 21002}
@@ -320,7 +320,7 @@ def test_a_sitecustomize_that_fails_does_not_keep_the_host_from_joining(jax: Pat
 
 OTHERS = {
     "of another version": {"__init__.py": "__version__ = '0.0'\n"},
-    "with an agent of another shape": {"__init__.py": "", "agent/__init__.py": "raise AttributeError('odd')\n"},
+    "with an agent of another shape": {"__init__.py": "", "host/__init__.py": "raise AttributeError('odd')\n"},
     "not this package": {"__init__.py": "import a_module_that_is_nowhere\n"},
 }
 
@@ -339,13 +339,15 @@ def test_a_package_of_our_name_that_cannot_join_leaves_it_to_the_agents_own(
     program = (
         "import os, sys, jax, kinetic_orchestration\n"
         "print(marker, kinetic_orchestration.__file__, os.listdir(os.environ['KINETIC_STACKS']) == [str(os.getpid())])\n"
-        "from kinetic_orchestration.agent import profiler\n"
+        "from kinetic_orchestration.host.process.frameworks import profiler\n"
         "print(profiler.__file__, sys.path[-1])"
     )
     done = run(jax, program, own, KINETIC_STACKS=str(stacks))
     package = SITE / "kinetic_orchestration"
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{JOINED}ran {package}/__init__.py True\n{package}/agent/profiler.py {SITE}\n"
+    assert (
+        done.stdout == f"{JOINED}ran {package}/__init__.py True\n{package}/host/process/frameworks/profiler.py {SITE}\n"
+    )
 
 
 def test_an_installed_package_that_can_join_stays_usable_as_a_whole(jax: Path, tmp_path: Path) -> None:
@@ -359,9 +361,10 @@ def test_an_installed_package_that_can_join_stays_usable_as_a_whole(jax: Path, t
 
 def test_a_join_that_fails_costs_a_line_and_not_the_environments_own_sitecustomize(jax: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
-    (own / "kinetic_orchestration" / "agent").mkdir(parents=True)
+    frameworks = own / "kinetic_orchestration" / "host" / "process" / "frameworks"
+    frameworks.mkdir(parents=True)
     (own / "kinetic_orchestration" / "__init__.py").touch()
-    (own / "kinetic_orchestration" / "agent" / "distributed.py").write_text("def install(): raise LookupError('odd')\n")
+    (frameworks / "join.py").write_text("def install(): raise LookupError('odd')\n")
     (own / "sitecustomize.py").write_text("import builtins\nbuiltins.marker = 'ran'\n")
     done = run(jax, "print(marker)", own)
     assert (done.returncode, done.stdout) == (0, "ran\n")
@@ -400,7 +403,7 @@ def on_tpu(packages: Path, program: str, **environ: str) -> subprocess.Completed
     """A command on a TPU VM that has these packages and no others."""
     code = (
         f"import sys; sys.path.insert(0, {str(SITE)!r})\n"
-        "from kinetic_orchestration.agent import distributed\ndistributed.install()\n"
+        "from kinetic_orchestration.host.process.frameworks import join as distributed\ndistributed.install()\n"
         f"sys.path[:1] = [{str(packages)!r}]\n{program}"
     )
     return subprocess.run(

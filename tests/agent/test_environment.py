@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import environment
-from kinetic_orchestration.agent.environment import BuildFailed, ensure, hold, prune
+from kinetic_orchestration.host.prepare import environment
+from kinetic_orchestration.host.prepare.environment import BuildFailed, ensure, hold, prune
 from kinetic_orchestration.packaging.requirements import Lock, lock, uv_settings
 from kinetic_orchestration.packaging.resolution import find_uv
 from tests.packaging.wheels import offline, wheel
@@ -58,7 +58,7 @@ class Host:
         """Another job on this host that wants the same environment."""
         program = (
             "import json, sys\n"
-            "from kinetic_orchestration.agent.environment import ensure\n"
+            "from kinetic_orchestration.host.prepare.environment import ensure\n"
             "print(ensure(**json.load(sys.stdin), note=lambda line: print(line, file=sys.stderr)))\n"
         )
         process = subprocess.Popen(
@@ -354,7 +354,7 @@ def test_the_builder_needs_only_the_standard_library_of_an_old_python(host: Host
 
 REAPED = """
 import os, sys, threading
-from kinetic_orchestration.agent import environment
+from kinetic_orchestration.host.prepare import environment
 
 def collect():
     while True:

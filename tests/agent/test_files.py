@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import files
-from kinetic_orchestration.agent.files import Bell, FileRecords
-from kinetic_orchestration.agent.patience import Patient
-from kinetic_orchestration.agent.records import RecordsError
+from kinetic_orchestration.host.view.retrying_records import Patient
+from kinetic_orchestration.protocol.records import files
+from kinetic_orchestration.protocol.records.base import RecordsError
+from kinetic_orchestration.protocol.records.files import Bell, FileRecords
 from tests.interpreters import OLDEST, required
 
 
@@ -37,10 +37,10 @@ def bell(store: FileRecords) -> Iterator[Bell]:
 
 def test_the_records_cost_an_agent_no_slow_module_at_its_start() -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import kinetic_orchestration.agent; before = set(sys.modules)\n"
-        "from kinetic_orchestration.agent import files, records; print(*sorted(set(sys.modules) - before))"
+        "import sys; sys.path.insert(0, sys.argv[1]); import kinetic_orchestration.protocol; before = set(sys.modules)\n"
+        "from kinetic_orchestration.protocol.records import base, files; print(*sorted(set(sys.modules) - before))"
     )
-    root = str(Path(files.__file__).parents[2])
+    root = str(Path(files.__file__).parents[files.__name__.count(".")])
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program, root], capture_output=True, text=True, check=True, timeout=60
     )
@@ -212,7 +212,7 @@ def test_every_ring_of_four_processes_is_heard_or_known_to_be_missed(
     store: FileRecords, bell: Bell, limit: int
 ) -> None:
     program = (
-        "import sys; from kinetic_orchestration.agent import files\n"
+        "import sys; from kinetic_orchestration.protocol.records import files\n"
         "files.BELL_LIMIT = int(sys.argv[3])\n"
         "store = files.FileRecords(sys.argv[1])\n"
         "for n in range(500): assert store.ring(f'{sys.argv[2]} {n}')"
@@ -253,10 +253,10 @@ def test_a_ring_is_one_short_line(store: FileRecords, text: str) -> None:
 
 def test_an_older_python_on_a_host_can_use_the_records(tmp_path: Path) -> None:
     """Hosts have Python 3.10; skipped where there is none."""
-    root = str(Path(files.__file__).parents[2])
+    root = str(Path(files.__file__).parents[files.__name__.count(".")])
     program = (
         "import sys; assert sys.version_info[:2] == (3, 10); sys.path.insert(0, sys.argv[1])\n"
-        "from kinetic_orchestration.agent.files import FileRecords\n"
+        "from kinetic_orchestration.protocol.records.files import FileRecords\n"
         "store = FileRecords(sys.argv[2]); first = store.create('a/b', b'1')\n"
         "assert store.swap('a/b', b'2', first) and store.put('a/c', b'3')\n"
         "print(*[entry.name for entry in store.list('')], store.read('a/b').data, store.delete('a/b'))"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.agent import frames
+from kinetic_orchestration.protocol.output import frames
 
 SEGMENT = b"".join(
     frames.encode(kind, 1_700_000_000.25 + number, payload)

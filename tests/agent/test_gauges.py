@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import device_reader, gauges, processes
-from kinetic_orchestration.agent.gauges import Gauges
+from kinetic_orchestration.host.devices import device_reader, sampler
+from kinetic_orchestration.host.devices.sampler import Gauges
 from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.protocol.system import processes
 from tests.faults.helpers import wait_until
 
 GIB = 1 << 30
@@ -116,14 +117,14 @@ def test_a_sample_costs_next_to_nothing() -> None:
     for _ in range(20):
         reading.sample(time.monotonic())
     cost = (time.thread_time() - before) / 20
-    assert cost / gauges.PACE < 0.005, f"{cost * 1000:.1f} ms every {gauges.PACE:g} s"
+    assert cost / sampler.PACE < 0.005, f"{cost * 1000:.1f} ms every {sampler.PACE:g} s"
 
 
 @pytest.mark.parametrize("kind", ["tpu", "nvml", "nvml of some", "smi"])
 def test_accelerators_are_read_in_the_jobs_own_environment(
     kind: str, python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gauges, "LONGEST_END", 60.0)
+    monkeypatch.setattr(sampler, "LONGEST_END", 60.0)
     environ = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     if kind == "tpu":
         (site(python) / "libtpu").mkdir()

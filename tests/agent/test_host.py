@@ -19,11 +19,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, errors
-from kinetic_orchestration.agent import names, processes, rules, wire
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.plan.values import Change, Event, Output
+from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol.system import processes
 from tests.agent.by_hand import intended
 from tests.faults.helpers import (
     events,
@@ -92,7 +93,7 @@ def test_a_host_of_this_machine_imports_nothing_that_only_others_need(jobs: Any,
     assert result(job) == "of host 0"
     wait_until((tmp_path / "modules").exists)  # the host has more to do after its verdict
     found = (tmp_path / "modules").read_text().split()
-    assert "kinetic_orchestration.agent.prepare" in found
+    assert "kinetic_orchestration.host.prepare.prepare" in found
     slow = {"socket", "ssl", "urllib", "http", "email", "threading", "subprocess", "shutil", "dataclasses", "inspect"}
     assert not slow.intersection(found)
 
@@ -398,7 +399,7 @@ def test_a_store_that_failed_within_a_training_is_not_the_users_failure(shared_h
     def meets() -> None:
         import errno
 
-        from kinetic_orchestration.agent.records import RecordsError
+        from kinetic_orchestration.protocol.records.base import RecordsError
 
         raise RecordsError(errno.EIO, "Cannot read where the others are: no answer.")
 
@@ -415,7 +416,7 @@ def raised_by_us(kind: type[BaseException], where: str) -> None:
 
     import kinetic_orchestration as kinetic
     from kinetic_orchestration import context
-    from kinetic_orchestration.agent.records import TooLarge
+    from kinetic_orchestration.protocol.records.base import TooLarge
     from kinetic_orchestration.training import loop
 
     ours: dict[str, Any] = {"__name__": "kinetic_orchestration.training.shelf"}
@@ -443,8 +444,8 @@ def _below(kind: type[BaseException]) -> set[type[BaseException]]:
 
 
 def our_errors() -> list[type[BaseException]]:
-    from kinetic_orchestration.agent.cloud import NoObject
-    from kinetic_orchestration.agent.records import RecordsError, TooLarge
+    from kinetic_orchestration.host.machine.bucket_records import NoObject
+    from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
     from kinetic_orchestration.training import agreement, parts
 
     found = {each for each in _below(errors.KineticError) if each.__module__ == errors.__name__}
@@ -466,7 +467,7 @@ def test_no_error_of_ours_is_charged_to_the_user(shared_home: Path) -> None:
 
 
 def charged(kinds: list[type[BaseException]]) -> dict[tuple[type[BaseException], str], str]:
-    from kinetic_orchestration.agent import child
+    from kinetic_orchestration.host.process import child
 
     told = {}
     for kind in kinds:
@@ -483,7 +484,7 @@ def meets_a_broken_disk(what: str) -> str:
     import shutil
 
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration.agent import child
+    from kinetic_orchestration.host.process import child
 
     here = kinetic.current()
     if what == "checkpoints":
@@ -575,7 +576,7 @@ def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoe
         job,
         tmp_path,
         f"""
-        from kinetic_orchestration.agent import sight
+        from kinetic_orchestration.host.view import files as sight
         def keeper(self, look=sight.Sight.keeper):
             os.makedirs({str(seen)!r} + "/" + str(time.monotonic()))
             kept, moment = look(self)
@@ -721,7 +722,7 @@ def test_a_dead_host_whose_last_words_had_no_room_left_a_sign_of_it(jobs: Any) -
 def test_of_a_host_that_gave_up_a_disk_that_stayed_full_it_is_said(small_store: Path, tmp_path: Path) -> None:
     job = intended(functools.partial(fills_the_store, str(small_store), False), retry=NONE)
     run = folder_of(job)
-    start_broken(job, tmp_path, "patience.STORE_PATIENCE = 0.5")
+    start_broken(job, tmp_path, "retrying_records.STORE_PATIENCE = 0.5")
     seen = kinetic.attach(job.job_id)
     wait_until(lambda: "the disk of the store stayed full" in str(seen.peek()), 30)
     (small_store / "filler").unlink()

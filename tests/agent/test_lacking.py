@@ -10,7 +10,7 @@ from typing import Any
 import dagster
 import pytest
 
-from kinetic_orchestration.agent.lacking import explain
+from kinetic_orchestration.host.prepare.missing_imports import explain
 
 
 def notes_of(function: Callable[[], Any]) -> str:
@@ -39,7 +39,7 @@ def test_of_a_mistake_of_the_user_that_an_orchestrator_met_nothing_is_said() -> 
 def test_of_an_orchestrator_that_is_not_there_the_module_that_imports_it_is_named() -> None:
     program = (
         "import sys; sys.modules['airflow'] = None; sys.path.insert(0, sys.argv[1])\n"
-        "from kinetic_orchestration.agent.lacking import explain\n"
+        "from kinetic_orchestration.host.prepare.missing_imports import explain\n"
         "try: from airflow import settings\n"
         "except ImportError as error: explain(error, {}); print(error.__notes__[0])"
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kinetic_orchestration.agent import digest, payload
-from kinetic_orchestration.agent.payload import Tampered, dump, dump_exception, dump_value, load
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.protocol.content import digest, payload
+from kinetic_orchestration.protocol.content.payload import Tampered, dump, dump_exception, dump_value, load
 from tests.interpreters import OLDEST, required
 
 MIB = 1 << 20
@@ -141,7 +145,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
         import resource, signal, sys
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, 10 << 20))
-        from kinetic_orchestration.agent import payload
+        from kinetic_orchestration.protocol.content import payload
         try:
             payload.dump(bytes(30 << 20), {str(tmp_path / "p")!r})
         except OSError as error:
@@ -163,7 +167,7 @@ def test_a_digest_is_the_same_whatever_pieces_it_came_in(tmp_path: Path) -> None
 
 
 def test_importing_it_is_quick_and_needs_the_standard_library_only() -> None:
-    code = "import kinetic_orchestration.agent.payload, sys; print(*sorted(sys.modules))"
+    code = "import kinetic_orchestration.protocol.content.payload, sys; print(*sorted(sys.modules))"
     names = subprocess.run(
         [sys.executable, "-I", "-S", "-X", "utf8", "-c", _with_path(code)], capture_output=True, text=True
     )
@@ -182,7 +186,9 @@ def test_importing_it_is_quick_and_needs_the_standard_library_only() -> None:
 
 
 def _with_path(code: str) -> str:
-    return f"import sys; sys.path.insert(0, {str(Path(payload.__file__).parents[2])!r}); {code}"
+    return (
+        f"import sys; sys.path.insert(0, {str(Path(payload.__file__).parents[payload.__name__.count('.')])!r}); {code}"
+    )
 
 
 def test_a_result_is_recorded_with_its_digest(tmp_path: Path) -> None:
@@ -305,12 +311,44 @@ def test_a_traceback_has_a_bound(tmp_path: Path) -> None:
     assert len(record["traceback"]) < MIB and len(record["message"]) < MIB
 
 
+# Written before the package had rooms, compressed: a status and the options of a job, and an exception with its cause.
+OLD_VALUE = (
+    'c-r&!4|DVhbv0^WovOgd00tU8GTE7VsU?}o@%cr`8L7o3MTsSu`FVO}i8-aI#Z!7Xz4DWSOA<>;i>FKm@`6L1on2jBTwSKLP6?WVOLI<UZe|'
+    'HkGn)^DF?ot+<CNGb8h*Y4e13j@sYw}ZJ*+{gB}J8RDQ^bv6mRC#q#h~kMiv*OCQs>M4JjxM%Y|#|;VLcGO-(E=G1X0+;?3B@FeO721UouGq'
+    '-HIU3p7y{yNLxw`DvLssZ)B`1E4IpGyS|-y%|!IN~Y*lD-~oWXXm6AD_JQRSz78SC?%DqrKJ{u_|dVo@{mwu@P>vg0DJs?5C'
+)  # fmt: skip
+OLD_ERROR = (
+    'c-r&!4|4Pjb~S2Xom$BN0X@punR%%tnaT0_Madbd#U(|FC7JnodWq?&c_n%UiIq9|i78Wh*pd@Vi&ImkOrFxikyM(QQ<9li3}kwzR=O4y<rj'
+    'g(Su^wUQj4avP6-0y4CWrLu*96wRD^VXX$e%i4T$xsl?pPGvvX35m8=vDjg52^l#)u*(o%~+{OH(Pd8qrmp-u(>E)GJk'
+)  # fmt: skip
+
+
+def old(text: str, folder: Path) -> tuple[Path, str]:
+    """Returns a file with those bytes, and their digest."""
+    path = folder / "old"
+    path.write_bytes(zlib.decompress(base64.b85decode(text)))
+    return path, digest.of_bytes(path.read_bytes())
+
+
+def test_what_was_pickled_before_modules_moved_is_read_as_what_it_was(tmp_path: Path) -> None:
+    status, limits, retry, cloud, profile = load(*old(OLD_VALUE, tmp_path), role=payload.VALUE)
+    assert (status, limits) == (kinetic.JobStatus.SUCCEEDED, kinetic.Limits(run=3600))
+    assert (retry, cloud, profile) == (kinetic.Retry(), kinetic.TpuVm(zones="us-east5-a"), kinetic.Profile())
+    error = load(*old(OLD_ERROR, tmp_path), role=payload.EXCEPTION)
+    assert (type(error), error.args, error.__cause__.args) == (ValueError, ("outer",), ("inner",))
+
+
+def test_every_module_that_has_moved_is_where_the_table_says() -> None:
+    for was, now in payload.MOVED.items():
+        assert importlib.util.find_spec(now) is not None, (was, now)
+
+
 def test_a_value_written_by_this_python_is_read_by_the_oldest_agent(tmp_path: Path) -> None:
     """Python 3.10, when this machine has one."""
     python = required(OLDEST)
     sent, _ = dump({"x": bytearray(b"abc" * MIB)}, tmp_path / "p")
     code = _with_path(
-        f"from kinetic_orchestration.agent import payload;"
+        f"from kinetic_orchestration.protocol.content import payload;"
         f"v = payload.load({str(tmp_path / 'p')!r}, {sent!r}); print(len(v['x']));"
         f"print(payload.dump_value(v, {str(tmp_path / 'q')!r})['kind'])"
     )
@@ -324,7 +362,7 @@ def test_resident_memory_is_not_doubled(tmp_path: Path) -> None:
     code = f"""
         import pathlib
         import numpy as np
-        from kinetic_orchestration.agent import payload
+        from kinetic_orchestration.protocol.content import payload
         def peak():  # of this process alone: the one in getrusage() is inherited
             status = pathlib.Path("/proc/self/status").read_text()
             return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import uv
 
-from kinetic_orchestration.agent import digest, names, wire
 from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
 from tests.agent.on_vms import Attempt, Site, wait_until
 from tests.faults.helpers import load_jobs
 from tests.packaging.wheels import sha256, wheel

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 
-SITE = Path(processes.__file__).parents[2]
+SITE = Path(processes.__file__).parents[processes.__name__.count(".")]
 LINUX = sys.platform.startswith("linux")
 
 # Everything that a program may leave behind: a child, a grandchild in a session of its own, and one whose parent
@@ -63,7 +63,7 @@ def agent(tmp_path: Path, then: str) -> dict[str, int]:
     """A process that adopts orphans, starts the tree, waits for all of it, and then acts; the ids of the tree."""
     program = (
         f"import os, subprocess, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
-        "from kinetic_orchestration.agent import processes\n"
+        "from kinetic_orchestration.protocol.system import processes\n"
         "processes.adopt_orphans()\n"
         f"folder = {str(tmp_path)!r}\n"
         f"subprocess.Popen([sys.executable, '-S', '-c', {TREE!r}, folder])\n"
@@ -94,7 +94,7 @@ def test_what_is_being_born_all_the_time_ends_too(tmp_path: Path) -> None:
     mark = f"A_MARK=of {tmp_path}"
     program = (
         f"import os, subprocess, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
-        "from kinetic_orchestration.agent import processes\n"
+        "from kinetic_orchestration.protocol.system import processes\n"
         "processes.adopt_orphans()\n"
         "for _ in range(10):\n"
         f"    subprocess.run(['/bin/sh', '-c', {CHAINS!r}], check=True)\n"
@@ -113,7 +113,7 @@ def test_what_is_being_born_all_the_time_ends_too(tmp_path: Path) -> None:
 def test_a_program_that_follows_its_parent_does_not_survive_it(tmp_path: Path) -> None:
     program = (
         f"import os, sys, time\nsys.path.insert(0, {str(SITE)!r})\n"
-        "from kinetic_orchestration.agent import processes\n"
+        "from kinetic_orchestration.protocol.system import processes\n"
         "parent = os.getpid()\n"
         "if os.fork() == 0:\n"
         "    processes.die_with_parent()\n"

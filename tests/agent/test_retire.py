@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kinetic_orchestration.agent import boot, names, retire, wire
-from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.cloud import CloudRecords
+from kinetic_orchestration.host.machine import bootstrap, self_delete
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage import StorageServer
 
 JOB = "job-1"
@@ -28,10 +29,10 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int = 0, hosts: int = 3) -> float:
     """How long a host waits with its delete."""
     deleted: list[str] = []
-    monkeypatch.setattr(boot, "end_slice", lambda resource, **_: deleted.append(resource))
+    monkeypatch.setattr(bootstrap, "end_slice", lambda resource, **_: deleted.append(resource))
     at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
     began = time.monotonic()
-    retire.retire(at)
+    self_delete.retire(at)
     assert deleted == ["projects/p/queuedResources/q"]
     return time.monotonic() - began
 
@@ -43,7 +44,7 @@ def say(records: CloudRecords, host: int, state: str) -> None:
 def test_host_0_deletes_when_all_are_done(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     for host in range(3):
         say(records, host, wire.DONE)
-    monkeypatch.setattr(retire, "LATE", 120.0)
+    monkeypatch.setattr(self_delete, "LATE", 120.0)
     assert seconds_of(records, monkeypatch) < 60.0
 
 
@@ -51,7 +52,7 @@ def test_host_0_waits_for_none_that_never_came_up(records: CloudRecords, monkeyp
     """Each second of it is charged for."""
     for host in range(2):
         say(records, host, wire.DONE)
-    monkeypatch.setattr(retire, "LATE", 120.0)
+    monkeypatch.setattr(self_delete, "LATE", 120.0)
     assert seconds_of(records, monkeypatch) < 60.0
 
 
@@ -59,7 +60,7 @@ def test_host_0_waits_for_none_that_never_came_up(records: CloudRecords, monkeyp
 def test_host_0_waits_for_the_others_no_longer_than_their_grace_and_a_while(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retire, "LATE", 0.5)
+    monkeypatch.setattr(self_delete, "LATE", 0.5)
     say(records, 0, wire.DONE)
     say(records, 1, wire.ENDING)
     assert 0.4 < seconds_of(records, monkeypatch) < 60.0
@@ -69,20 +70,20 @@ def test_host_0_waits_for_the_others_no_longer_than_their_grace_and_a_while(
 
 
 def test_the_others_have_their_turns_later(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retire, "FIRST_TURN", 0.3)
-    monkeypatch.setattr(retire, "TURN", 0.2)
+    monkeypatch.setattr(self_delete, "FIRST_TURN", 0.3)
+    monkeypatch.setattr(self_delete, "TURN", 0.2)
     assert 0.6 < seconds_of(records, monkeypatch, host=2) < 60.0
 
 
 def test_one_host_waits_for_nobody(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retire, "LATE", 120.0)
+    monkeypatch.setattr(self_delete, "LATE", 120.0)
     assert seconds_of(records, monkeypatch, hosts=1) < 60.0
 
 
 def test_a_store_that_is_gone_keeps_no_slice_alive(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retire, "LATE", 0.5)
+    monkeypatch.setattr(self_delete, "LATE", 0.5)
     storage.refuse("*", "no bucket")
     try:
         assert seconds_of(records, monkeypatch) < 60.0
@@ -100,11 +101,11 @@ def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkey
         at_delete.append(None if found is None else found.updated)
         return answers[len(at_delete) - 1]
 
-    monkeypatch.setattr(boot, "delete_slice", delete)
-    monkeypatch.setattr(boot, "_is_there", lambda _name: False)
-    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    monkeypatch.setattr(bootstrap, "delete_slice", delete)
+    monkeypatch.setattr(bootstrap, "_is_there", lambda _name: False)
+    monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-    retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    self_delete.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
     assert at_delete[:2] == [None, None] and None not in at_delete[2:] and len(set(at_delete[2:])) == 1
 
 
@@ -118,23 +119,25 @@ def test_a_node_that_is_left_without_its_queued_resource_is_charged_for_until_it
         asked.append(records.read(names.left(JOB, 1)) is not None)
         return SimpleNamespace(status=answers[len(asked) - 1])
 
-    monkeypatch.setattr(boot, "delete_slice", lambda _resource: 404)
-    monkeypatch.setattr(boot, "request", request)
-    monkeypatch.setattr(boot, "_is_there", lambda name: "/nodes/" in name and len(asked) < len(answers))
-    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    monkeypatch.setattr(bootstrap, "delete_slice", lambda _resource: 404)
+    monkeypatch.setattr(bootstrap, "request", request)
+    monkeypatch.setattr(bootstrap, "_is_there", lambda name: "/nodes/" in name and len(asked) < len(answers))
+    monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-    retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    self_delete.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
     assert asked == [False, False, False, True]
 
 
 def test_a_store_that_cannot_be_told_keeps_no_slice_alive(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot, "delete_slice", lambda _resource: 404)
-    monkeypatch.setattr(boot, "_is_there", lambda _name: False)
-    monkeypatch.setattr(boot, "metadata", lambda *_, **__: "")
+    monkeypatch.setattr(bootstrap, "delete_slice", lambda _resource: 404)
+    monkeypatch.setattr(bootstrap, "_is_there", lambda _name: False)
+    monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     storage.refuse("*", "no bucket")
     try:
-        retire.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+        self_delete.retire(
+            Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+        )
     finally:
         storage.heal()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import rules, wire
-from kinetic_orchestration.agent.rules import Abort, Commit, Exit, Start, Stop, View, Wait, decide
+from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol.rules import Abort, Commit, Exit, Start, Stop, View, Wait, decide
 
 FAILED = Exit(1, wire.USER, "boom")
 ENDED = Exit(0)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kinetic_orchestration.agent import frames, names, segments
-from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.agent.segments import SegmentWriter
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.host.view import segments
+from kinetic_orchestration.host.view.segments import SegmentWriter
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.testing.storage import StorageServer
 from tests.agent.on_vms import wait_until
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kinetic_orchestration.agent import boot, lookout, names, wire
-from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.cloud import CloudRecords
-from kinetic_orchestration.agent.lookout import Lookout, cadence
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.host.view import bucket
+from kinetic_orchestration.host.view.bucket import Lookout, cadence
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage import StorageServer
 from tests.agent.on_vms import wait_until
 
@@ -88,7 +90,7 @@ def test_a_verdict_is_read_when_another_host_says_that_there_is_one(
     verdict = wire.Verdict(wire.ABORTED, "x", 0.0, cause=wire.USER).encode()
     records.create(names.verdict(JOB, 1), verdict)
     hosts[1].show(verdict=True)
-    wait_until(lambda: hosts[0].sight.verdict() == verdict, lookout.UNHINTED / 2)
+    wait_until(lambda: hosts[0].sight.verdict() == verdict, bucket.UNHINTED / 2)
     for host in hosts:
         host.sight.close()
 
@@ -97,8 +99,8 @@ def test_a_verdict_is_read_when_another_host_says_that_there_is_one(
 def test_a_cancel_is_read_when_somebody_rings_and_after_a_while_without(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch, hinted: bool
 ) -> None:
-    monkeypatch.setattr(lookout, "UNWATCHED", 0.2)
-    monkeypatch.setattr(lookout, "UNHINTED", 60.0 if hinted else 1.0)
+    monkeypatch.setattr(bucket, "UNWATCHED", 0.2)
+    monkeypatch.setattr(bucket, "UNHINTED", 60.0 if hinted else 1.0)
     host = Host(records)
     wait_until(lambda: host.woken)
     records.create(names.cancel(JOB), b"enough")
@@ -115,7 +117,7 @@ def test_a_cancel_is_read_when_somebody_rings_and_after_a_while_without(
 def test_without_news_a_host_costs_one_listing_and_one_beat_a_look(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "UNWATCHED", 1.0)
+    monkeypatch.setattr(bucket, "UNWATCHED", 1.0)
     records.create(names.host(JOB, 1, 0, "started.json"), wire.encode({}))
     host = Host(records)
     wait_until(lambda: host.woken >= 2)
@@ -134,8 +136,8 @@ def test_without_news_a_host_costs_one_listing_and_one_beat_a_look(
 def test_an_eye_is_seen_for_as_long_as_it_says_and_not_for_ever(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch, eye: bytes
 ) -> None:
-    monkeypatch.setattr(lookout, "EYE", 0.5)
-    monkeypatch.setattr(lookout, "LONGEST_EYE", 2.0)
+    monkeypatch.setattr(bucket, "EYE", 0.5)
+    monkeypatch.setattr(bucket, "LONGEST_EYE", 2.0)
     host = Host(records)
     assert not host.sight.watched()
 
@@ -152,7 +154,7 @@ def test_an_eye_is_seen_for_as_long_as_it_says_and_not_for_ever(
 def test_a_store_that_refuses_is_looked_at_again_and_nobody_is_taken_for_dead_meanwhile(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "UNWATCHED", 0.2)
+    monkeypatch.setattr(bucket, "UNWATCHED", 0.2)
     host = Host(records)
     wait_until(lambda: host.woken)
     storage.refuse("*", "permission")
@@ -168,7 +170,7 @@ def test_a_store_that_refuses_is_looked_at_again_and_nobody_is_taken_for_dead_me
 def test_an_owner_that_could_not_be_looked_at_is_not_judged(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "OWNER", 0.4)
+    monkeypatch.setattr(bucket, "OWNER", 0.4)
     records.put(names.owner(JOB), b"alive")
     host = Host(records)
     wait_until(lambda: host.sight.owner() is not None)
@@ -183,7 +185,7 @@ def test_a_look_that_hangs_after_one_refusal_is_no_right_that_is_missing(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"UNWATCHED": 0.05, "DENIED": 0.3}.items():
-        monkeypatch.setattr(lookout, name, value)
+        monkeypatch.setattr(bucket, name, value)
     storage.refuse("insert *", "permission", times=1)
     storage.delay("list *", 3 * 0.3, times=1)
     host = Host(records)
@@ -204,7 +206,7 @@ def test_a_right_that_is_missing_for_long_is_a_matter_of_who_grants_it_unless_it
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch, beats: int, cause: str
 ) -> None:
     for name, value in {"UNWATCHED": 0.05, "DENIED": 0.2}.items():
-        monkeypatch.setattr(lookout, name, value)
+        monkeypatch.setattr(bucket, name, value)
     host = Host(records)
     wait_until(lambda: host.woken)
     for number in range(beats):
@@ -235,9 +237,9 @@ def test_a_right_that_is_missing_for_long_is_a_matter_of_who_grants_it_unless_it
 def test_a_refusal_that_says_nothing_of_rights_is_not_taken_for_one(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch, status: int, said: str, token: str, number: int
 ) -> None:
-    monkeypatch.setattr(boot, "_token", (token, 0.0))
+    monkeypatch.setattr(bootstrap, "_token", (token, 0.0))
     with pytest.raises(OSError, match="Cannot write beats/x") as refused:
-        records.bucket.check(boot.Reply(status, {}, said.encode()), "write", "beats/x")
+        records.bucket.check(bootstrap.Reply(status, {}, said.encode()), "write", "beats/x")
     assert refused.value.errno == number
 
 

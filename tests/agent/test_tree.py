@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import tree
-from kinetic_orchestration.agent.tree import BadTree, Entry, Pack, Place
+from kinetic_orchestration.protocol.content import tree
+from kinetic_orchestration.protocol.content.tree import BadTree, Entry, Pack, Place
 
 
 def sha256(content: bytes) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kinetic_orchestration.agent import digest, payload, stamps, verified
-from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.verified import Verified
+from kinetic_orchestration.protocol.content import digest, file_stamps, payload, verified
+from kinetic_orchestration.protocol.content.verified import Verified
+from kinetic_orchestration.protocol.records.files import FileRecords
 
 OTHER = 65534
 NAME = "blobs/ab/abc"
@@ -34,7 +34,9 @@ class Sent:
     def is_known(self) -> bool:
         file = os.open(self.path, os.O_RDONLY)
         try:
-            time.sleep(max(0.0, (stamps.settled(stamps.stamp_of(os.fstat(file))) - time.time_ns()) / 1e9 + 0.001))
+            time.sleep(
+                max(0.0, (file_stamps.settled(file_stamps.stamp_of(os.fstat(file))) - time.time_ns()) / 1e9 + 0.001)
+            )
             return Verified(self.home).knows(self.path, file, self.digest)
         finally:
             os.close(file)
@@ -225,10 +227,10 @@ def test_who_was_second_remembers_nothing_of_what_is_there(private: Path) -> Non
 def test_a_file_is_believed_a_tick_after_its_last_change(changed: int, later: int) -> None:
     """A coarse tick, where the file system seems to keep whole seconds."""
     stamp = (0o100644, 7, 5, 3, changed)
-    assert stamps.settled(stamp) == changed + later
-    assert stamps.believable(stamp, changed + later + 1) == stamp
-    assert stamps.believable(stamp, changed + later) != stamp
+    assert file_stamps.settled(stamp) == changed + later
+    assert file_stamps.believable(stamp, changed + later + 1) == stamp
+    assert file_stamps.believable(stamp, changed + later) != stamp
     local = min(later, 20_000_000) if changed % 10 else later
-    assert stamps.settled(stamp, stamps.LOCAL_TICK) == changed + local
+    assert file_stamps.settled(stamp, file_stamps.LOCAL_TICK) == changed + local
     late = (0o100644, 7, changed, 3, 5_000_000_001)
-    assert stamps.settled(late) == 5_050_000_001
+    assert file_stamps.settled(late) == 5_050_000_001

@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import boot, digest, frames, lookout, names, vm, wire
-from kinetic_orchestration.agent.assignment import Assignment
+from kinetic_orchestration.host.machine import bootstrap, bucket_records, metadata, self_delete
+from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.testing.instance import Machine
 from tests.agent.on_vms import Attempt, Site, constants, wait_until
 from tests.faults.helpers import load_jobs
@@ -32,7 +36,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(autouse=True)
 def hosts_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second, instead of every fifth: nobody here counts requests."""
-    constants(monkeypatch, "lookout", UNWATCHED=1.0)
+    constants(monkeypatch, bucket, UNWATCHED=1.0)
 
 
 def running(attempt: Attempt, hosts: int = 1) -> Attempt:
@@ -105,7 +109,7 @@ def test_what_an_attempt_came_to_is_signed_with_the_key_in_its_metadata(site: Si
         site.records.put(names.blob(attempt.agent), b"another agent")
     verdict = attempt.start(key="k" * 64).verdict()
     assert verdict.kind == (wire.COMMITTED if by == "the agent" else wire.ABORTED)
-    assert verdict.seal == boot.sealed("k" * 64, boot.gist(json.loads(verdict.raw)))
+    assert verdict.seal == bootstrap.sealed("k" * 64, bootstrap.gist(json.loads(verdict.raw)))
     attempt.gone()
 
 
@@ -126,7 +130,7 @@ def test_a_failure_is_told_with_its_traceback_its_last_lines_and_the_word_of_its
 def test_the_log_is_in_segments_that_are_whole_and_in_order(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants(monkeypatch, "segments", UNWATCHED=1.0)
+    constants(monkeypatch, segments, UNWATCHED=1.0)
     began = time.monotonic()
     attempt = site.admit(jobs.writes_lines, 20_000, str(tmp_path / "go")).start()
     wait_until(lambda: "line 5000 of host 0\n" in attempt.log())
@@ -147,7 +151,7 @@ def test_the_log_is_in_segments_that_are_whole_and_in_order(
 def test_the_first_line_comes_at_once_and_the_others_at_a_pace_that_an_eye_quickens(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants(monkeypatch, "segments", SLOWEST=120.0, UNWATCHED=120.0)
+    constants(monkeypatch, segments, SLOWEST=120.0, UNWATCHED=120.0)
     attempt = site.admit(jobs.one_by_one, str(tmp_path)).start()
     wait_until(lambda: (beat := attempt.beat()) is not None and beat.state == wire.RUNNING)
     at_once = 60.0
@@ -213,7 +217,7 @@ def test_a_store_that_is_away_for_seconds_and_loses_answers_costs_nothing_but_ti
 def test_a_store_that_is_away_for_longer_than_any_request_waits_loses_no_value(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants(monkeypatch, "cloud", PATIENCE=0.5)
+    constants(monkeypatch, bucket_records, PATIENCE=0.5)
     attempt = running(site.admit(jobs.until, str(tmp_path / "go")).start())
     site.storage.fail(f"insert {site.bucket.removeprefix('gs://')}/*verdict.json", status=503, times=None)
     site.storage.forget()
@@ -243,7 +247,7 @@ def test_a_cancel_is_seen_at_the_next_look_and_the_slice_goes(site: Site, jobs: 
     attempt = running(site.admit(jobs.until, str(tmp_path / "never")).start())
     site.records.create(names.cancel(attempt.job), wire.encode({"reason": "enough", "by": "a test"}))
     site.records.ring(attempt.job)
-    verdict = attempt.verdict(lookout.UNHINTED / 2)
+    verdict = attempt.verdict(bucket.UNHINTED / 2)
     assert (verdict.cause, verdict.reason) == (wire.CANCELLED, "enough")
     attempt.gone()
 
@@ -324,7 +328,7 @@ def test_when_host_0_is_gone_for_good_host_1_deletes(
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sooner than in real time, which `tests/cloud` shows (F24)."""
-    constants(monkeypatch, "retire", FIRST_TURN=-30.0, TURN=40.0)  # 10 s for host 1, which is the first
+    constants(monkeypatch, self_delete, FIRST_TURN=-30.0, TURN=40.0)  # 10 s for host 1, which is the first
     attempt = running(site.admit(jobs.until, str(tmp_path / "never"), accelerator="v5e-16").start(), hosts=4)
     attempt.vms[0].freeze()
     site.records.create(names.cancel(attempt.job), wire.encode({"reason": "enough", "by": "a test"}))
@@ -338,19 +342,19 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
     machine = site.machines.create(Machine("emulated", "us-central2-b", "watched", "v4-8", "2x2x1", "base"))
     monkeypatch.setenv("GCE_METADATA_HOST", machine.metadata.address)
     path = "instance/preempted"
-    answered, told, exchange = threading.Event(), threading.Event(), boot.exchange
+    answered, told, exchange = threading.Event(), threading.Event(), bootstrap.exchange
 
-    def and_then_it_changes(*words: Any, **options: Any) -> boot.Reply:
+    def and_then_it_changes(*words: Any, **options: Any) -> bootstrap.Reply:
         reply = exchange(*words, **options)
         if not answered.is_set():
             machine.metadata.change(preempted=True)
-            wait_until(lambda: boot.metadata(path) == "TRUE" if answered.is_set() else not answered.set())
+            wait_until(lambda: bootstrap.metadata(path) == "TRUE" if answered.is_set() else not answered.set())
         return reply
 
-    monkeypatch.setattr(boot, "exchange", and_then_it_changes)
-    threading.Thread(target=vm._watch, args=(path, lambda _: told.set()), daemon=True).start()
+    monkeypatch.setattr(bootstrap, "exchange", and_then_it_changes)
+    threading.Thread(target=metadata._watch, args=(path, lambda _: told.set()), daemon=True).start()
     try:
-        assert told.wait(vm.WAIT / 3)
+        assert told.wait(metadata.WAIT / 3)
     finally:
         machine.destroy()
 
@@ -360,8 +364,8 @@ def test_a_notice_that_comes_between_two_waits_is_not_missed(site: Site, monkeyp
 def test_a_host_whose_metadata_server_does_not_say_where_it_is_ends_a_slice_of_several_and_says_so(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants(monkeypatch, "vm", SILENCE=0.5)
-    constants(monkeypatch, "retire", LATE=1.0)
+    constants(monkeypatch, metadata, SILENCE=0.5)
+    constants(monkeypatch, self_delete, LATE=1.0)
     silent = {"silent": ("instance/network-interfaces/0/ip",)}
     attempt = site.admit(jobs.of_host_0, accelerator="v5e-16").start(machine=silent)
     verdict = attempt.verdict()
@@ -458,15 +462,15 @@ def test_a_secret_that_may_not_be_read_is_named_with_its_remedy(site: Site, jobs
 def test_a_secret_manager_that_is_away_is_asked_again_and_is_nobodys_configuration(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot, "request", functools.partial(boot.request, patience=0.3))
+    monkeypatch.setattr(bootstrap, "request", functools.partial(bootstrap.request, patience=0.3))
     monkeypatch.setenv("KINETIC_EMULATOR", site.apis.url)
     resource = "projects/emulated/secrets/token"
     site.apis.answers[f"GET /v1/{resource}/versions/latest:access"] = (503, {"error": {"message": "come again"}})
     with pytest.raises(OSError, match=r"projects/emulated/secrets/token for TOKEN .* come again"):
-        vm.secrets({"TOKEN": resource})
+        metadata.secrets({"TOKEN": resource})
     site.apis.answers.clear()
     site.apis.secrets[f"{resource}/versions/latest"] = b"here"
-    assert vm.secrets({"TOKEN": resource}) == {"TOKEN": "here"}
+    assert metadata.secrets({"TOKEN": resource}) == {"TOKEN": "here"}
 
 
 # ---- chips ----------------------------------------------------------------------------------------------------
@@ -558,7 +562,7 @@ def test_a_host_whose_account_may_not_write_over_its_own_beat_ends_the_attempt_a
     site: Site, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may create and read, as with roles/storage.objectCreator: all others would soon take it for dead."""
-    constants(monkeypatch, "lookout", UNWATCHED=0.3, DENIED=1.0)
+    constants(monkeypatch, bucket, UNWATCHED=0.3, DENIED=1.0)
     site.storage.forbid("delete */beats/*", caller="emulator-token")
     try:
         verdict = site.admit(jobs.until, str(tmp_path / "never")).start().verdict()

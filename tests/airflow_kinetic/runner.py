@@ -144,7 +144,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
 
     import kinetic_orchestration as kinetic
     from airflow_kinetic.place import Place
-    from kinetic_orchestration.agent import names, wire
+    from kinetic_orchestration.protocol import names, wire
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from tests import bucket
@@ -456,7 +456,7 @@ def found_again(marker: str) -> dict[str, Any]:
 
 
 def is_cancelled(job: Any) -> bool:
-    from kinetic_orchestration.agent import names
+    from kinetic_orchestration.protocol import names
 
     return job.store.read(names.cancel(job.job_id)) is not None
 
@@ -1185,7 +1185,7 @@ def deferral(marker: str, minutes: float) -> dict[str, Any]:
 def failed_by_its_trigger(marker: str, number: int, error: str) -> dict[str, Any]:
     """What Airflow does with a task whose trigger broke, or was given up by Airflow itself."""
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration.agent import names
+    from kinetic_orchestration.protocol import names
 
     state = State()
     done = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)

@@ -7,8 +7,8 @@ import traceback
 import pytest
 
 from airflow_kinetic import failures
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import JobStatus, Outcome
+from kinetic_orchestration.protocol import wire
 
 
 def raised(kind: str) -> BaseException:

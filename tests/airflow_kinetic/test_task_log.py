@@ -10,8 +10,8 @@ import pytest
 import structlog.testing
 
 from airflow_kinetic.task_log import Budget, TaskLog
-from kinetic_orchestration.agent import frames
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
+from kinetic_orchestration.protocol.output import frames
 
 TIME = 1_790_000_000.25
 

@@ -16,12 +16,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli, preflight
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import gpus
 from kinetic_orchestration.platforms.local.backend import LocalBackend
+from kinetic_orchestration.protocol.system import processes
 
 from . import gpu_tools
 from .gpu_tools import L4, UUID

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import backend as local
+from kinetic_orchestration.protocol.system import processes
 
 STALE = {
     "MEGASCALE_COORDINATOR_ADDRESS": "10.9.9.9",

@@ -294,7 +294,7 @@ def test_the_startup_script_runs_the_program_that_it_carries_and_again_at_the_ne
             assert "told nothing by its metadata" in done.stdout, done
             assert done.returncode == 1
         server.shutdown()
-    source = Path(tpu_request.__file__).parents[3] / "agent" / "boot.py"
+    source = Path(tpu_request.__file__).parents[3] / "host" / "machine" / "bootstrap.py"
     for program in (root / "var/lib/kinetic/boot.py", full / "dev/shm/kinetic/boot.py"):
         assert program.read_text(encoding="utf-8") == source.read_text(encoding="utf-8")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -21,6 +20,7 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 from kinetic_orchestration.platforms.google.tpu import states
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, Node, Queued, observation
+from kinetic_orchestration.protocol import wire
 
 ASKED = Asked("ours", "us-east5-a")
 NEVER_HEARD_OF = 77

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from google.api_core.exceptions import InvalidArgument
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -43,6 +42,7 @@ from kinetic_orchestration.platforms.google.tpu import request as tpu_request
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from kinetic_orchestration.platforms.google.tpu.states import WHOM_TO_ASK
 from kinetic_orchestration.platforms.registry import open_backend
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator, Refusal
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")

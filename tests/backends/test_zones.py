@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import NoPlace
 from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.platforms.google.tpu.zones import Place
+from kinetic_orchestration.protocol import wire
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
 NO_CAPACITY = Status(8, "There is no more capacity in the zone; you can try in another zone")

@@ -329,8 +329,8 @@ def _sleeps() -> None:
 
 
 def _waits() -> None:
-    from kinetic_orchestration.agent import names
     from kinetic_orchestration.job import open_place
+    from kinetic_orchestration.protocol import names
     from kinetic_orchestration.watch import watcher_of
     from tests.benchmarks import waiting as records
 
@@ -349,8 +349,8 @@ def _waits() -> None:
 def _kills(count: str) -> None:
     """Seconds from `on_kill` to the verdict of hosts whose program sleeps."""
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration.agent import names
     from kinetic_orchestration.errors import JobError
+    from kinetic_orchestration.protocol import names
 
     async def killed(job: Any) -> float:
         trigger = _trigger(job.job_id, job._job.spec_digest)
@@ -396,8 +396,8 @@ async def _turns(listed: str, count: str) -> None:
     """So many triggers; then the oldest job ends and another one begins, again and again."""
     from collections import deque
 
-    from kinetic_orchestration.agent import names, wire
     from kinetic_orchestration.job import open_place
+    from kinetic_orchestration.protocol import names, wire
     from tests.benchmarks.cloud import BATCH, PAUSE, _cancel
 
     def begin(job: str, digest: str) -> None:

@@ -119,7 +119,7 @@ def delete_call() -> Iterator[Figure]:
 
 def dollars() -> Iterator[Figure]:
     """Of hosts that run and print a line each second, without and with somebody who reads their log."""
-    from kinetic_orchestration.agent import lookout, segments
+    from kinetic_orchestration.host.view import bucket, segments
 
     seen: dict[tuple[int, bool], Counter[str]] = {}
     with site() as here:
@@ -144,12 +144,12 @@ def dollars() -> Iterator[Figure]:
         yield measure.bounded(f"cloud.requests.{hosts}_hosts.{kind}", sum(hourly.values()), "USD/h", None)
         yield measure.bounded(f"cloud.requests.{hosts}_hosts.{kind}.client", hourly["client"], "USD/h", None)
         # A beat and a listing each time, a segment of the log at its pace, and two records a minute for safety.
-        reckoned = _hourly(hosts, lookout.cadence(hosts, watched=watched), segments.pace(hosts, watched=watched))
+        reckoned = _hourly(hosts, bucket.cadence(hosts, watched=watched), segments.pace(hosts, watched=watched))
         yield measure.bounded(
             f"cloud.requests.{hosts}_hosts.{kind}.hosts", hourly["host"], "USD/h", None, floor=reckoned
         )
         if hosts > 1:
-            many = _hourly(MANY, lookout.cadence(MANY, watched=watched), segments.pace(MANY, watched=watched))
+            many = _hourly(MANY, bucket.cadence(MANY, watched=watched), segments.pace(MANY, watched=watched))
             share = hourly["host"] / reckoned
             yield measure.bounded(f"cloud.requests.{MANY}_hosts.{kind}", many * share + hourly["client"], "USD/h", None)
 
@@ -311,8 +311,8 @@ class Site:
 
     def speak(self, jobs: Sequence[str]) -> None:
         """As hosts do: of those that were silent for longer than a look at them takes, another attempt follows."""
-        from kinetic_orchestration.agent import names
         from kinetic_orchestration.platforms.registry import open_store
+        from kinetic_orchestration.protocol import names
         from tests.benchmarks.waiting import beat
 
         store = open_store("gs://emulated/kinetic", "many")
@@ -361,8 +361,9 @@ class Site:
 
     def add(self, template: dict[str, Any], number: int) -> tuple[str, str]:
         """One more such job, whose host runs; its id and the digest of its spec."""
-        from kinetic_orchestration.agent import digest, names
         from kinetic_orchestration.platforms.registry import open_store
+        from kinetic_orchestration.protocol import names
+        from kinetic_orchestration.protocol.content import digest
 
         short, zone = f"{number:012x}", ZONES[number % len(ZONES)]
         store = open_store("gs://emulated/kinetic", "many")

@@ -21,7 +21,7 @@ PACKAGES, FILES, ROUNDS = 40, 100, 5
 
 
 def figures() -> Iterator[Figure]:
-    from kinetic_orchestration.agent.environment import ensure
+    from kinetic_orchestration.host.prepare.environment import ensure
     from kinetic_orchestration.packaging.requirements import lock, uv_settings
     from tests.packaging.wheels import offline, wheel
 
@@ -77,7 +77,7 @@ def on_other_machines() -> Iterator[Figure]:
     The first is a machine that has uv and nothing else; the floor is `uv venv` and `uv pip install` from the same
     wheels in a folder, with an empty cache, too. The second is a process on a new machine against one that compiles.
     """
-    from kinetic_orchestration.agent import toolbox
+    from kinetic_orchestration.host.prepare import toolbox
     from kinetic_orchestration.packaging import tools
     from kinetic_orchestration.packaging.requirements import Hosts, locked_for
     from kinetic_orchestration.packaging.resolution import find_uv
@@ -157,8 +157,8 @@ def _compiling() -> tuple[float, float]:
     import os
     import sys
 
-    from kinetic_orchestration.agent.compiled import CompileCache
-    from kinetic_orchestration.agent.files import FileRecords
+    from kinetic_orchestration.host.prepare.compile_cache import CompileCache
+    from kinetic_orchestration.protocol.records.files import FileRecords
     from tests.agent.test_compiled import serving
 
     taken: tuple[list[float], list[float]] = [], []

@@ -28,7 +28,7 @@ def figures() -> Iterator[Figure]:
 
     with tempfile.TemporaryDirectory(prefix="kinetic-imports-") as name:
         site = agent_zip.unpacked(Path(name)) / "site"
-        load = f"import sys; sys.path.insert(0, {str(site)!r}); import kinetic_orchestration.agent.host"
+        load = f"import sys; sys.path.insert(0, {str(site)!r}); import kinetic_orchestration.host.host"
         declares = Path(name, "declares.py")
         declares.write_text(DECLARES)
         floor, core, one, host = measure.interleaved(

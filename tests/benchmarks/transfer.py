@@ -29,8 +29,8 @@ ROUNDS = 5
 def figures() -> Iterator[dict[str, Any]]:
     import numpy as np
 
-    from kinetic_orchestration.agent import digest, payload, verified
-    from kinetic_orchestration.agent.files import FileRecords
+    from kinetic_orchestration.protocol.content import digest, payload, verified
+    from kinetic_orchestration.protocol.records.files import FileRecords
 
     with tempfile.TemporaryDirectory(prefix="kinetic-transfer-") as name:
         folder = Path(name)
@@ -124,7 +124,7 @@ def _memory(name: str, what: str, blob: Path, sent: str) -> dict[str, Any]:
 def _in_a_fresh_process(what: str, blob: str, sent: str) -> None:
     import numpy as np
 
-    from kinetic_orchestration.agent import payload
+    from kinetic_orchestration.protocol.content import payload
 
     before = _kilobytes("VmHWM")
     if what == "send":

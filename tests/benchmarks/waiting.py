@@ -57,12 +57,12 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     from noop import noop  # type: ignore[import-not-found]
 
     from kinetic_orchestration import act, launch, roll
-    from kinetic_orchestration.agent import names
     from kinetic_orchestration.plan import identity
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.planner import make_plan
     from kinetic_orchestration.plan.values import Staged
     from kinetic_orchestration.platforms.registry import open_backend, open_store
+    from kinetic_orchestration.protocol import names
 
     spec = JobSpec("noop", Options("cpu"), noop)
     here = launch.settings_for(spec)
@@ -83,7 +83,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
 
 def beat(now: float) -> Any:
     """As a host writes it: no two say the same of when, nor of what their devices do."""
-    from kinetic_orchestration.agent import wire
+    from kinetic_orchestration.protocol import wire
 
     used = round(now % 7, 3)
     devices = {"at": now, "cpu": round(now % 1, 2), "memory": used}
@@ -104,9 +104,9 @@ def _hold(home: str) -> None:
 
 
 def _wait_for_jobs(traced: bool) -> None:
-    from kinetic_orchestration.agent import names
     from kinetic_orchestration.follow import Follower, afollow
     from kinetic_orchestration.job import open_place
+    from kinetic_orchestration.protocol import names
     from kinetic_orchestration.watch import watcher_of
 
     store, backend = open_place()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.wire import Beat
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.values import Change, Event, Output
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.wire import Beat
 from kinetic_orchestration.testing import Emulator
 
 WITHIN = 120.0  # for whatever has to come: the machine may be busy

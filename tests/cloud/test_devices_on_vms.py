@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import portrait
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.plan.values import Devices, Event
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.output import job_report
 from kinetic_orchestration.testing import Emulator
 
 
@@ -30,7 +30,7 @@ def test_samples_of_two_vms_arrive_and_their_picture_lies_in_the_bucket(
             (tmp_path / "end").touch()
 
     assert job.follow(emit, timeout=300) is not None
-    kept = portrait.read(job.picture() or b"", job.job_id)
+    kept = job_report.read(job.picture() or b"", job.job_id)
     assert set(kept["devices"]["panels"]["memory, GiB"]) == {"host 0", "host 1"}
     assert job.picture_url().startswith("https://storage.cloud.google.com/")
     assert job.picture_url().endswith(f"{names.output_dir(job.job_id)}.svg")

@@ -15,13 +15,14 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, lifecycle
-from kinetic_orchestration.agent import names, tree, wire
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import (
     FOUR_HOSTS,
@@ -51,10 +52,16 @@ def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
     """Hosts from now on run these lines before all else; they know the agent's modules."""
 
     def breaks(lines: str) -> None:
-        start = "from kinetic_orchestration.agent.start import main\n"
+        start = "from kinetic_orchestration.host.start import main\n"
         before, found, after = agent_zip._MAIN.rpartition(start)
         assert found
-        known = "import os, signal, time\nfrom kinetic_orchestration.agent import host, lookout, retire, rules\n"
+        known = (
+            "import os, signal, time\n"
+            "from kinetic_orchestration.host import host\n"
+            "from kinetic_orchestration.host.machine import self_delete\n"
+            "from kinetic_orchestration.host.view import bucket\n"
+            "from kinetic_orchestration.protocol import rules\n"
+        )
         broken = textwrap.indent(known + textwrap.dedent(lines), 8 * " ")
         monkeypatch.setattr(agent_zip, "_MAIN", f"{before}{found}{broken}\n{after}")
 
@@ -82,7 +89,7 @@ def notes(events: list[Any], host: int) -> str:
 def test_f13_a_host_that_never_boots_is_named_by_the_others_and_new_hosts_follow(
     cloud: Emulator, jobs: Any, hosts_break: Break
 ) -> None:
-    hosts_break("retire.LATE, rules.SIBLING_GRACE = 0.3, 0.5")
+    hosts_break("self_delete.LATE, rules.SIBLING_GRACE = 0.3, 0.5")
     cloud.never_boots(2)
     job = run(jobs.attempt, accelerator=FOUR_HOSTS, limits=kinetic.Limits(provision=60.0))
     assert job.result(timeout=WITHIN) == 2
@@ -152,8 +159,8 @@ def test_f16_a_host_that_is_alive_but_frozen_is_missed_by_the_others(
 ) -> None:
     """And it cannot keep its slice: the others delete it."""
     hosts_break("""
-        rules.LOST, host.LOOK_AT_OTHERS, lookout.WATCHED, lookout.UNWATCHED = 20.0, 0.5, 0.7, 0.7
-        retire.LATE, rules.SIBLING_GRACE = 0.3, 0.5
+        rules.LOST, host.LOOK_AT_OTHERS, bucket.WATCHED, bucket.UNWATCHED = 20.0, 0.5, 0.7, 0.7
+        self_delete.LATE, rules.SIBLING_GRACE = 0.3, 0.5
     """)
     job = run(jobs.until, str(tmp_path / "go"), accelerator=FOUR_HOSTS)
     wait_running(job)
@@ -286,7 +293,10 @@ def test_f21_the_last_lines_on_sigterm_arrive(cloud: Emulator, jobs: Any, how: s
 
 @pytest.mark.parametrize(
     "turns",
-    ["retire.FIRST_TURN, retire.TURN = 1.0, 0.5", pytest.param("", marks=[pytest.mark.slow, pytest.mark.turn(4)])],
+    [
+        "self_delete.FIRST_TURN, self_delete.TURN = 1.0, 0.5",
+        pytest.param("", marks=[pytest.mark.slow, pytest.mark.turn(4)]),
+    ],
     ids=["soon", "in real time"],
 )
 def test_f24_host_0_loses_its_power_before_it_deletes_and_host_1_does(
@@ -294,12 +304,12 @@ def test_f24_host_0_loses_its_power_before_it_deletes_and_host_1_does(
 ) -> None:
     hosts_break(f"""
         {turns}
-        def end(at, real=retire.retire):
+        def end(at, real=self_delete.retire):
             if at.host == 0:
                 os.kill(-1, signal.SIGKILL)  # all of this machine
                 os.kill(os.getpid(), signal.SIGKILL)
             real(at)
-        retire.retire = end
+        self_delete.retire = end
     """)
     job = run(jobs.attempt, accelerator=FOUR_HOSTS)
     wait_until(lambda: job.history()[-1].verdict, "the verdict")

@@ -11,10 +11,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import follow
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import Denied, Unreachable
 from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, changes, lines, placements, run, told, wait_running, wait_until
 from tests.cloud.conftest import ZONES

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.job import all_jobs
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google.tpu import zones
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import WITHIN, run, wait_running, wait_until
 from tests.cloud.conftest import ZONES

@@ -16,12 +16,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, follow, lifecycle, reaper, watch
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.job import JobHandle, open_place
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.refusals import Refusal
 from tests.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running, wait_until

@@ -11,12 +11,12 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import zones
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.watch import watcher_of
 from tests.cloud.cases import WITHIN, changes, lines, nodes, run, told, wait_running, wait_until

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names, topology, wire
 from kinetic_orchestration.errors import JobError
+from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Output
 from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from tests.bucket import unsummed
 from tests.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.cloud.cases import run, wait_running
 

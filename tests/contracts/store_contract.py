@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent.files import LOCK_PATIENCE
-from kinetic_orchestration.agent.names import RECORD_LIMIT
-from kinetic_orchestration.agent.records import TooLarge
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol.names import RECORD_LIMIT
+from kinetic_orchestration.protocol.records.base import TooLarge
+from kinetic_orchestration.protocol.records.files import LOCK_PATIENCE
 
 WORKER = Path(__file__).with_name("store_worker.py")
 MEGABYTE = 1 << 20

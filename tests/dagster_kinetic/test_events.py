@@ -12,8 +12,8 @@ import pytest
 from dagster_kinetic import HostContext, KineticResource, events, kinetic_asset, kinetic_op
 from dagster_kinetic.pace import Paced
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import Change, Cursor, Glimpse, Intent
+from kinetic_orchestration.protocol import wire
 
 from .stored import captured, messages
 

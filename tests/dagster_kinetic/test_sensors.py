@@ -30,9 +30,9 @@ from dagster_kinetic import (
 from dagster_kinetic.config import TAG
 from dagster_kinetic.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.protocol import names, wire
 from tests import bucket
 
 from . import tickets
@@ -548,7 +548,7 @@ def reaped(instance: dg.DagsterInstance, kinetic: KineticResource, cursor: str |
 @pytest.mark.slow
 def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, monkeypatch, home):
     from kinetic_orchestration import act
-    from kinetic_orchestration.agent import processes
+    from kinetic_orchestration.protocol.system import processes
 
     kinetic = KineticResource()
     assert "nothing to remove" in reaped(instance, kinetic).skip_reason.skip_message

@@ -15,8 +15,8 @@ import dagster as dg
 import pytest
 
 from kinetic_orchestration import JobStatus, attach
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import JobCancelled
+from kinetic_orchestration.protocol.system import processes
 
 HERE = Path(__file__).parent
 WITHIN = 150.0  # for whatever has to come: the machine may be busy

@@ -20,9 +20,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
-from kinetic_orchestration.agent import processes, wire
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from tests.disasters import work
 from tests.disasters.schedule import ANYWHERE, DISKS, FROZEN, LOCAL, ONE_DISK, Fault, Schedule, schedule, stands_still

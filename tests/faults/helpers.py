@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.act import Job
-from kinetic_orchestration.agent import names, processes
 from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Event, Output
 from kinetic_orchestration.platforms import agent_zip as agent
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.watch import look
 from tests.agent.by_hand import start_host
 
@@ -100,7 +101,9 @@ def start_broken(job: Job, folder: Path, breaks: str, host: int = 0, words: Sequ
     script = folder / f"broken-{host}.py"
     script.write_text(
         f"import errno, os, signal, sys, time\nsys.path.insert(0, {site!r})\n"
-        "from kinetic_orchestration.agent import files, host, patience, records, start\n"
+        "from kinetic_orchestration.host import host, start\n"
+        "from kinetic_orchestration.host.view import retrying_records\n"
+        "from kinetic_orchestration.protocol.records import base, files\n"
         f"def once(mark):\n    try:\n        os.mkdir({str(folder)!r} + '/' + mark)\n    except FileExistsError:\n"
         f"        return False\n    return True\n{textwrap.dedent(breaks)}\nstart.main()\n"
     )

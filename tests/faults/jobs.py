@@ -320,7 +320,7 @@ def imports_jax(name: str = "jax") -> str:
 
 
 def contents(folder: str) -> dict[str, str]:
-    from kinetic_orchestration.agent import digest
+    from kinetic_orchestration.protocol.content import digest
 
     files = (path for path in Path(folder).rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): digest.of_bytes(path.read_bytes()) for path in files}

@@ -16,10 +16,10 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.plan.values import Cursor, Output
+from kinetic_orchestration.protocol import names, wire
 from tests.agent.by_hand import intended, words_of
 from tests.bucket import unsummed
 from tests.faults import submitter
@@ -144,11 +144,11 @@ def test_f16_a_host_that_is_alive_but_stuck_is_ended_with_the_stacks_of_every_ho
 def test_f17_a_preemption_during_the_upload_of_the_result_does_not_lose_it(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=patience.Patient.upload, **options):
+        def upload(*arguments, real=retrying_records.Patient.upload, **options):
             os.kill(os.getppid(), signal.SIGTERM)
             time.sleep(0.2)
             return real(*arguments, **options)
-        patience.Patient.upload = upload
+        retrying_records.Patient.upload = upload
     """)  # fmt: skip
     assert result(job) == 1
 
@@ -158,10 +158,10 @@ def test_f17_an_agent_that_is_killed_during_the_upload_is_followed_by_another_at
 ) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=patience.Patient.upload, **options):
+        def upload(*arguments, real=retrying_records.Patient.upload, **options):
             real(*arguments, **options)
             os.kill(os.getpid(), signal.SIGKILL)
-        patience.Patient.upload = upload
+        retrying_records.Patient.upload = upload
     """)  # fmt: skip
     assert result(job) == 2
     verdict = kinetic.attach(job.job_id).history()[0].verdict
@@ -202,7 +202,7 @@ def test_f19_a_store_that_refuses_for_a_moment_costs_nothing(jobs: Any, tmp_path
                 if {commits_first} and verb != "append" and first:
                     real(self, name, *arguments, **options)
                 if first:
-                    raise records.RecordsError(errno.EIO, "the disk, or the network below it, failed")
+                    raise base.RecordsError(errno.EIO, "the disk, or the network below it, failed")
                 return real(self, name, *arguments, **options)
             setattr(files.FileRecords, verb, refused)
         refuse("create", "create-")
@@ -344,7 +344,7 @@ def test_f29_what_was_changed_on_its_way_is_not_run_and_not_tried_again(jobs: An
     if what == "payload":
         target = root / names.blob(spec["staged"]["payload"]["digest"])
     elif what == "tree":
-        from kinetic_orchestration.agent import tree
+        from kinetic_orchestration.protocol.content import tree
 
         manifest = json.loads((root / names.tree(spec["staged"]["tree"])).read_bytes())
         target = root / names.blob(tree.packs_of(manifest)[0].id)

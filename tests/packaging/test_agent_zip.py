@@ -54,8 +54,8 @@ def test_it_holds_the_pure_package_and_cloudpickle_and_nothing_else(packed: Path
     assert names == sorted(names)
     assert {name.split("/")[1] for name in names if "/" in name} == {"cloudpickle", "kinetic_orchestration"}
     assert [name for name in names if "/" not in name] == ["__main__.py", "child.py"]
-    assert "site/kinetic_orchestration/agent/hook/sitecustomize.py" in names
-    assert not [name for name in names if "test" in name or not name.endswith(".py")]
+    assert "site/kinetic_orchestration/host/process/hook/sitecustomize.py" in names
+    assert not [name for name in names if "/test" in name or not name.endswith(".py")]
 
 
 def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:
@@ -92,7 +92,7 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     assert folder.parent == tmp_path / "agent"
     assert list(tmp_path.iterdir()) == [folder.parent]
     assert list(folder.parent.iterdir()) == [folder]
-    cached = folder / "site/kinetic_orchestration/agent/__pycache__"
+    cached = folder / "site/kinetic_orchestration/host/__pycache__"
     assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
         assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())

@@ -21,7 +21,6 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from kinetic_orchestration.agent import copies, payload, wire
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
 from kinetic_orchestration.packaging.payload import (
     LARGE,
@@ -32,13 +31,16 @@ from kinetic_orchestration.packaging.payload import (
     revive,
 )
 from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.content import payload
+from kinetic_orchestration.protocol.system import copies
 
 ROOT = Path(payload.__file__).parents[2]
 
 HOST = f"""
 import json, sys
 sys.path.append({str(ROOT)!r})
-from kinetic_orchestration.agent import payload
+from kinetic_orchestration.protocol.content import payload
 path, digest, data, outcome, folders = sys.argv[1:]
 sys.path[:0] = json.loads(folders)
 try:
@@ -560,7 +562,7 @@ def test_the_users_own_exception_comes_back_as_itself_with_the_remote_traceback(
     assert caught.value.item == "apples"
     (note,) = caught.value.__notes__
     assert "Raised on host 0 of job j-1" in note and 'ShopError("apples")' in note
-    assert "agent/payload.py" not in note
+    assert "protocol/content/payload.py" not in note
 
 
 def test_the_cause_of_an_exception_is_told(tmp_path: Path) -> None:
@@ -605,7 +607,7 @@ def test_a_process_that_attaches_later_catches_the_users_own_exception(project: 
         on_a_host(packed, tmp_path)
         later = (
             f"import sys; sys.path[:0] = [{str(project.root)!r}, {str(ROOT)!r}]\n"
-            f"from kinetic_orchestration.agent import payload\nerror = payload.load('out', role=payload.{role})\n"
+            f"from kinetic_orchestration.protocol.content import payload\nerror = payload.load('out', role=payload.{role})\n"
             "import pay\nassert type(error) is pay.Declined"
         )
         done = subprocess.run([sys.executable, "-c", later], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, Unsupported, UsageError
 from kinetic_orchestration.packaging import imports, package_sources
@@ -28,6 +27,7 @@ from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.staging import stage
 from tests.packaging.wheels import offline, sha256, wheel
 

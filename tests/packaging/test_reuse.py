@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import names
 from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
+from kinetic_orchestration.protocol import names
 
 DAY = 86400.0
 MONTH = 30 * DAY

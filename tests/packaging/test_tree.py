@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent import tree as agent_tree
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging import packs, tree
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.local.store import LocalStore
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content import tree as agent_tree
 
 
 class Store(LocalStore):

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration import act, launch, lifecycle, reaper
-from kinetic_orchestration.agent import frames, names, retire, rules, wire
-from kinetic_orchestration.agent.wire import Verdict
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
 from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
@@ -35,6 +34,9 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
+from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.wire import Verdict
 from kinetic_orchestration.trust import ALONE, Trust
 from kinetic_orchestration.watch import Distant
 from tests.simulation import cloud as api
@@ -420,10 +422,10 @@ class CloudJudge(Judge):
 
     def _check_last_act(self, machine: Any, age: float, at_work: list[str]) -> None:
         """A host in good health deletes in its turn, and does not cut the others short."""
-        most = rules.GRACE[wire.CANCELLED] + retire.FIRST_TURN + retire.TURN * machine.hosts + 120.0
+        most = rules.GRACE[wire.CANCELLED] + self_delete.FIRST_TURN + self_delete.TURN * machine.hosts + 120.0
         if self.ground.host_odds.error:
             return
-        if at_work and age < retire.LATE:
+        if at_work and age < self_delete.LATE:
             raise Violation(f"{machine.name} deletes its slice while {at_work} are at work")
         if not self.ground.api.odds.refuses and age > most:
             raise Violation(f"{machine.name} deletes its slice {age:.0f} s after the verdict")

@@ -16,9 +16,14 @@ from typing import Any
 from pytest import MonkeyPatch
 
 from kinetic_orchestration import act, follow, reaper, watch
-from kinetic_orchestration.agent import boot, cloud, host, lookout, prepare, processes, segments, wire
-from kinetic_orchestration.agent.open_records import open_records
+from kinetic_orchestration.host import host
+from kinetic_orchestration.host.machine import bootstrap, bucket_records
+from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.host.view import bucket, segments
+from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.platforms.google.tpu import request
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system import processes
 from tests.simulation.threads import Threads
 from tests.simulation.world import World
 
@@ -61,7 +66,7 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
         edges.setattr(secrets, "token_hex", token)
         edges.setattr(processes, "machine", life)
         edges.setattr(host, "_free_ports", lambda _hosts: {})
-        for module in (lookout, segments, watch):
+        for module in (bucket, segments, watch):
             edges.setattr(module, "threading", threads)
         _distant_edges(edges, worlds)
         often = gc.get_threshold()
@@ -74,7 +79,12 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
 
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     """Of machines, and of those who follow them, from afar: `World.distance` stands for what is between them."""
-    watcher_of, exchange, prepared, store_time = follow.watcher_of, boot.exchange, prepare.prepare, boot.store_time
+    watcher_of, exchange, prepared, store_time = (
+        follow.watcher_of,
+        bootstrap.exchange,
+        prepare.prepare,
+        bootstrap.store_time,
+    )
     looked = watch.look
 
     def watcher(store: Any, backend: Any) -> Any:
@@ -92,9 +102,9 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         if not worlds or worlds[-1].distance is None:
             return store_time()
         machine = worlds[-1].distance.ground.machine()
-        boot._heard = machine.heard
+        bootstrap._heard = machine.heard
         found = store_time()
-        machine.heard = boot._heard
+        machine.heard = bootstrap._heard
         return found
 
     def prepare_(*args: Any, **how: Any) -> Any:
@@ -124,13 +134,13 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(follow, "watcher_of", watcher)
     edges.setattr(watch, "pace_of", pace_of)
     edges.setattr(host, "open_records", records)
-    edges.setattr(cloud, "CloudRecords", records)
-    edges.setattr(boot, "exchange", ask)
-    edges.setattr(boot, "store_time", clock)
-    edges.setattr(boot, "say", lambda text: worlds[-1].note("says", text))
-    edges.setattr(boot, "token", lambda fresh=False: "a token")
-    edges.setattr(boot, "identity", lambda _audience: "a proof")
-    edges.setattr(boot, "random", SimpleNamespace(random=chance))
+    edges.setattr(bucket_records, "CloudRecords", records)
+    edges.setattr(bootstrap, "exchange", ask)
+    edges.setattr(bootstrap, "store_time", clock)
+    edges.setattr(bootstrap, "say", lambda text: worlds[-1].note("says", text))
+    edges.setattr(bootstrap, "token", lambda fresh=False: "a token")
+    edges.setattr(bootstrap, "identity", lambda _audience: "a proof")
+    edges.setattr(bootstrap, "random", SimpleNamespace(random=chance))
     edges.setattr(prepare, "prepare", prepare_)
     edges.setattr(reaper, "side_by_side", lambda act, things, _threads: [act(thing) for thing in things])
     edges.setattr(request, "startup_script", lambda: "#!/bin/sh")
@@ -143,6 +153,6 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
     edges.setattr(watch, "PACE", 10.0)
     edges.setattr(watch, "QUICKEST", 10.0)
-    edges.setattr(lookout, "UNWATCHED", 10.0)
-    edges.setattr(lookout, "QUICKEST", 2.0)
+    edges.setattr(bucket, "UNWATCHED", 10.0)
+    edges.setattr(bucket, "QUICKEST", 2.0)
     edges.setattr(segments, "UNWATCHED", 10.0)

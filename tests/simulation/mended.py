@@ -32,7 +32,7 @@ LOCAL = (
         (9943826,),
         (
             Change(
-                "kinetic_orchestration/agent/host.py",
+                "kinetic_orchestration/host/host.py",
                 "unchanged = now - self.owner[1] > rules.OWNER_PATIENCE",
                 "unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT",
             ),
@@ -122,7 +122,13 @@ CLOUD = (
     Mend(
         "one answer that was lost, the first of all, left a machine's deadline to its own clock",
         (96002450,),
-        (Change("kinetic_orchestration/agent/boot.py", "tries(0.0 if _heard[0] else FIRST_WORD)", "tries(0.0)"),),
+        (
+            Change(
+                "kinetic_orchestration/host/machine/bootstrap.py",
+                "tries(0.0 if _heard[0] else FIRST_WORD)",
+                "tries(0.0)",
+            ),
+        ),
     ),
 )
 # Of one search with 9908265 to 9951344 above, and mended with them. They draw other schedules by now, which no mend's

@@ -63,13 +63,13 @@ PLANTED = (
     ),
     Planted(
         "a machine's deadline comes by its own clock",
-        "agent/boot.py",
+        "host/machine/bootstrap.py",
         "while (left := deadline - store_time()) > 0:",
         "while (left := deadline - time.time()) > 0:",
     ),
     Planted(
         "a machine trusts its own clock when the store is silent",
-        "agent/boot.py",
+        "host/machine/bootstrap.py",
         "return told + time.monotonic() - then if told else time.time()",
         "return time.time()",
     ),
@@ -93,7 +93,7 @@ PLANTED = (
     ),
     Planted(
         "a notice of preemption is read after the exit",
-        "agent/rules.py",
+        "protocol/rules.py",
         "    if view.preempted:  # before the exit: what ends a machine ends its programs too\n"
         "        return Abort(wire.PREEMPTION, view.preempted, view.index)\n",
         "    if view.preempted and view.exit is None:\n"
@@ -101,8 +101,8 @@ PLANTED = (
     ),
     Planted(
         "nobody asks for a notice when a program fails",
-        "agent/host.py",
-        "self.preempted = self.preempted or vm.notice()",
+        "host/host.py",
+        "self.preempted = self.preempted or metadata.notice()",
         "self.preempted = self.preempted",
     ),
     Planted(
@@ -157,7 +157,7 @@ PLANTED = (
     ),
     Planted(
         "a machine's deadline is never armed",
-        "agent/boot.py",
+        "host/machine/bootstrap.py",
         "while (left := deadline - store_time()) > 0:",
         "while (left := deadline + 1e6 - store_time()) > 0:",
     ),
@@ -185,7 +185,7 @@ PLANTED = (
     ),
     Planted(
         "a zombie does not look for a verdict",
-        "agent/lookout.py",
+        "host/view/bucket.py",
         "            if self._verdict is None:\n                self._verdict = read_bounded",
         "            if self._verdict is not None:\n                self._verdict = read_bounded",
     ),
@@ -203,7 +203,7 @@ PLANTED = (
     ),
     Planted(
         "when host 0 is dead nobody deletes the slice",
-        "agent/retire.py",
+        "host/machine/self_delete.py",
         "    if at.host:\n",
         "    if at.host:\n        return\n    if at.host:\n",
     ),
@@ -253,13 +253,13 @@ PLANTED = (
     ),
     Planted(
         "the host that lost another is blamed for it",
-        "agent/rules.py",
+        "protocol/rules.py",
         "    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):",
         "    if view.exit is not None and view.exit.code != 0:",
     ),
     Planted(
         "a rebooted host begins anew",
-        "agent/host.py",
+        "host/host.py",
         "not in (life, None):\n            raise Restarted",
         "not in (life, None) and False:\n            raise Restarted",
     ),
@@ -278,7 +278,7 @@ PLANTED = (
     ),
     Planted(
         "a line that comes while others are written is lost",
-        "agent/segments.py",
+        "host/view/segments.py",
         "            del self._frames[:count]\n",
         "            del self._frames[: count + 1]\n",
     ),

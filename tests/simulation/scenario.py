@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kinetic_orchestration import act, launch, lifecycle, reaper
-from kinetic_orchestration.agent import names, rules, wire
 from kinetic_orchestration.errors import JobNotFound, StoreError, TooBig
 from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -20,6 +19,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.identity import job_id as job_id_of
 from kinetic_orchestration.plan.values import Cursor, JobStatus, Limits, Outcome, Plan, Retry, Staged
+from kinetic_orchestration.protocol import names, rules, wire
 from tests.simulation.edges import simulated_edges
 from tests.simulation.slices import Ground, Place, SimulatedBackend
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import host, names, prepare, rules, wire
-from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.records import RecordsError, read_bounded
 from kinetic_orchestration.errors import TooBig
+from kinetic_orchestration.host import host
+from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import (
     ABSENT,
@@ -34,6 +33,9 @@ from kinetic_orchestration.plan.values import (
     Plan,
 )
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.records.base import RecordsError, read_bounded
 from tests.simulation.world import Killed, Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 FAREWELL_PATIENCE = 2.0

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import act, launch, lifecycle, watch
-from kinetic_orchestration.agent import retire
 from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
@@ -267,7 +267,7 @@ def _at_once(_at: Any) -> None:
     [
         (TpuVmBackend, "_is_ours", _everything_is_ours),
         (lifecycle, "shown", _as_if_each_attempt_had_hosts),
-        (retire, "_wait_for_others", _at_once),
+        (self_delete, "_wait_for_others", _at_once),
     ],
 )
 def test_a_wrong_rule_is_found_and_its_seed_is_told(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration import lifecycle
-from kinetic_orchestration.agent import names, rules, wire
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry
+from kinetic_orchestration.protocol import names, rules, wire
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE, CLOUD, LOCAL, Mend, still_broken

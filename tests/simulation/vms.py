@@ -11,9 +11,14 @@ import os
 from email.utils import formatdate
 from typing import Any
 
-from kinetic_orchestration.agent import boot, frames, host, names, prepare, retire, wire
-from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.records import RecordsError, Signal
+from kinetic_orchestration.host import host
+from kinetic_orchestration.host.machine import bootstrap as boot
+from kinetic_orchestration.host.machine import self_delete
+from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.records.base import RecordsError, Signal
 from tests.simulation.cloud import Cloud, QueuedResource, TpuNode
 from tests.simulation.slices import Program, SimulatedHost, Truth
 from tests.simulation.threads import Event
@@ -232,7 +237,7 @@ class Machine:
                 world.reached.add("a guard spoke for its agent")
             except RecordsError:
                 pass
-        retire.retire(self._assignment())
+        self_delete.retire(self._assignment())
 
     # ---- what it may ask -----------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.records import Entry, Record, RecordsError
 from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.base import Entry, Record, RecordsError
 
 EPOCH = 1_700_000_000.0
 MOST_AT_ONCE = 5_000  # requests in a row for which no time passes

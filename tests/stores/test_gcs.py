@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import names, wire
-from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms.google.storage import requests as gcs_requests
 from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing.storage import Counts, StorageServer
 from tests.contracts.store_contract import ClientStoreContract
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import KineticError, NewerWire, StoreError, UsageError
 from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import wire
 from tests.bucket import unsummed
 from tests.contracts.store_contract import ClientStoreContract
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import requests
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator, random_faults
 
 ZONE = "us-east5-a"

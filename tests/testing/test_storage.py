@@ -17,8 +17,8 @@ from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage as google_storage
 
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.storage import Call, Counts, StorageServer
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import vm as vms
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.vm import Machines, Vm, find_python, route_to_index

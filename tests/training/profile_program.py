@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.agent import distributed, profiler
+from kinetic_orchestration.host.process.frameworks import join, profiler
 
 os.environ.pop("KINETIC_SITE", None)
 FOLDER = Path(sys.argv[1])
@@ -36,7 +36,7 @@ def host(name: str, output: str = "", **asked: Any) -> Any:
         assert found is not None
         found.imported()
     else:
-        distributed.install()
+        join.install()
         found = profiler.here()
     return found
 

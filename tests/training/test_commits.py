@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.training import commits
 from kinetic_orchestration.training.commits import Commit, Found, Leaf, Part
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import names, rules, wire
 from kinetic_orchestration.errors import JobCancelled
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.protocol import names, rules, wire
 from tests.agent.on_vms import constants
 from tests.faults.helpers import kill, kill_host, trees, wait_until
 
@@ -29,7 +29,7 @@ UNHURRIED = {**rules.GRACE, wire.PREEMPTION: 40.0}  # the next attempt waits `li
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that are preempted have the time that a busy machine takes."""
-    constants(monkeypatch, "rules", GRACE=UNHURRIED)
+    constants(monkeypatch, rules, GRACE=UNHURRIED)
 
 
 def launched(function: Any, *arguments: Any, **more: Any) -> JobHandle[Any]:
@@ -173,7 +173,7 @@ def test_a_training_on_four_hosts_that_is_killed_twenty_times_comes_to_the_very_
     """Killed at random moments: half of them while JAX starts, compiles or restores, half in a step or while a
     checkpoint is written. It is an agent that dies, a host that loses its power, or a machine that is taken back.
     `fill` makes checkpoints long enough to be hit."""
-    constants(monkeypatch, "rules", ECHO=20.0)  # who waits for the job tells of a host without power, in its time
+    constants(monkeypatch, rules, ECHO=20.0)  # who waits for the job tells of a host without power, in its time
     steps, fill, chance = 400, 2_000_000, random.Random(1903)
     undisturbed = launched(jobs.trains_on_a_slice, steps, 0.0, 50, str(tmp_path / "undisturbed"), fill, devices=2)
     expected = undisturbed.result(timeout=PATIENCE)

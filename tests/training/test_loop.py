@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.training import beside, checkpoints, loop, trees
 from tests.bucket import unsummed
 from tests.training.conftest import Host

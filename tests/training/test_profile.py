@@ -15,15 +15,16 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import links
-from kinetic_orchestration.agent import names, profiler, tracers, xplane
-from kinetic_orchestration.agent.cloud import CloudRecords
 from kinetic_orchestration.errors import UsageError
+from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.host.process.frameworks import profiler, tracers, xplane
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare import profile
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
+from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing.storage import StorageServer
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import topology
+from kinetic_orchestration.host.process import topology
 from tests.training import stand_ins
 from tests.training.conftest import Host
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     stand_ins.write(packages)
 
     def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        begin = "from kinetic_orchestration.agent import distributed\ndistributed.install()\n"
+        begin = "from kinetic_orchestration.host.process.frameworks import join as distributed\ndistributed.install()\n"
         paths = os.pathsep.join(map(str, (packages, ROOT)))
         return subprocess.run(
             [sys.executable, "-c", begin + program], capture_output=True, text=True, timeout=100, cwd=tmp_path, check=True,

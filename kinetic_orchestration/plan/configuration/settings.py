@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.agent import copies
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import home as home_module
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.protocol.system import copies
 
 # name → (variables in order, default, what it is)
 SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {

@@ -1,7 +1,7 @@
 """`profile=`: which steps of a training, or how much of its time, its hosts trace for XProf.
 
 Pure: what a user wrote becomes what hosts are told. When a trace begins and ends there is the matter of
-`agent/profiler.py`.
+`host/process/frameworks/profiler.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from kinetic_orchestration import visible
+from kinetic_orchestration.protocol.system import visible
 
 _OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
 _said: set[str] = set()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import wire
+from kinetic_orchestration.protocol import wire
 
 # What to do about it.
 ELSEWHERE = "the next zone"

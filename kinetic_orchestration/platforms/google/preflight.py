@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
-from kinetic_orchestration.parallel import side_by_side
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.platforms.google import api_errors, credentials
@@ -26,6 +25,7 @@ from kinetic_orchestration.platforms.google.rest import Answer, Google, google
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.google.storage.requests import impatient
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 OK = "ok"
 WARNING = "warning"

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kinetic_orchestration.agent import schema
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import Asked
 from kinetic_orchestration.platforms.google.rest import Answer, google
+from kinetic_orchestration.protocol import schema
 
 SERVICE = "secretmanager"
 

@@ -23,10 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import copies, processes
-from kinetic_orchestration.agent.assignment import Assignment
-from kinetic_orchestration.agent.lock import is_marked_full
-from kinetic_orchestration.agent.removal import remove_tree
 from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.plan.configuration.home import private
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -48,6 +44,10 @@ from kinetic_orchestration.plan.values import (
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.local import gpus
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.system import copies, processes
+from kinetic_orchestration.protocol.system.lock import is_marked_full
+from kinetic_orchestration.protocol.system.removal import remove_tree
 
 TPU = "TPU"  # as a device that one job has
 HOST_MEMORY = 300 << 20  # what one emulated host takes once it has imported a framework

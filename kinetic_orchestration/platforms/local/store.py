@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.files import FileRecords
-from kinetic_orchestration.agent.records import Entry, Record, reason_of
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.platforms import stamp
 from kinetic_orchestration.platforms.store import too_large
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.base import Entry, Record, reason_of
+from kinetic_orchestration.protocol.records.files import FileRecords
 
 _ELSEWHERE = "put the store elsewhere with KINETIC_STORE (or all of Kinetic's files with KINETIC_HOME)"
 _NEXT = {

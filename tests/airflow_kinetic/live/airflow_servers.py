@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 from tests.ports import held_port
 
 READY_SECONDS = 900.0  # 30 on an idle machine of two cores, minutes on a busy one

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kinetic_orchestration.agent import processes
 from kinetic_orchestration.job import JobHandle, all_jobs
 from kinetic_orchestration.platforms.local.backend import marker
+from kinetic_orchestration.protocol.system import processes
 
 from .airflow_servers import Airflow, Run
 from .conftest import SideBySide

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
 from .airflow_servers import WITHIN, Airflow

@@ -22,7 +22,7 @@ from typing import Any
 import dagster as dg
 import yaml
 
-from kinetic_orchestration.agent import processes
+from kinetic_orchestration.protocol.system import processes
 from tests.ports import held_port
 
 READY_SECONDS = 400.0  # 24 on an idle machine of two cores, minutes on a busy one

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any, Final
 
-from kinetic_orchestration.agent.shown import Clock
 from kinetic_orchestration.platforms.google import call_hook
+from kinetic_orchestration.protocol.records.bucket_metadata import Clock
 
 CONNECTIONS: Final = 32
 _CLIENTS_LIMIT: Final = 8

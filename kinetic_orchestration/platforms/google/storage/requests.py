@@ -16,13 +16,13 @@ from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kinetic_orchestration.agent.names import RECORD_LIMIT
-from kinetic_orchestration.agent.shown import moment_of
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.platforms.google.credentials import refused
 from kinetic_orchestration.platforms.google.storage.client import Client, client
 from kinetic_orchestration.platforms.google.storage.refusals import Told, refusal, told
 from kinetic_orchestration.platforms.store import too_large
+from kinetic_orchestration.protocol.names import RECORD_LIMIT
+from kinetic_orchestration.protocol.records.bucket_metadata import moment_of
 
 PATIENCE: Final = 60.0
 SINGLE: Final = 8 << 20

@@ -14,9 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kinetic_orchestration.agent import names
-from kinetic_orchestration.agent.records import Entry, Record, Signal, check_name
-from kinetic_orchestration.agent.shown import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 from kinetic_orchestration.errors import StoreError, UsageError
 from kinetic_orchestration.plan.configuration import settings as settings_module
 from kinetic_orchestration.platforms import stamp
@@ -24,6 +21,9 @@ from kinetic_orchestration.platforms.google.credentials import credentials
 from kinetic_orchestration.platforms.google.storage import transfer
 from kinetic_orchestration.platforms.google.storage.client import CLOCK_AGE
 from kinetic_orchestration.platforms.google.storage.requests import SINGLE, Requests, moment
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, check_name
+from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 
 PLAIN_SIGNALS: Final = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again

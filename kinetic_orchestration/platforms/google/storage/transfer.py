@@ -11,11 +11,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from kinetic_orchestration.agent.records import reason_of
 from kinetic_orchestration.errors import Corrupt, StoreError
-from kinetic_orchestration.parallel import side_by_side
 from kinetic_orchestration.platforms.google.storage.requests import Requests
 from kinetic_orchestration.platforms.store import too_large
+from kinetic_orchestration.protocol.records.base import reason_of
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 PARTS: Final = ".parts/"
 WORKERS: Final = 8

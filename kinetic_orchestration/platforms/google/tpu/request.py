@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.agent import names, wire
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.protocol import names, wire
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value
@@ -245,7 +245,7 @@ def region_of(zone: str) -> str:
 
 def startup_script() -> str:
     """What each host runs as root at every boot: a program of its own, which arms the deadline before all else."""
-    program = (Path(__file__).parents[3] / "agent" / "boot.py").read_text(encoding="utf-8")
+    program = (Path(__file__).parents[3] / "host" / "machine" / "bootstrap.py").read_text(encoding="utf-8")
     assert _END_OF_PROGRAM not in program
     script = f"""\
 #!/bin/sh

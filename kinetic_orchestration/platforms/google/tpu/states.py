@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,
@@ -22,6 +21,7 @@ from kinetic_orchestration.plan.values import (
 )
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.protocol import wire
 
 REPAIR_PATIENCE = 900.0  # a node that is under repair for longer is dead
 WHOM_TO_ASK = (

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kinetic_orchestration.agent import wire
 from kinetic_orchestration.errors import NoPlace
 from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.protocol import wire
 
 # How an attempt ends that never had hosts.
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)

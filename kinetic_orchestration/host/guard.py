@@ -1,0 +1,103 @@
+"""The guard of one host outlives its agent: what that leaves running it ends, and for an agent that dies it speaks.
+
+Knows nothing of programs and rules. The host's lock goes with the processes that hold it, however they end: so a
+look at the lock tells whether the host lives.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.system.lock import is_marked_full, lock_of, mark_full, told
+from kinetic_orchestration.protocol.system.removal import remove_tree
+
+TYPE_CHECKING = False  # a guard starts beside its agent and the program, and should take little from them
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from kinetic_orchestration.host.process.pipes import Program
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+
+def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[str, dict[str, str]]) -> NoReturn:
+    guard = os.getpid()
+    me = processes.find(guard)
+    started = me.started if me else ""
+    # By hand: to import json would take longer than all the rest here.
+    owner = told(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
+    os.pwrite(lock, owner.encode(), 0)
+    processes.adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: processes.send(agent, received))
+    _, status = os.waitpid(agent, 0)
+    processes.end_descendants(guard)
+    try:
+        if status != 0:
+            speak_for(assignment, private, os.waitstatus_to_exitcode(status))
+    finally:
+        leave(assignment)
+        os._exit(0)
+
+
+def be_the_agent(
+    assignment: Assignment, private: dict[str, dict[str, str]], started: Program | None, guard: int
+) -> NoReturn:
+    code = 1
+    try:
+        from kinetic_orchestration.host.host import Host
+
+        Host(assignment, private, started).run()
+        code = 0
+    except Exception:
+        import traceback
+
+        speak_for(assignment, private, code, traceback.format_exc())
+    finally:
+        if os.getppid() != guard:  # it was killed, and what it would have done is left to us
+            if code:
+                speak_for(assignment, private, code)
+            leave(assignment)
+        os._exit(code)
+
+
+def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
+    """The agent died: say so in its place, at once, so that nobody waits for it."""
+    from kinetic_orchestration.host.host import Host
+    from kinetic_orchestration.protocol import wire
+
+    if full := is_marked_full(lock_of(assignment)):
+        remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))  # which may make room for these words
+        evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
+    host = Host(assignment, private)
+    how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
+    host._write_verdict(
+        wire.Verdict(
+            wire.ABORTED, assignment.boot + "/guard", time.time(),
+            cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
+            reason=f"the agent of host {assignment.host} was ended {how}\n{evidence}".strip(),
+        )
+    )  # fmt: skip
+    host._farewell(cut=True)
+    if full:
+        mark_full(lock_of(assignment), False)
+
+
+def leave(assignment: Assignment) -> None:
+    """Nothing of this host stays on the machine, nor the machine itself if it was made for this host. What it could not
+    say on a disk that stayed full, its lock's file still tells.
+    """
+    remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
+    if assignment.resource:
+        from kinetic_orchestration.host.machine.self_delete import retire
+
+        retire(assignment)
+    if is_marked_full(lock_of(assignment)):
+        return
+    try:
+        os.unlink(lock_of(assignment))
+        os.rmdir(assignment.run)
+    except OSError:
+        pass

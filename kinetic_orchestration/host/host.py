@@ -1,0 +1,917 @@
+"""The agent of one host of one attempt: prepares, has the program run (`minder`), and obeys the rules.
+
+One loop: pump what the program printed, look at the records, decide (`rules`), act. It needs the store and
+nothing else; whoever submitted the job may be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.host.process import pipes, topology
+from kinetic_orchestration.host.process.environ import orders
+from kinetic_orchestration.host.process.supervisor import Minder
+from kinetic_orchestration.host.view.open_records import open_records
+from kinetic_orchestration.host.view.output import LogWriter
+from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol.assignment import Assignment
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.records.base import Record, TooLarge, read_bounded
+from kinetic_orchestration.protocol.system import copies, processes
+from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.host.devices.measuring import Measuring
+    from kinetic_orchestration.host.prepare.compile_cache import CompileCache
+
+TICK = 0.05
+BEAT = 1.0
+LOOK_AT_OTHERS = 5.0
+KEEPER_LOOK = 1.0
+REPORT_SILENCE = 600.0
+REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as theirs have ended
+PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
+PROOF_PACE = 5.0
+COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
+DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
+LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
+
+
+class Host:
+    spec: Ahead | None = None  # both asked for at once, where every look is a request
+    promised: Ahead | None = None
+    sending: Ahead | None = None  # the value
+    rights: tuple[Ahead, ...] = ()
+    measuring: Measuring | None = None  # what devices do, and metrics
+    devices: dict[str, Any] | None = None  # the newest sample of what they do
+
+    def __init__(
+        self, assignment: Assignment, private: dict[str, dict[str, str]], started: pipes.Program | None = None
+    ) -> None:
+        self.at = assignment
+        self.secrets = private.get("env", {})
+        self.uv = private.get("uv", {})
+        self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
+        self.compiled: CompileCache | None = None
+        self.records: Any = open_records(assignment.store)
+        self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
+        key = (assignment.job, assignment.attempt, assignment.host)
+        self.sight: Any
+        self.log: Any
+        if self.records.remote:
+            from kinetic_orchestration.host.view.bucket import Lookout
+            from kinetic_orchestration.host.view.segments import SegmentWriter
+
+            self.sight = Lookout(self.records, assignment, self._compose, self._wake)
+            self.log = SegmentWriter(
+                self.records, *key, watched=self.sight.watched, begun=self.sight.stir, hosts=assignment.hosts
+            )
+        else:
+            from kinetic_orchestration.host.view.files import Sight
+
+            self.records.waits = functools.partial(mark_full, lock_of(assignment))
+            self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
+        self.task: dict[str, Any] = {}
+        self.minder = Minder(assignment, self.scratch, self.log, self._hear)
+        if started is not None:
+            self.minder.take_on(started)
+        self.python = ""  # that the program needs, once that is known
+        self.preempted = ""  # the notice
+        self.prepared = False
+        self.unready: rules.Exit | None = None
+        self.exit: rules.Exit | None = None
+        self.started: dict[int, dict[str, Any]] = {}
+        self.exits: dict[int, tuple[int, float]] = {}
+        self.returned: dict[int, float] = {}  # hosts whose function has, or that wait for the others: when it was seen
+        self.verdict: wire.Verdict | None = None
+        self.began = time.monotonic()
+        self.run_began = 0.0
+        self.affordable = 0.0  # seconds that the job's limit of cost leaves to this attempt
+        self.proof, self.prove_at = "", 0.0
+        self.uncommitted = 0.0  # since when the value could not be written
+        self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
+        self.silence_reported = REPORT_SILENCE
+        self.left_behind_reported = False
+        self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
+        self.owner_read = self.owner_silence = 0.0
+        self.keeper = (0, 0.0)  # the generation of its record, and when it was first seen
+        self.keeper_looked = 0.0
+        self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
+        self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
+        self.beats_read = 0.0
+        self.state = wire.STARTING
+
+    # ---- the whole life ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.records.remote)
+        self.promised = Ahead(self._promise, beside=self.records.remote)
+        if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.minder.wake_out, warn_on_full_buffer=False)
+        try:
+            os.makedirs(self.scratch, exist_ok=True)
+            processes.adopt_orphans()
+            self._open()
+            self._loop()
+        except Refused as error:
+            self._decide(wire.CONFIGURATION, str(error), self.at.host)
+        except (Restarted, Unplaced) as error:
+            self._decide(wire.INFRASTRUCTURE, str(error), self.at.host)
+        except Exception:
+            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{_raised()}", self.at.host)
+        finally:
+            self._end(0.0)
+            self._farewell()
+
+    def _loop(self) -> None:
+        within = 0.0
+        while True:
+            self._pump(within)
+            self._look()
+            move = rules.decide(self._view())
+            if isinstance(move, rules.Start):
+                self._start()
+            elif isinstance(move, rules.Abort):
+                if move.cause == wire.PREEMPTION:
+                    # Before a word to the store, which may take longer than the machine has left.
+                    self.minder.ask_to_end(move.cause, rules.GRACE[move.cause])
+                self._decide(move.cause, move.reason, move.host)
+            elif isinstance(move, rules.Commit):
+                self._try_to_commit()
+            elif isinstance(move, rules.Stop):
+                self._end(move.grace)
+                return
+            idle = isinstance(move, rules.Wait) or (isinstance(move, rules.Commit) and self.verdict is None)
+            self._start_ahead()
+            within = TICK if idle else 0.0  # what was done may allow the next at once
+            self._beat()
+            if self.measuring is not None:
+                self.devices = self.measuring.sample() or self.devices
+
+    # ---- prepare -----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        from kinetic_orchestration.protocol.content import digest
+
+        promised = self.promised or Ahead(self._promise, beside=self.records.remote)
+        placed = Ahead(self._address, beside=bool(self.at.resource) and self.at.hosts > 1)
+        try:
+            spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
+            if self.records.remote and spec is not None and digest.of_bytes(spec.data) != self.at.spec:
+                spec = self.records.read(names.spec(self.at.job))  # not every answer comes with a checksum
+        except TooLarge as error:
+            raise Refused(str(error)) from None
+        if spec is None or digest.of_bytes(spec.data) != self.at.spec:
+            raise Refused(
+                f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
+                "run; submit the job again"
+            )
+        self.task = wire.decode(spec.data, "spec.json")["task"]
+        self.minder.command, self.minder.emulated = bool(self.task["argv"]), bool(self.task.get("emulated"))
+        self.addresses = ["127.0.0.1"] * self.at.hosts
+        if self.at.resource:
+            self._ask_account()
+            self._keep_or_end_program()
+        # With the other hosts, also where each is an imitation of a machine.
+        self.shares_machine = topology.is_loopback(placed.result())
+        if self.at.resource:
+            self._watch_machine()
+        if promise := promised.result():
+            # The spec has been vouched for, and the intent has not: it can only take away.
+            limit = self.task.get("affordable") or 0.0
+            self.affordable = min(limit, promise.get("affordable") or limit)
+            self.moved = min(int(promise["placement"].get("moved", 0)), self.at.attempt - 1)
+        record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine()}
+        if self.at.resource:
+            record["up"] = _machine_age(self.at.home)
+        if self.at.host == 0 and self.at.hosts > 1 and self.shares_machine:
+            record["ports"] = _free_ports(self.at.hosts)
+        life, name = wire.encode(record), self._name("started.json")
+        if self.records.create(name, life) is None and (before := read_bounded(self.records, name)) not in (life, None):
+            raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
+        self.sight.open()
+        self._set_state(wire.PREPARING)
+        if self.task["quick"]:
+            self._prepare()
+            return
+        import threading
+
+        threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
+
+    def _promise(self) -> dict[str, Any]:
+        found = read_bounded(self.records, names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
+        try:
+            return {} if found is None else wire.fields_of(found, wire.INTENT, "the intent")
+        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its metadata
+            return {}
+
+    def _address(self) -> str:
+        """By which the other hosts reach this one, if there are any."""
+        if not self.at.resource or self.at.hosts == 1:
+            return "127.0.0.1"
+        from kinetic_orchestration.host.machine import metadata
+
+        if not (found := metadata.address()):
+            raise Unplaced(
+                f"the metadata server of host {self.at.host} did not say within {metadata.SILENCE:.0f} s which address "
+                "this machine has, so that the other hosts could not have reached it. Nothing was run"
+            )
+        return found
+
+    def _watch_machine(self) -> None:
+        """This host has a machine of its own, which may be taken away."""
+        from kinetic_orchestration.host.machine import metadata
+
+        metadata.watch(self._on_notice)
+
+    def _ask_account(self) -> None:
+        """What the machine's own account has to be able to do. The answers are waited for before anything is run."""
+        from kinetic_orchestration.host.machine import metadata
+
+        self.rights = Ahead(metadata.check_rights, self.task["project"]), Ahead(metadata.secrets, self.task["secrets"])
+
+    def _keep_or_end_program(self) -> None:
+        """A machine of its own starts a process for the program before it knows what to run, and in what.
+
+        It is of use to a command, and to a function whose environment turns out to be this Python's own.
+        """
+        wanted = self.task["environment"] or {}
+        own = not wanted.get("packages", wanted) and self.task["python"] in ("", None, self.minder.python)
+        foreign = wanted and any(name in os.environ for name in pipes.FOREIGN)
+        if self.minder.child and (not own or foreign) and not self.task["argv"]:
+            self.minder.drop()
+
+    def _on_notice(self, text: str) -> None:
+        self.preempted = self.preempted or text
+        self.log.hurry()
+        self._wake()
+
+    def _wake(self) -> None:
+        self.minder.wake()
+
+    def _prepare(self) -> None:
+        """Everything the program needs on this host's disk. On a thread of its own when it may take a while."""
+        from kinetic_orchestration.host.prepare import prepare
+
+        try:
+            others = Ahead(self._find_others, beside=bool(self.at.resource))
+            if self.at.resource:
+                self._use_account()
+                self._open_compile_cache()
+            own = self.task["environment"].get("secrets", ()) if self.task["environment"] else ()
+            uv = {**self.uv, **{name: self.secrets[name] for name in own if name in self.secrets}}
+            self.ready = prepare.prepare(
+                self.records, self.task, self.scratch, self.at.home, uv, self._note, self._found_python
+            )
+            others.result()
+            self._compile_cache()  # waits for it here, with a bound, and not in the loop
+            self.prepared = True
+        except prepare.NotReady as error:
+            self.unready = rules.Exit(1, error.cause, str(error))
+        except Exception:
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{_raised()}")
+        self._wake()
+
+    def _open_compile_cache(self) -> None:
+        if not ((self.task["environment"] or {}).get("compiles") or self.task.get("image")):
+            return  # there is no JAX that could use one
+        from kinetic_orchestration.host.prepare import compile_cache
+
+        if (key := compile_cache.key(self.task)) and "JAX_COMPILATION_CACHE_DIR" not in self.task["env"]:
+            self.compiled = compile_cache.CompileCache(
+                self.records, key, self.at.home, self._note,
+                pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task["env"],
+            )  # fmt: skip
+
+    def _use_account(self) -> None:
+        """What the machine's own account has to be able to do, before anything of the user's runs."""
+        from kinetic_orchestration.host.machine import metadata
+        from kinetic_orchestration.host.prepare import prepare
+
+        try:
+            unknown, secrets = (right.result() for right in self.rights)
+        except metadata.Denied as error:
+            raise prepare.NotReady(str(error)) from None
+        except OSError as error:
+            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
+        if unknown:
+            self._note(unknown)
+        self.secrets |= secrets
+
+    def _found_python(self, python: str) -> None:
+        """The environment is there, and other things may not be: the program's process need not wait for them."""
+        self.python = python
+        self._wake()
+
+    def _find_others(self) -> None:
+        if self.at.hosts == 1 or self.shares_machine:
+            return
+        from kinetic_orchestration.host.machine import (
+            metadata,  # which takes longer to import than such a host to start
+        )
+        from kinetic_orchestration.host.prepare import prepare
+
+        try:
+            self.addresses = metadata.addresses(self.at, self.task.get("slices", 1))
+        except metadata.Denied as error:
+            raise prepare.NotReady(str(error)) from None
+        except OSError as error:
+            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
+
+    def _ports(self) -> dict[str, int]:
+        """Of host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
+        chosen = self.started[0].get("ports", {}) if self.shares_machine else topology.PORTS
+        return {use: int(port) for use, port in chosen.items()}
+
+    # ---- run ---------------------------------------------------------------------------------------------
+
+    def _spawn(self, python: str, kind: str) -> None:
+        self.minder.spawn(python, kind, self._own_secrets(), isolated=bool(self.task["environment"]))
+
+    def _own_secrets(self) -> dict[str, str]:
+        """The program's: the passwords of a package index are for those who install from it."""
+        hidden = (self.task["environment"] or {}).get("installer_only", ())
+        return {name: value for name, value in self.secrets.items() if name not in hidden}
+
+    def _start_ahead(self) -> None:
+        """While code or data are still on their way, Python starts."""
+        wanted = self.python and not self.task["argv"] and not self.minder.running
+        if wanted and self.exit is None and self.unready is None and self.verdict is None:
+            if self.minder.child and self.minder.python != self.python:
+                self.minder.drop()
+            if not self.minder.child:
+                self._spawn(self.python, pipes.FUNCTION)
+
+    def _start(self) -> None:
+        task = self.task
+        if self.minder.child and not task["argv"] and self.minder.python != self.ready.python:
+            self.minder.drop()
+        if not self.minder.child:
+            if task["argv"]:  # what it becomes may be older than the agent is able to run, or no Python at all
+                self._spawn(sys.executable, pipes.COMMAND)
+            else:
+                self._spawn(self.ready.python, pipes.FUNCTION)
+        extra = {**self._compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
+        place = self.addresses, self._ports()
+        message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
+        message["env"] = {**self._own_secrets(), **message["env"]}  # a process that was started ahead lacks them
+        self.minder.begin(message)
+        self.run_began = self.minder.active
+        self._set_state(wire.RUNNING)
+        if task.get("device_metrics"):
+            kind = "" if task["emulated"] else task["accelerator"]["kind"]
+            seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
+            if topology.OWN in message["env"]:  # of those that it shares with others
+                own = int(message["env"][topology.OWN])
+                seen = {name: value.split(",")[own] for name, value in seen.items()}
+            variable, value = self.at.marker.split("=", 1)
+            environ = {**copies.environ(), **task["env"], **seen, variable: value}
+            self._measuring().begin(kind, self.ready.python, environ)
+
+    def _compile_cache(self) -> dict[str, str]:
+        """What JAX compiled before need not be compiled again, unless the user has a cache of their own."""
+        if self.compiled is not None:
+            return self.compiled.environ()
+        if not self.task["compile_cache"] or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            return {}
+        return {"JAX_COMPILATION_CACHE_DIR": os.path.join(self.at.home, "cache", "compile")}
+
+    def _pump(self, within: float) -> None:
+        """Sleep until anything happens, at most so long, while the program's output goes into the log."""
+        for pid, status in self.minder.pump(within):
+            if self.measuring is not None:
+                self.measuring.ended(pid)
+            if pid == self.minder.child:
+                self._on_exit(os.waitstatus_to_exitcode(status))
+
+    def _hear(self, kind: str, payloads: list[bytes]) -> None:
+        """What the program told beside its output."""
+        if kind == frames.METRICS:
+            self._measuring().report(payloads)
+        elif kind == frames.PROFILE:
+            for payload in payloads:
+                self._keep_profile(payload)
+
+    def _measuring(self) -> Measuring:
+        if self.measuring is None:
+            from kinetic_orchestration.host.devices.measuring import Measuring
+
+            self.measuring = Measuring(self.records, self.sight, self.at, self.task["name"], self._note)
+        return self.measuring
+
+    def _keep_profile(self, payload: bytes) -> None:
+        """For who shows where it is. The profile itself is in its place already."""
+        try:
+            self.records.create(self._name("profile.json"), wire.encode(json.loads(payload)))
+        except (OSError, ValueError) as error:
+            self._note(f"the profile of this host is captured, and will not be shown: {error}")
+
+    def _on_exit(self, code: int) -> None:
+        """The program is gone: take the last of its output, then whatever it left running."""
+        self._stop_measuring()
+        self.minder.last_words()
+        if not self.minder.running:
+            if not self.python:  # it was only a guess, such as a command of that name which is no Python
+                self.minder.give_up()
+            elif self.exit is None and self.verdict is None:
+                reason = f"the program's process ended with exit code {code} before it was told to start"
+                self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
+            return
+        if self.exit is None:
+            self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task["argv"])))
+        self._record_exit()
+        self._set_state(wire.ENDING)
+
+    def _stop_measuring(self) -> None:
+        if self.measuring is not None:
+            self.measuring.stop()
+
+    def _record_exit(self) -> None:
+        assert self.exit is not None
+        if self.at.host in self.exits:
+            return
+        self.log.flush()  # whoever sees the exit finds all that was said before it
+        self.exits[self.at.host] = (self.exit.code, time.monotonic())
+        if self.at.hosts > 1:
+            try:
+                self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
+            except OSError:
+                if not self.records.remote:  # else the beat tells the others
+                    raise
+
+    def _blamed(self, exit_: rules.Exit) -> rules.Exit:
+        """A program may die of its machine, and first of all."""
+        if exit_.code == 0 or exit_.cause != wire.USER or not self.at.resource:
+            return exit_
+        from kinetic_orchestration.host.machine import metadata
+
+        self.preempted = self.preempted or metadata.notice()
+        traceback = (self._report() or {}).get("traceback", "")
+        told = f"{exit_.reason}\n{traceback}\n{self.minder.tail.decode('utf-8', 'replace')}"
+        if rules.is_driver(told):
+            return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
+        return exit_
+
+    def _report(self) -> dict[str, Any] | None:
+        return self.minder.report()
+
+    # ---- look and decide ---------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take in what others have written."""
+        if self.verdict is None:
+            self.verdict = _verdict(self.sight.verdict())
+        self.cancelled = ""
+        if (data := self.sight.cancel()) is not None:
+            self.cancelled = wire.reason_of_cancel(data)
+        if len(self.started) < self.at.hosts:
+            for host in range(self.at.hosts):
+                if host not in self.started and (life := self.sight.started(host)) is not None:
+                    self.started[host] = life
+        if self.at.hosts > 1 and self.minder.running:
+            for host in range(self.at.hosts):
+                if host not in self.exits and (code := self.sight.exit(host)) is not None:
+                    self.exits[host] = (code, time.monotonic())
+        if self.task["owned"] and (owner := self.sight.owner()) is not None:
+            self._watch_owner(*owner)
+        self._watch_keeper()
+        if self.exit is None:
+            self.exit = self.unready or self._mute()
+        running, others = self.minder.running, self.at.hosts > 1
+        if running and self.exit is None:
+            self._hear_report()
+        if running and others and (now := self.sight.looked()) - self.beats_read > LOOK_AT_OTHERS:
+            self._look_at_others(now)
+        self._watch_silence()
+
+    def _hear_report(self) -> None:
+        """Of a program that has not ended yet, and may never do if its function failed."""
+        report = self._report()
+        if report is not None and report["code"] != 0:
+            self.exit = self._blamed(rules.exit_of_report(report))
+            self._record_exit()
+        elif report is not None or self.minder.waits():
+            self.returned.setdefault(self.at.host, time.monotonic())
+
+    def _mute(self) -> rules.Exit | None:
+        denied, cause = self.sight.denied()
+        if not denied:
+            return None
+        return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
+
+    def _watch_owner(self, beat: Record, moment: float) -> None:
+        """An old beat counts once it has not changed under our eyes for as long as an owner's silence is borne: on a
+        machine that wakes from its sleep, the owner's is as old as all others, and it may wake later than we do. It
+        counts up to the `moment` at which it was looked for.
+        """
+        now = time.monotonic()
+        if beat.generation != self.owner[0] or now - self.owner_read > rules.OWNER_PATIENCE / 2:
+            self.owner = beat.generation, now
+        self.owner_read = now
+        unchanged = now - self.owner[1] > rules.OWNER_PATIENCE
+        self.owner_silence = moment - beat.updated if unchanged else 0.0
+
+    def _watch_keeper(self) -> None:
+        """End a job that was handed over and that nobody took. Whoever asks for it again may have it anew. It is as old
+        as it was seen to be by our own steady clock: on a machine that wakes from its sleep, whoever was to take it
+        may wake later than we do.
+        """
+        now = time.monotonic()
+        if not self.task.get("kept") or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
+            return
+        self.keeper_looked = now
+        if self.cancelled or self.verdict is not None:
+            return
+        if (found := self.sight.keeper()) is None:
+            return
+        kept, moment = found
+        if kept.generation != self.keeper[0]:
+            self.keeper = kept.generation, now
+        if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self.keeper[1])):
+            cancel = {"reason": reason, "by": "host 0", "writer": self.at.boot, "anew": True}
+            with contextlib.suppress(OSError):  # said again at the next look
+                self.records.create(names.cancel(self.at.job), wire.encode(cancel))
+                self.records.ring(self.at.job)
+                self.cancelled = reason
+
+    def _look_at_others(self, now: float) -> None:
+        """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a
+        laptop's sleep, a paused container) would take each other for dead when they wake.
+        """
+        stopped = now - self.beats_read > LOOK_AT_OTHERS + rules.LOST / 2
+        self.beats_read = now
+        for host in range(self.at.hosts):
+            generation, beat = self.sight.beat_of(host)
+            if beat is not None and beat.returned:
+                self.returned.setdefault(host, now)
+            if host != self.at.host and (stopped or self.beats.get(host, (-1, now))[0] != generation):
+                self.beats[host] = generation, now
+
+    def _watch_silence(self) -> None:
+        """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
+        silence = time.monotonic() - max([self.minder.active, *self.returned.values()])
+        limit, _ = self._stall_limit()
+        self.silence = silence
+        done = self.returned | {host: seen for host, (code, seen) in self.exits.items() if code == 0}
+        behind = time.monotonic() - min(done.values(), default=float("inf"))
+        report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
+        is_behind = self.at.host not in done and not self.left_behind_reported
+        early = is_behind and min(behind, report_at) > REPORT_LEFT_BEHIND
+        if early:
+            report_at = REPORT_LEFT_BEHIND
+        if not self.minder.running or self.exit is not None or silence < report_at:
+            return
+        for host in range(self.at.hosts):
+            if host != self.at.host and (beat := self.sight.beat_of(host)[1]) is not None:
+                self.silence = min(self.silence, max(0.0, self.records.now() - beat.active))
+        if self.silence > report_at and self.silence_reported != float("inf"):
+            if early:
+                self.left_behind_reported = True
+            else:
+                self.silence_reported = float("inf") if limit else self.silence_reported * 2
+            without = f", and {_programs_of(sorted(done))} done" if done else ""
+            self._note(f"no host has shown progress for {self.silence:.0f} s{without}; the stacks of this host follow")
+            self._dump_stacks()
+
+    def _stall_limit(self) -> tuple[float, str]:
+        """The user's; without one, that of hosts which wait for others that may be waiting for them. Once all are done,
+        what they still do is theirs.
+        """
+        if limit := self.task.get("stall"):
+            return limit, ""
+        waiting = sorted(self.returned.keys() - self.exits.keys())
+        if not waiting or len(self.returned.keys() | self.exits.keys()) == self.at.hosts:
+            return 0.0, ""
+        return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
+
+    def _view(self) -> rules.View:
+        now = time.monotonic()
+        stall_limit, stall_limit_of = self._stall_limit()
+        return rules.View(
+            index=self.at.host,
+            hosts=self.at.hosts,
+            verdict=self.verdict,
+            cancelled=self.cancelled,
+            preempted=self.preempted,
+            owner_silence=self.owner_silence,
+            prepared=self.prepared,
+            running=self.minder.running,
+            started=frozenset(self.started),
+            exit=self.exit,
+            echo=self._is_echo(),
+            echo_limit=rules.ECHO + 2 * self.sight.cadence(),
+            exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
+            quiet=tuple((host, self.beats_read - seen) for host, (_, seen) in self.beats.items()),
+            barrier_age=now - self.began,
+            barrier_limit=self.task["provision"],
+            run_age=now - self.run_began if self.minder.running else 0.0,
+            run_limit=self._run_limit(),
+            run_limit_of=", for which limits.cost pays" if self.affordable else "",
+            silence=self.silence if self.minder.running else 0.0,
+            stall_limit=stall_limit,
+            stall_limit_of=stall_limit_of,
+        )
+
+    def _run_limit(self) -> float:
+        """What the job's money is enough for counts from the host's first moment on, its limit from the program's."""
+        affordable = round(max(1.0, self.affordable - (self.run_began - self.began)), 1) if self.affordable else 0.0
+        return min((limit for limit in (self.task["run"], affordable) if limit), default=0.0)
+
+    def _is_echo(self) -> bool:
+        if self.exit is None or self.exit.code == 0 or self.exit.cause != wire.USER:
+            return False
+        if self.exit.code == -signal.SIGTERM:
+            return True
+        if self.at.hosts == 1:
+            return False
+        report = self._report() or {}
+        text = report.get("type", "") + " " + self.exit.reason
+        return rules.is_echo(text if self.exit.code > 0 else text + self.minder.tail.decode("utf-8", "replace"))
+
+    def _decide(self, cause: str, reason: str, host: int) -> None:
+        failure = None
+        if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
+            failure = self._failure(reason)
+        elif cause == wire.STALL:
+            self._dump_stacks()
+        self._write_verdict(
+            wire.Verdict(
+                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
+                proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
+            )
+        )  # fmt: skip
+
+    def _failure(self, reason: str) -> wire.Failure:
+        report = self._report() or {}
+        if report.get("kind") == "tampered":
+            self._discard_payload()
+        if report.get("digest") and report["kind"] == "exception":
+            self._send("exception", report)
+        code = self.exit.code if self.exit is not None else None
+        return wire.Failure(
+            type=report.get("type", ""),
+            message=report.get("message", reason),
+            traceback=report.get("traceback", ""),
+            log_tail=self.minder.tail.decode("utf-8", "replace"),
+            exit_code=code,
+            digest=report.get("digest", "") if report.get("kind") == "exception" else "",
+            size=report.get("size", 0),
+        )
+
+    def _discard_payload(self) -> None:
+        """Or it would be found there for ever, and never sent again."""
+        from kinetic_orchestration.host.prepare import prepare
+
+        prepare.discard(self.records, names.blob(self.task["payload"]["digest"]))
+
+    def _try_to_commit(self) -> None:
+        """What a job came to is worth more patience than any one request has; meanwhile the rules go on."""
+        try:
+            self._commit()
+        except OSError as error:
+            now = time.monotonic()
+            self.uncommitted = self.uncommitted or now
+            patience = COMMIT_PATIENCE.get(error.errno or 0, 0.0) if self.records.remote else 0.0
+            if now - self.uncommitted >= patience:
+                raise
+
+    def _commit(self) -> None:
+        report = self._report() or {}
+        value, now = report.get("digest", ""), time.monotonic()
+        if value and self.sending is None:  # beside the proof
+            self.sending = Ahead(self._send_value, beside=self.records.remote)
+        if self.at.resource and value and not self.proof:
+            if now < self.prove_at:
+                return
+            self.proof, self.prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
+            if not self.proof and now - self.exits[self.at.host][1] < PROOF_PATIENCE:
+                return
+        if self.sending is not None:
+            try:
+                self.sending.result()
+            except OSError:
+                self.sending = None
+                raise
+        self._write_verdict(
+            wire.Verdict(
+                wire.COMMITTED, self.at.boot, time.time(),
+                host=0, digest=value, size=report.get("size", 0), proof=self.proof, format=report.get("format", ""),
+            )
+        )  # fmt: skip
+
+    def _send_value(self) -> None:
+        self._send("result", self._report() or {})
+
+    def _send(self, what: str, report: dict[str, Any]) -> None:
+        from kinetic_orchestration.protocol.content import digest
+
+        path = self.minder.files["outcome"]
+        if self.records.remote:
+            self.records.upload(self._name(what), path, move=what == "exception")
+        elif report.get("size", 0) < digest.LARGE:
+            self.records.upload(self._name(what), path, move=True)
+        else:
+            from kinetic_orchestration.protocol.content import verified
+
+            verified.deliver(self.records, self._name(what), path, report["digest"], self.at.home)
+
+    def _prove(self, role: str, outcome: str) -> str:
+        """So that who may write to the store cannot pass off something else as what this host's program came to."""
+        if not (self.at.resource and outcome):
+            return ""
+        from kinetic_orchestration.host.machine import attestation
+
+        return attestation.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
+
+    def _write_verdict(self, verdict: wire.Verdict) -> None:
+        name = names.verdict(self.at.job, self.at.attempt)
+        record = verdict.encode()
+        if self.key:
+            from kinetic_orchestration.host.machine import bootstrap
+
+            record = wire.summed(bootstrap.seal(self.key, record))
+        if self.records.create(name, record) is not None:
+            self.verdict = verdict
+        else:
+            self.verdict = _verdict(read_bounded(self.records, name))
+        self.records.ring(self.at.job)
+        self.sight.stir()
+
+    # ---- end ---------------------------------------------------------------------------------------------
+
+    def _end(self, grace: float) -> None:
+        """End the program: ask, wait, then SIGKILL whatever descends from this host."""
+        if self.verdict is not None and self.verdict.cause == wire.STALL and self.minder.child:
+            self._dump_stacks()
+        if self.minder.child and grace:
+            self.minder.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
+            deadline = time.monotonic() + grace
+            while self.minder.lives() and time.monotonic() < deadline:
+                self._pump(min(TICK, grace))
+                self._beat()
+        self._stop_measuring()
+        if left := self.minder.kill():
+            self._note(f"processes {left} did not end")
+
+    def _farewell(self, cut: bool = False) -> None:
+        if self.measuring is not None:
+            self.measuring.end()
+        for volume in self.ready.volumes if self.prepared else ():
+            volume.release()
+        if self.compiled is not None:
+            self.compiled.close(1.0 if self.preempted else 5.0)
+        cut = not self.log.close() or cut
+        if self.measuring is not None:
+            self.measuring.close(swiftly=bool(self.preempted))
+        self.records.create(
+            self._name("done.json"),
+            wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
+        )
+        self._set_state(wire.DONE)
+        self.sight.close()
+
+    def _ran(self) -> dict[str, float]:
+        """When the program began and ended, by the store's clock: what of the attempt's time was of use."""
+        if not self.run_began:
+            return {}
+        offset = self.records.now() - time.monotonic()
+        _, ended = self.exits.get(self.at.host, (0, time.monotonic()))
+        return {"began": self.run_began + offset, "ended": ended + offset}
+
+    def _took(self) -> dict[str, Any]:
+        """When each part of the preparation began and ended, by the store's clock, and what trainings' time went to."""
+        offset = self.records.now() - time.monotonic()
+        spans = dict(self.ready.spans) if self.prepared else {}  # a copy: an import ahead may end just now
+        prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}
+        return {"prepared": prepared, "spent": self.minder.spent}
+
+    # ---- small things ------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        (at, before), news = self.beaten, (self.state, self.minder.lacks_room())
+        now = time.monotonic()
+        if news == before and now - at < BEAT:
+            return
+        self.beaten = (now, news)
+        self.sight.beat(self._compose, changed=news != before)
+
+    def _compose(self) -> wire.Beat:
+        ended = self.exits.get(self.at.host)
+        return wire.Beat(
+            self.state,
+            self.at.boot,
+            self.log.segment,
+            self.log.offset,
+            self.records.now() - (time.monotonic() - self.minder.active),
+            done=self.minder.progress.get("done", 0.0),
+            total=self.minder.progress.get("total", 0.0),
+            unit=str(self.minder.progress.get("unit", ""))[:LONGEST_UNIT],
+            exit=None if ended is None else ended[0],
+            returned=self.at.host in self.returned,
+            verdict=self.verdict is not None,
+            began=self._ran().get("began", 0.0),
+            rate=self.minder.progress.get("rate", 0.0),
+            devices=self.devices,
+            spent=self.minder.spent or None,
+            full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.minder.lacks_room() else None,  # in one line
+        )
+
+    def _set_state(self, state: str) -> None:
+        self.state = state
+        self._beat()
+
+    def _on_term(self, number: int, _frame: object) -> None:
+        self.preempted = f"this host received {processes.signal_name(number)}"
+
+    def _dump_stacks(self) -> None:
+        waited = self.minder.ask_for_stacks()
+        deadline = time.monotonic() + 5.0
+        while waited and self.minder.child and not self.preempted and time.monotonic() < deadline:
+            self._pump(0.02)
+            waited -= self.minder.read_stacks()
+
+    def _note(self, text: str) -> None:
+        self.log.write(frames.NOTE, text.encode() + b"\n")
+
+    def _name(self, what: str, host: int | None = None) -> str:
+        return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
+
+
+class Restarted(Exception):
+    """This host has had another life in this attempt: what ran in it is lost."""
+
+    def __init__(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+        was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
+        super().__init__(
+            "this machine was restarted in mid-run (another boot id)" if was != machine
+            else "the agent of this host was started again in mid-run"
+        )  # fmt: skip
+
+
+class Unplaced(Exception):
+    """Nobody could find this host."""
+
+
+class Refused(Exception):
+    """What this host was told to run is not what was submitted."""
+
+
+def _programs_of(hosts: list[int]) -> str:
+    if len(hosts) == 1:
+        return f"the program of host {hosts[0]} is"
+    return f"the programs of {len(hosts)} hosts ({', '.join(map(str, hosts[:8]))}{', …' if hosts[8:] else ''}) are"
+
+
+def _verdict(data: bytes | None) -> wire.Verdict | None:
+    if data is None:
+        return None
+    try:
+        return wire.Verdict.decode(data)
+    except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
+        return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
+
+
+def _machine_age(home: str) -> float:
+    """Seconds since the machine's first boot, at which the startup script armed its deadline."""
+    try:
+        return max(0.0, time.time() - os.stat(os.path.join(home, "deadline.lock")).st_mtime)
+    except OSError:
+        return 0.0
+
+
+def _raised() -> str:
+    """The traceback of the exception that is being handled."""
+    import traceback
+
+    return traceback.format_exc()
+
+
+def _free_ports(hosts: int) -> dict[str, int]:
+    """A run of ports below the ephemeral range, free now; host 0 picks them for all."""
+    import random
+    import socket
+
+    chooser = random.SystemRandom()
+    for _ in range(200):
+        base = chooser.randrange(20_000, 32_000 - hosts - 3)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(base, base + hosts + 3):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return {"jax": base, "torch": base + 1, "megascale": base + 2, "tensorflow": base + 3}
+    raise OSError("no free ports between 20000 and 32000")

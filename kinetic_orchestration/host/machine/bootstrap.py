@@ -1,0 +1,742 @@
+"""What a VM runs at each of its boots: it arms its own deletion, brings the agent, and becomes it.
+
+The source of this module is the startup script, so it stands alone: the standard library of Python 3.10, and nothing
+of this package. The agent imports it for what a VM can do: ask its metadata server, speak to Google's APIs with its
+own account, delete its own slice. It knows no records and no programs. What it says goes to the serial console.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import random
+import sys
+import time
+from collections import namedtuple
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, NoReturn
+
+PASSING = frozenset({0, 408, 429, 500, 502, 503, 504})  # 0: there was no answer
+FETCH_PATIENCE = 600.0
+PIECE = 1 << 20
+LARGEST = 64 << 20  # bytes of an answer: nothing that is asked for here has as many, the agent included
+PULL_PATIENCE = 300.0
+RETRY = 30.0
+LAST_WORDS = 15.0  # of the other hosts, when one has lost its container in mid-run
+CLOCK_AGE = 900.0
+FIRST_WORD = 300.0  # for that long a machine asks for the store's time before it trusts its own clock
+NAME = "kinetic_orchestration.host.machine.bootstrap"  # of this module in the agent
+SCOPE = "instance/service-accounts/default"
+
+_token: tuple[str, float] = ("", 0.0)
+_heard: tuple[float, float] = (0.0, 0.0)  # the store's time, and this machine's steady one when it was told
+
+
+class Reply(namedtuple("Reply", "status headers data")):
+    """An answer; status 0 if there was none, and why in its data."""
+
+    __slots__ = ()
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.data or b"{}")
+
+    def reason(self) -> str:
+        """What the API says of itself."""
+        try:
+            return str(self.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            return self.data[:500].decode("utf-8", "replace").strip() or f"status {self.status}"
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------
+
+
+def root() -> str:
+    """Everything that is written lies below it: the machine's own root, unless the machine is an imitation."""
+    return os.environ.get("KINETIC_ROOT") or "/"
+
+
+def home() -> str:
+    return os.path.join(root(), "var", "lib", "kinetic")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"kinetic: {text}\n")
+    sys.stdout.flush()
+
+
+def call(name: str) -> None:
+    """What `ps` and `top` show of this process: all that come of the startup script have one command line."""
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write(name)
+    except OSError:  # a system that knows no such thing
+        pass
+
+
+def endpoint(service: str) -> str:
+    """Where an API of Google's is: `storage`, `tpu`, `secretmanager`, `cloudresourcemanager`."""
+    given = os.environ.get("STORAGE_EMULATOR_HOST" if service == "storage" else "KINETIC_EMULATOR", "").rstrip("/")
+    if given:
+        return given if "://" in given else f"http://{given}"
+    return f"https://{service}.googleapis.com"
+
+
+# ---- requests --------------------------------------------------------------------------------------------------
+
+
+def tries(patience: float) -> Iterator[None]:
+    """Once, and again after growing pauses while the patience lasts."""
+    deadline, pause = time.monotonic() + patience, 0.1
+    while True:
+        yield
+        wait = pause * (0.5 + random.random())
+        if time.monotonic() + wait > deadline:
+            return
+        time.sleep(wait)
+        pause = min(2 * pause, 8.0)
+
+
+def exchange(
+    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float = 30.0
+) -> Reply:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.netloc, timeout=timeout)
+    try:
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        connection.request(method, target or "/", body, dict(headers or {}))
+        answer = connection.getresponse()
+        return Reply(answer.status, answer.headers, body_of(answer, LARGEST))  # of more, the digest tells, or its JSON
+    except (OSError, http.client.HTTPException) as error:
+        return Reply(0, {}, f"{parts.netloc}: {type(error).__name__}: {error}".encode())
+    finally:
+        connection.close()
+
+
+def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
+    """Return an answer's body, or the first `most` bytes of it. Raises IncompleteRead if it broke off before."""
+    pieces, size = [], 0
+    while size < most and (piece := answer.read(min(most - size, PIECE))):
+        pieces.append(piece)
+        size += len(piece)
+    body = b"".join(pieces)
+    if size < most and answer.length:  # which a read of so many bytes does not look at
+        raise http.client.IncompleteRead(body, answer.length)
+    return body
+
+
+def metadata(path: str, *, patience: float = 60.0, timeout: float = 10.0) -> str | None:
+    """What the metadata server says; None if it knows no such thing, or is not there."""
+    reply = tell(path, patience=patience, timeout=timeout)
+    return None if reply is None else reply.data.decode("utf-8", "replace")
+
+
+def tell(path: str, *, patience: float, timeout: float) -> Reply | None:
+    """The metadata server's whole answer."""
+    reply = asked(path, patience, timeout)
+    return reply if _is_told(reply) else None
+
+
+def asked(path: str, patience: float, timeout: float = 10.0) -> Reply:
+    """Whatever is answered in the end, by the metadata server or in its place."""
+    reply = Reply(0, {}, b"")
+    host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
+    for _ in tries(patience):
+        reply = exchange(
+            "GET", f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}, timeout=timeout
+        )
+        if reply.status not in PASSING:
+            break
+    return reply
+
+
+def _is_told(reply: Reply) -> bool:
+    return reply.status == 200 and reply.headers.get("Metadata-Flavor") == "Google"  # else a proxy, or a portal
+
+
+def token(*, fresh: bool = False) -> str:
+    """An access token of this VM's account, kept until it is about to expire; "" where there is no account."""
+    global _token  # noqa: PLW0603 - one account, one token
+    text, until = _token
+    if fresh or time.monotonic() > until:
+        try:
+            found = json.loads(metadata(f"{SCOPE}/token") or "{}")
+            text, lasts = str(found.get("access_token", "")), float(found.get("expires_in", 0.0))
+        except (ValueError, TypeError, AttributeError):  # nonsense
+            text, lasts = "", 0.0
+        _token = text, time.monotonic() + lasts - min(120.0, lasts / 2)
+    return text
+
+
+def has_token() -> bool:
+    """Whether there was one when it was last asked for."""
+    return bool(_token[0])
+
+
+def identity(audience: str) -> str:
+    """The word of Google for which VM this is, signed; "" where nobody gives one."""
+    return metadata(f"{SCOPE}/identity?audience={quote(audience, safe='')}&format=full") or ""
+
+
+def seal(key: str, record: bytes) -> bytes:
+    """A record of this attempt with the word of whoever has its key, for all that the record says."""
+    fields = json.loads(record)
+    fields.pop("sum", None)  # which is that of a record without a seal
+    return json.dumps({**fields, "seal": sealed(key, gist(fields))}, ensure_ascii=False).encode(
+        "utf-8", "backslashreplace"
+    )
+
+
+def gist(fields: Mapping[str, Any]) -> str:
+    """The digest of what a record says, however it is written, and without the word for it."""
+    said = {name: value for name, value in fields.items() if name not in ("seal", "sum")}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(key: str, text: str) -> str:
+    """The word for a text of whoever has the key."""
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def authorization(*, fresh: bool = False) -> dict[str, str]:
+    imitated = "STORAGE_EMULATOR_HOST" in os.environ or "KINETIC_EMULATOR" in os.environ
+    if imitated and "GCE_METADATA_HOST" not in os.environ:
+        return {}
+    found = token(fresh=fresh)
+    return {"Authorization": f"Bearer {found}"} if found else {}
+
+
+def request(
+    method: str,
+    url: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    patience: float = 60.0,
+) -> Reply:
+    """Ask an API of Google's as this VM; again while the answer is one that may pass."""
+    reply, stale = Reply(0, {}, b""), False
+    for _ in tries(patience):
+        reply = exchange(method, url, body, {**(headers or {}), **authorization(fresh=stale)})
+        stale = reply.status == 401 and not stale
+        if reply.status not in PASSING and not stale:
+            break
+    return reply
+
+
+def store_time() -> float:
+    """The store's clock, by which every deadline counts. Where the store is silent, a steady clock goes on from its
+    last word, for this machine's own may be wrong by more than a job has left: that one counts only where the store has
+    never said a word, however often it was asked.
+    """
+    global _heard  # noqa: PLW0603 - one store, one clock
+    for _ in tries(0.0 if _heard[0] else FIRST_WORD):
+        date = exchange("GET", endpoint("storage") + "/storage/v1/b/-", headers=authorization()).headers.get("Date")
+        if date:
+            _heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
+            break
+    told, then = _heard
+    return told + time.monotonic() - then if told else time.time()
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+
+def delete_slice(resource: str, patience: float = 60.0) -> int:
+    """Ask for the deletion of this VM's own slice; the status of the answer, of which 404 is the best."""
+    reply = request("DELETE", f"{endpoint('tpu')}/v2/{resource}?force=true", patience=patience)
+    if reply.status == 403:
+        say(f"this VM may not delete its slice: {reply.reason()}. Grant its service account roles/tpu.admin. UNTIL "
+            f"SOMEBODY DELETES {resource}, IT COSTS MONEY")  # fmt: skip
+    elif reply.status not in (200, 404):
+        say(f"{resource} was not deleted: {reply.reason()}")
+    return reply.status
+
+
+def end_slice(resource: str, longest: float = 60.0, taken: Callable[[], object] = lambda: None) -> None:
+    """Delete this VM's own slice, and do not stop before it is gone, which this process does not live to see.
+
+    Gone are both the queued resource and this VM's node: one answer to a delete call does not say so. `taken` is called
+    once, after the first delete call that was accepted.
+    """
+    parent, _, name = resource.replace("/queuedResources/", "/nodes/").rpartition("/")
+    node = f"{parent}/{_tpu_env(metadata('instance/attributes/tpu-env', patience=1.0)).get('NODE_ID') or name}"
+    pause = 2.0
+    told = [taken]
+    while not _is_gone(resource, node, told):
+        time.sleep(pause)
+        pause = min(1.5 * pause, longest)
+
+
+def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> bool:
+    """After one more try to delete both; no answer, however strange, ends the tries."""
+    try:
+        status, ends = delete_slice(resource), False
+        if status == 404 and not _is_there(resource):
+            if ends := not _is_there(node):
+                status = 200
+            else:
+                say(f"{resource} is gone, and its node is not: {node} is deleted")
+                status = request("DELETE", f"{endpoint('tpu')}/v2/{node}", patience=10.0).status
+        if status == 200 and taken:
+            taken.pop()()
+        return ends
+    except Exception as error:
+        try:
+            say(f"{resource} could not be deleted yet: {type(error).__name__}: {error}")
+        except OSError:  # nobody reads the console any more
+            pass
+    return False
+
+
+def _is_there(name: str) -> bool:
+    """Where this VM may not look (403), what the delete call said has to do."""
+    reply = request("GET", f"{endpoint('tpu')}/v2/{name}", patience=10.0)
+    return reply.status == 200 or reply.status in PASSING
+
+
+def arm(resource: str, deadline: float) -> None:
+    """From now on a process of its own sees to the deletion at the deadline, whatever becomes of all others."""
+    import fcntl
+
+    if os.fork():
+        if os.wait()[1]:
+            raise Failed(f"the deletion of {resource} could not be armed: this machine starts no process for it")
+        return
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+    call("kinetic-end")
+    try:
+        lock = os.open(os.path.join(home(), "deadline.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of two boots that overlap, one is enough
+        _take_console()
+    except BlockingIOError:
+        os._exit(0)
+    except OSError:
+        pass  # a disk that is full keeps no slice alive
+    while not _is_deleted(resource, deadline):
+        time.sleep(10.0)
+    os._exit(0)
+
+
+def _is_deleted(resource: str, deadline: float) -> bool:
+    try:
+        while (left := deadline - store_time()) > 0:
+            time.sleep(min(max(left, 1.0), CLOCK_AGE))  # that clock tells whole seconds
+        say(f"the deadline has passed: {resource} is deleted")
+        end_slice(resource)
+    except Exception:  # whatever it is, nobody else may be left to delete the slice
+        return False
+    return True
+
+
+def _take_console() -> None:
+    """Whoever started this script waits for the end of its output, and must not wait for ever."""
+    null = os.open("/dev/null", os.O_RDWR)
+    try:
+        console = os.open(os.path.join(root(), "dev", "console"), os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        console = os.open(os.path.join(home(), "console"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for end, wanted in ((0, null), (1, console), (2, console)):
+        os.dup2(wanted, end)
+
+
+# ---- the beginning ---------------------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """The agent cannot start here; the message is for people."""
+
+    cause = "infrastructure"
+    what = "could not start"
+
+
+class Unusable(Failed):
+    """Nor can it on any other host."""
+
+    cause = "configuration"
+
+
+class Changed(Unusable):
+    """What is in the store is not what was submitted."""
+
+
+class Ended(Failed):
+    """The agent's container is gone, and nobody in it could say why."""
+
+    what = "has lost its container"
+
+    def __init__(self, image: str, code: int, said: str) -> None:
+        hint = _EXITS.get(code, "")
+        super().__init__(f"docker run {image} ended with exit code {code}{hint}: {said or 'it said nothing'}")
+        if code in (126, 127):
+            self.cause = Unusable.cause
+
+
+# What `docker run` ends with, https://docs.docker.com/engine/containers/run/#exit-status
+_EXITS = {
+    125: " (docker itself failed)",
+    126: " (name an image that has Python 3.10 or later as python3)",
+    127: " (name an image that has Python 3.10 or later as python3)",
+    137: " (SIGKILL: perhaps the machine ran out of memory)",
+}
+
+
+def place(told: Mapping[str, Any]) -> int:
+    """Which host of all this VM is, counted through the slices."""
+    environment = _tpu_env(metadata("instance/attributes/tpu-env"))
+    worker = metadata("instance/attributes/agent-worker-number") or environment.get("WORKER_ID") or ""
+    if not worker.strip():  # an older image: by this VM's own address
+        known = addresses(metadata("instance/attributes/worker-network-endpoints") or "")
+        own = metadata("instance/network-interfaces/0/ip") or ""
+        worker = str(known.index(own)) if own in known else "0"
+    node = environment.get("NODE_ID", "")
+    prefix = str(told["resource"]).rpartition("/")[2] + "-"
+    number = node[len(prefix) :] if told["slices"] > 1 and node.startswith(prefix) else ""
+    return (int(number) if number.isdigit() else 0) * int(told["hosts_per_slice"]) + int(worker)
+
+
+def _tpu_env(text: str | None) -> dict[str, str]:
+    """Lines of `NAME: 'value'`."""
+    pairs = (line.partition(":") for line in (text or "").splitlines())
+    return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
+
+
+def addresses(endpoints: str) -> list[str]:
+    """Of the workers, in their order. Seen in two formats: `host,host` and `name:id:ip,…`."""
+    return [entry.strip().split(":")[2 if entry.count(":") > 1 else 0] for entry in endpoints.split(",") if entry]
+
+
+def fetch(store: str, digest: str) -> str:
+    """The agent's zip on this disk: what the metadata of this VM vouches for, and nothing else."""
+    path = os.path.join(home(), "agent", f"{digest}.zip")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            if hashlib.sha256(file.read()).hexdigest() == digest:
+                return path
+    for _ in range(2):  # it may have been damaged on its way here
+        reply = request("GET", blob(store, digest) + "?alt=media", patience=FETCH_PATIENCE)
+        if reply.status != 200:
+            raise Failed(f"the agent could not be fetched from {store}: {reply.reason()}")
+        if hashlib.sha256(reply.data).hexdigest() == digest:
+            break
+    else:
+        raise Changed(
+            f"the agent in {store} is not the one that was submitted: its digest differs. It was not run, and is "
+            "removed from the store: submit the job again"
+        )
+    with open(path + ".part", "wb") as file:
+        file.write(reply.data)
+    os.replace(path + ".part", path)
+    return path
+
+
+def unpacked(agent: str) -> str:
+    """The agent's folder, from its zip that was just verified.
+
+    An import from a folder takes a fraction of one from a zip, and leaves byte code to the program's process. Made anew
+    at each boot: what a machine wrote just before it lost its power may be cut short, and nobody looks at it again.
+    """
+    folder = f"{agent[: -len('.zip')]}-{_boot_id()}"
+    if os.path.isdir(folder):
+        return folder
+    fresh = f"{folder}.{os.getpid()}"
+    with open(agent, "rb") as file:
+        files = {os.path.join(fresh, name): content for name, content in _members(file.read())}
+    for parent in {os.path.dirname(path) for path in files}:
+        os.makedirs(parent, exist_ok=True)
+    for path, content in files.items():
+        with open(path, "wb") as file:
+            file.write(content)
+    try:
+        os.rename(fresh, folder)
+    except OSError:
+        if not os.path.isdir(folder):  # else the same script, which was started twice, was first
+            raise
+    return folder
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Of a zip in which nothing is compressed: to import `zipfile` takes longer than to write the files.
+
+    https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: the local file header.
+    """
+    at = 0
+    while data[at : at + 4] == b"PK\3\4":
+        flags, method, size, name, extra = (
+            int.from_bytes(data[at + begin : at + end], "little")
+            for begin, end in ((6, 8), (8, 10), (22, 26), (26, 28), (28, 30))
+        )
+        if method or flags & 8:  # compressed, or of a size that is told behind it
+            raise Failed("the agent is packed in another way than this machine knows: submit the job again")
+        start = at + 30 + name + extra
+        yield data[at + 30 : at + 30 + name].decode(), data[start : start + size]
+        at = start + size
+
+
+def _boot_id() -> str:
+    """Of this machine, or of the imitation of one; what has none makes do with this process."""
+    paths = [os.path.join(place, "proc/sys/kernel/random/boot_id") for place in (root(), "/")]
+    found = next(filter(os.path.exists, paths), "")
+    if not found:
+        return str(os.getpid())
+    with open(found, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def blob(store: str, digest: str) -> str:
+    return address(store, f"blobs/{digest[:2]}/{digest}")[0]
+
+
+def address(store: str, name: str) -> tuple[str, str]:
+    """Of an object: where it is read, and its full name in the bucket."""
+    bucket, _, prefix = store.removeprefix("gs://").partition("/")
+    full = f"{prefix}/{name}" if prefix else name
+    return f"{endpoint('storage')}/storage/v1/b/{bucket}/o/{quote(full, safe='')}", full
+
+
+def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.cause) -> None:
+    """End the attempt in the agent's place, unless somebody was first."""
+    _, full = address(told["store"], f"jobs/{told['job']}/attempts/{told['attempt']}/verdict.json")
+    verdict = {
+        "wire": told["wire"], "kind": "aborted", "writer": f"{told['boot']}/{host}/boot", "time": time.time(),
+        "cause": cause, "host": host, "reason": reason,
+    }  # fmt: skip
+    if told.get("key"):
+        verdict["seal"] = sealed(told["key"], gist(verdict))
+    edge = os.urandom(12).hex()
+    parts = [
+        f"--{edge}\r\nContent-Type: application/json\r\n\r\n{json.dumps(body)}\r\n"
+        for body in ({"name": full}, verdict)
+    ]
+    bucket = told["store"].removeprefix("gs://").partition("/")[0]
+    request(
+        "POST", f"{endpoint('storage')}/upload/storage/v1/b/{bucket}/o?uploadType=multipart&ifGenerationMatch=0",
+        ("".join(parts) + f"--{edge}--\r\n").encode(), {"Content-Type": f"multipart/related; boundary={edge}"},
+    )  # fmt: skip
+
+
+def words(told: Mapping[str, Any], host: int) -> list[str]:
+    """The agent's command line: its assignment."""
+    run = os.path.join(home(), "run", f"{told['job']}-{told['attempt']}")
+    os.makedirs(run, exist_ok=True)
+    found = {
+        "store": told["store"], "job": told["job"], "attempt": told["attempt"], "host": host, "hosts": told["hosts"],
+        "spec": told["spec"], "boot": f"{told['boot']}/{host}", "run": run, "home": home(),
+        "python": "" if told.get("image") else _python_ahead(told.get("python", "")),
+        "marker": f"KINETIC_PLACEMENT={run}", "resource": told["resource"], "deadline": told["deadline"],
+    }  # fmt: skip
+    return [f"{name}={value}" for name, value in found.items()]
+
+
+def _python_ahead(version: str | None) -> str:
+    """That runs the program, if it is known before everything else: for a command ("") any does, and an environment
+    that has yet to be built (None) has its own.
+    """
+    return "" if version is None else python_of(version) if version else sys.executable
+
+
+def python_of(version: str) -> str:
+    """An interpreter of this machine; "" if it has none of that version."""
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return getattr(sys, "_base_executable", "") or sys.executable
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        found = os.path.join(folder, f"python{version}")
+        if os.path.isfile(found) and os.access(found, os.X_OK):
+            return found
+    return ""
+
+
+# What a registry says of an image that no second try will bring, and whose matter that is.
+_REFUSED = (
+    ("unauthorized", "denied", "forbidden", "authentication required", "no basic auth"),
+    ("manifest unknown", "not found", "name unknown", "invalid reference format", "repository does not exist",
+     "no matching manifest", "name invalid"),
+)  # fmt: skip
+
+
+def _pull(command: list[str], image: str) -> None:
+    """Again while the registry's answer is one that may pass."""
+    import subprocess
+
+    said = ""
+    for _ in tries(PULL_PATIENCE):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if done.returncode == 0:
+            return
+        said = done.stdout.decode("utf-8", "replace").strip()[-1000:] or f"exit code {done.returncode}"
+        say(f"the image {image} could not be pulled: {said}")
+        refused, unknown = (any(word in said.lower() for word in words) for words in _REFUSED)
+        if refused:
+            raise Unusable(
+                f"the image {image} was refused by its registry: {said}\nGrant this VM's service account "
+                "roles/artifactregistry.reader on the repository, or name another image"
+            )
+        if unknown:
+            raise Unusable(f"there is no image {image}: {said}\nPush it, or name another one")
+    kind = Unusable if "no such host" in said.lower() else Failed  # a registry of that name, so long: there is none
+    raise kind(f"the image {image} could not be pulled within {PULL_PATIENCE:.0f} s: {said}")
+
+
+def is_googles(registry: str) -> bool:
+    """The host of an image's name, spoken to by HTTPS: `us-docker.pkg.dev`, `gcr.io`, `eu.gcr.io`."""
+    host, colon, port = registry.lower().partition(":")
+    known = [domain for domain in ("pkg.dev", "gcr.io") if host == domain or host.endswith(f".{domain}")]
+    return bool(known) and all(host.split(".")) and (not colon or port == "443")
+
+
+def in_container(image: str, command: list[str]) -> list[str]:
+    """The same command inside the named image, with this machine's devices and network."""
+    import shutil
+
+    docker = shutil.which("docker")
+    if docker is None:
+        raise Unusable(
+            f"there is no docker on this VM to run {image} with: choose a runtime version that has it, with "
+            "cloud=TpuVm(runtime_version=…), or leave container_image out"
+        )
+    registry = image.partition("/")[0]
+    login = ["--config", os.path.join(home(), "docker")]
+    os.makedirs(login[1], mode=0o700, exist_ok=True)
+    secret = os.path.join(login[1], "config.json")
+    with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+        auths = {}
+        if is_googles(registry):  # nobody else is given this VM's token
+            auth = base64.b64encode(f"oauth2accesstoken:{token()}".encode()).decode()
+            auths = {f"https://{registry}": {"auth": auth}}
+        json.dump({"auths": auths}, file)
+    say(f"the image {image} is pulled")
+    try:
+        _pull([docker, *login, "pull", "--quiet", image], image)
+    finally:
+        os.unlink(secret)
+    told = [f"--env={name}" for name in sorted(os.environ) if name.startswith(("KINETIC_", "GCE_", "STORAGE_"))]
+    flags = [
+        "--rm",
+        "--interactive",
+        "--privileged",
+        "--network=host",
+        "--ipc=host",
+        f"--volume={home()}:{home()}",
+        *told,
+    ]
+    return [docker, "run", *flags, "--entrypoint=python3", image, *command[1:]]
+
+
+def main() -> NoReturn:
+    while (told := _orders(found := asked("instance/attributes/kinetic", FETCH_PATIENCE))) is None:
+        if found.status == 404:
+            say("this VM is told nothing by its metadata (attribute kinetic): it does nothing")
+            sys.exit(1)
+        say(f"the metadata server does not say what this VM is to do, and is asked again: {found.reason()}")
+        time.sleep(RETRY)
+    host = 0
+    try:
+        os.makedirs(home(), exist_ok=True)
+        arm(told["resource"], float(told["deadline"]))
+        say(f"the deletion of {told['resource']} is armed for {time.strftime('%FT%TZ', time.gmtime(told['deadline']))}")
+        host = place(told)
+        agent = unpacked(fetch(told["store"], told["agent"]))
+        say(f"this is host {host} of {told['hosts']} of {told['job']}, attempt {told['attempt']}; the agent is here")
+        command = [sys.executable, "-I", agent, *words(told, host)]
+        if told["image"]:
+            command = in_container(told["image"], command)
+        private, end = os.pipe()
+        os.write(end, json.dumps({"seal": {"key": told["key"]}} if told.get("key") else {}).encode())
+        os.close(end)
+        os.dup2(private, 0)
+        if told["image"]:
+            _contain(command, told["image"])
+        _become(agent, command[2:])
+    except Exception as error:  # a full disk, metadata that nobody understands, an agent that cannot begin
+        reason = str(error) if isinstance(error, (Failed, OSError)) else f"{type(error).__name__}: {error}"
+        try:
+            say(reason)
+            what = getattr(error, "what", Failed.what)
+            abort(told, host, f"host {host} {what}: {reason}", getattr(error, "cause", Failed.cause))
+            if isinstance(error, Changed):  # else it would never be sent again
+                request("DELETE", blob(told["store"], told["agent"]), patience=10.0)
+            if isinstance(error, Ended) and told["hosts"] > 1:
+                time.sleep(LAST_WORDS)
+        finally:
+            end_slice(told["resource"])
+        sys.exit(1)
+
+
+def _orders(reply: Reply) -> dict[str, Any] | None:
+    """What this VM is to do, once it is told so that its deletion can be armed."""
+    try:
+        told = reply.json() if _is_told(reply) else {}
+        str(told["resource"]), float(told["deadline"])
+    except (ValueError, LookupError, TypeError, RecursionError):  # nothing, or nonsense
+        return None
+    found: dict[str, Any] = told
+    return found
+
+
+def _contain(command: list[str], image: str) -> NoReturn:
+    """Stay as long as the container, and hand on what it says. It ends well once its agent has, whatever came of the
+    job; of all else nobody has told who could.
+    """
+    import subprocess
+
+    said = b""
+    try:
+        docker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)
+    except OSError as error:
+        raise Failed(f"{command[0]} could not be started: {error.strerror}") from None
+    with docker:
+        assert docker.stdout is not None
+        while data := docker.stdout.read(1 << 16):
+            said = (said + data)[-2000:]
+            try:
+                os.write(1, data)
+            except OSError:  # nobody reads the console any more
+                pass
+    if docker.returncode > 0:  # a signal ends docker's client alone, or with all of this machine
+        ended = Ended(image, docker.returncode, said.decode("utf-8", "replace").strip())
+        if (metadata("instance/preempted", patience=0.0, timeout=1.0) or "").strip() == "TRUE":
+            ended.cause = "preemption"  # a machine that goes down ends its containers first
+        raise ended
+    sys.exit(0)
+
+
+def _become(agent: str, argv: list[str]) -> NoReturn:
+    """In this very process: to start another Python and to import all of this again would take as long as the rest."""
+    own = os.path.join(agent, "site", *NAME.split(".")) + ".py"
+    try:
+        with open(own, "rb") as theirs, open(__file__, "rb") as ours:
+            if theirs.read().rstrip() == ours.read().rstrip():  # with the token that it has already
+                sys.modules[NAME] = sys.modules["__main__"]
+    except FileNotFoundError:  # an agent of another version, which has this module elsewhere or under another name
+        pass
+    path = os.path.join(agent, "__main__.py")
+    with open(path, encoding="utf-8") as file:
+        code = compile(file.read(), path, "exec")
+    sys.argv = argv
+    exec(code, {"__name__": "__main__", "__file__": path})  # the agent, whose digest was verified
+    raise AssertionError("the agent came back")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What a host's machine is asked and tells, when it is a VM of the cloud: notices, addresses, its account's rights.
+
+Knows no records. It speaks to the metadata server and to Google's APIs as the VM's own account.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.protocol import schema
+from kinetic_orchestration.protocol.system.ahead import Several
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+WAIT = 60  # seconds that the metadata server holds an answer back until there is something to say
+SILENCE = 60.0  # seconds of a metadata server that a host waits for
+COMPANY = 300.0  # seconds within which the API tells where the hosts of other slices are
+SECRETS_AT_ONCE = 8
+PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
+
+# What ends this VM, by the path that tells it, and what it is told there.
+NOTICES = {
+    "instance/preempted": ("TRUE", "this VM is being preempted"),
+    "instance/maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this VM is being ended for maintenance"),
+}
+
+
+class Denied(Exception):
+    """The account of this VM lacks a right; the message says which, and how it gets it."""
+
+
+def watch(tell: Callable[[str], None]) -> None:
+    """From now on, tell of each notice once."""
+    for path in NOTICES:
+        threading.Thread(target=_watch, args=(path, tell), name="kinetic-notices", daemon=True).start()
+
+
+def _watch(path: str, tell: Callable[[str], None]) -> None:
+    import time
+
+    query, (awaited, text) = f"?wait_for_change=true&timeout_sec={WAIT}", NOTICES[path]
+    sent, found = "0", ""  # of no value: so the first answer comes at once, and no change after it is missed
+    while found.strip() != awaited:
+        began = time.monotonic()
+        reply = bootstrap.tell(
+            path + query + (f"&last_etag={sent}" if sent else ""), timeout=WAIT + 10.0, patience=5.0
+        )  # fmt: skip
+        etag = sent
+        if reply is not None:
+            found, etag = reply.data.decode("utf-8", "replace"), reply.headers.get("ETag", "")
+        if etag == sent and time.monotonic() - began < 1.0:  # a server that does not wait
+            time.sleep(1.0)
+        sent = etag
+    tell(text)
+
+
+def notice() -> str:
+    """The notice that is there already, if there is one."""
+    for path, (awaited, text) in NOTICES.items():
+        if (bootstrap.metadata(path, patience=0.0, timeout=1.0) or "").strip() == awaited:
+            return text
+    return ""
+
+
+def address() -> str:
+    """By which the other hosts reach this one; "" if its metadata server does not say."""
+    return (bootstrap.metadata("instance/network-interfaces/0/ip", patience=SILENCE) or "").strip()
+
+
+def addresses(at: Assignment, slices: int) -> list[str]:
+    """Of all hosts, in their order: of this slice by its metadata, of the others by the Cloud TPU API.
+
+    Never by what hosts wrote to the store: whoever can write there could have all programs join a machine of theirs.
+    """
+    each = at.hosts // slices
+    mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
+    parent, _, name = at.resource.replace("/queuedResources/", "/nodes/").rpartition("/")
+    found: list[str] = []
+    for number in range(slices):
+        if number == at.host // each and len(mine) == each:
+            found += mine
+        else:
+            found += _addresses_of(f"{parent}/{name}-{number}" if slices > 1 else f"{parent}/{name}", each)
+    return found
+
+
+def _addresses_of(node: str, workers: int) -> list[str]:
+    """Of the workers of a node, which may still be on its way."""
+    reply = bootstrap.Reply(0, {}, b"")
+    for _ in bootstrap.tries(COMPANY):
+        reply = bootstrap.request("GET", f"{bootstrap.endpoint('tpu')}/v2/{node}", patience=0.0)
+        if reply.status == 403:
+            raise Denied(
+                f"where the hosts of {node} are could not be read: {reply.reason()}. {_account()} needs the role "
+                "roles/tpu.viewer, and roles/tpu.admin to delete its slice"
+            )
+        try:
+            endpoints = reply.json().get("networkEndpoints", ()) if reply.status == 200 else ()
+            found = [str(endpoint.get("ipAddress", "")) for endpoint in endpoints]
+        except (ValueError, TypeError, AttributeError):  # what cannot be read may pass
+            found = []
+        if len(found) == workers and all(found):
+            return found
+    said = reply.reason() if reply.status != 200 else "it has not all of its addresses"
+    raise OSError(f"where the hosts of {node} are was not told within {COMPANY:.0f} s: {said}")
+
+
+def _account() -> str:
+    return f"the service account {(bootstrap.metadata(f'{bootstrap.SCOPE}/email') or 'of this VM').strip()}"
+
+
+def check_rights(project: str) -> str:
+    """Raise Denied if this VM could not delete its own slice at the end. What could not be checked is a sentence."""
+    url = f"{bootstrap.endpoint('cloudresourcemanager')}/v1/projects/{project}:testIamPermissions"
+    body = json.dumps({"permissions": PERMISSIONS}).encode()
+    reply = bootstrap.request("POST", url, body, {"Content-Type": "application/json"}, patience=10.0)
+    if reply.status != 200:
+        return f"whether this VM may delete its slice could not be checked: {reply.reason()}"
+    try:
+        missing = sorted(set(PERMISSIONS) - set(reply.json().get("permissions", ())))
+    except (ValueError, TypeError, AttributeError):
+        return f"whether this VM may delete its slice could not be checked: the answer cannot be read: {reply.reason()}"
+    if missing:
+        account = (bootstrap.metadata(f"{bootstrap.SCOPE}/email") or "of this VM").strip()
+        raise Denied(
+            f"the service account {account} lacks {' and '.join(missing)} in {project}, so that nobody on this slice "
+            "could delete it and it might cost money for ever. Nothing was run. Grant it the role: gcloud projects "
+            f"add-iam-policy-binding {project} --member=serviceAccount:{account} --role=roles/tpu.admin"
+        )
+    return ""
+
+
+def secrets(wanted: Mapping[str, str]) -> dict[str, str]:
+    """The values of secrets, by the variables that are to hold them. They go nowhere but to the program."""
+    values = Several(lambda variable: _secret(variable, wanted[variable]), list(wanted), most=SECRETS_AT_ONCE).result()
+    return dict(zip(wanted, values, strict=True))
+
+
+def _secret(variable: str, resource: str) -> str:
+    try:
+        schema.secret_ref(resource)
+    except schema.Wrong as wrong:
+        raise Denied(f"what {variable} is to hold is not the name of a secret: {schema.short(wrong.value)}") from None
+    name = resource if "/versions/" in resource else f"{resource}/versions/latest"
+    reply = bootstrap.request("GET", f"{bootstrap.endpoint('secretmanager')}/v1/{quote(name, safe='/:')}:access")
+    if reply.status in bootstrap.PASSING or (reply.status == 401 and not bootstrap.has_token()):
+        raise OSError(f"the secret {resource} for {variable} could not be read within a minute: {reply.reason()}")
+    if reply.status != 200:
+        raise Denied(
+            f"the secret {resource} for {variable} could not be read: {reply.reason()}. {_account()} needs "
+            "roles/secretmanager.secretAccessor on it"
+        )
+    try:
+        return base64.b64decode(reply.json()["payload"]["data"]).decode("utf-8", "surrogateescape")
+    except (ValueError, KeyError, TypeError):  # not told, for it may be a part of the secret
+        raise OSError(f"the answer to the request for the secret {resource} for {variable} cannot be read") from None

@@ -1,0 +1,79 @@
+"""The last thing a host does: it sees to it that its slice is deleted, in its turn, so that one call is enough.
+
+Host 0 deletes as soon as every host is done. If it cannot, the others follow one after the other. Knows the records
+of the end and nothing of programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.protocol import names, rules, wire
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+LATE = 15.0  # host 0 waits so long for the others, beyond the grace that the verdict left them
+FIRST_TURN = 45.0
+TURN = 10.0
+LOOK = 0.25
+SLOWEST_LOOK = 2.0
+
+
+def retire(at: Assignment) -> None:
+    """Returns when the slice is gone, which a process on it does not live to see."""
+    from kinetic_orchestration.host.machine import bootstrap
+
+    if not at.resource:
+        return
+    if at.host:
+        time.sleep(FIRST_TURN + TURN * at.host)
+    elif at.hosts > 1:
+        with contextlib.suppress(Exception):  # whatever the store says of the others, the slice has to go
+            _wait_for_others(at)
+    bootstrap.end_slice(at.resource, taken=lambda: _tell(at))
+
+
+def _tell(at: Assignment) -> None:
+    """Tell those who ask what the job cost that its hosts are charged for no longer. Once, and nothing hangs on it."""
+    from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+
+    with contextlib.suppress(Exception), contextlib.closing(CloudRecords(at.store)) as records:
+        records.create(names.left(at.job, at.attempt), wire.encode({}))
+
+
+def _wait_for_others(at: Assignment) -> None:
+    from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+
+    records, pause = CloudRecords(at.store), LOOK
+    deadline = time.monotonic() + LATE + _grace(records, at)
+    while time.monotonic() < deadline and not _all_done(records, at):
+        time.sleep(pause)
+        pause = min(1.5 * pause, SLOWEST_LOOK)
+    records.close()
+
+
+def _all_done(records: CloudRecords, at: Assignment) -> bool:
+    """Of those that have ever begun: one that did not, as its machine never came up, has no last word to say."""
+    try:
+        signals = {signal.name: signal.data for signal in records.signals(names.beats_of(at.job))}
+    except OSError:
+        return False
+    beats = [wire.Beat.read(signals.get(names.beat(at.job, at.attempt, host), b"")) for host in range(at.hosts)]
+    return any(beats) and all(beat is None or beat.state == wire.DONE for beat in beats)
+
+
+def _grace(records: CloudRecords, at: Assignment) -> float:
+    """What is left of the time that the verdict allows the others' programs to end."""
+    try:
+        found = records.read(names.verdict(at.job, at.attempt))
+        verdict = None if found is None else wire.Verdict.decode(found.data)
+    except (OSError, ValueError):
+        return 0.0
+    if found is None or verdict is None:
+        return 0.0
+    allowed = max(rules.grace(verdict, host) for host in range(at.hosts))
+    return max(0.0, allowed - (records.now() - found.updated))

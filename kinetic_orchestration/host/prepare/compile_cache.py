@@ -1,0 +1,283 @@
+"""JAX's compile cache on a machine of its own: what was compiled before comes from the store, what is new goes there.
+
+JAX keeps compiled programs in a folder. Here the folder is filled while the machine is being prepared, and host 0
+(the only one for which JAX writes entries) puts new ones into the store during the run and at its end. Responsible for
+which entries belong together (`key`), for bounds in time and bytes, and for the count of hits. It never fails a job:
+what cannot be had is compiled. It does not know what an entry holds.
+
+**Trust.** Whoever writes an entry can run code in every job that reads it. So a cache belongs to one trust domain: a
+deployment's machines that have the same service account in the same project. Entries are named by their digests, and a
+list of them counts only with the word of such a machine (`vouch`); write access to the bucket is not enough to have
+anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache: the word
+names the store and the deployment, so a list that is copied to another one has nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content.digest import plain_of_file
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+FETCH_SECONDS = 30.0  # compiling starts then, whatever has not come
+FETCH_BYTES = 2 << 30
+KEPT = 2000  # entries in a list, the most recently used first
+LISTS = 4  # newest lists that are read
+PUSH_EVERY = 15.0
+THREADS = 8
+SUFFIX = "-cache"  # of JAX's entries; beside them it may keep "-atime"
+JAX = {
+    # What takes longer is kept; JAX's own 1 s leaves out most of a small program.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    # A cache of XLA's in the same folder, for GPUs alone, puts the folder's path into the names of all entries.
+    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+}
+
+
+class Entry(NamedTuple):
+    name: str  # of the file in JAX's folder
+    digest: str
+    size: int
+
+
+class Summary(NamedTuple):
+    """What the cache was good for; `hits` is None where the file system does not tell what was read."""
+
+    fetched: int
+    fetched_bytes: int
+    hits: int | None
+    pushed: int
+
+
+def key(task: dict[str, Any]) -> str:
+    """What entries must have in common to be of use to each other; "" if there is nothing to keep."""
+    wanted = task.get("environment") or {}
+    builds = wanted.get("compiles") or task.get("image") or ""
+    if not task.get("compile_cache") or not builds:
+        return ""
+    facts = [builds, wanted.get("python", ""), task["accelerator"], task["emulated"], task.get("slices", 1)]
+    if task["emulated"]:
+        facts.append(_processor())  # programs for ordinary processors use all that these can do
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
+
+
+class CompileCache:
+    """One job's cache on one host. It begins to fetch when it is made; all else waits with a bound."""
+
+    def __init__(
+        self,
+        records: Any,
+        key: str,
+        home: str,
+        note: Callable[[str], object],
+        *,
+        pushes: bool,
+        writer: str,
+        taken: Iterable[str] = (),
+        seconds: float = FETCH_SECONDS,
+        most: int = FETCH_BYTES,
+    ) -> None:
+        """`pushes`: this is host 0. `writer` is unique to this attempt. `taken`: variables that the user has set."""
+        self.folder = os.path.join(home, "cache", "compile", key)
+        self._records, self._key, self._note = records, key, note
+        self._pushes, self._writer, self._taken = pushes, writer, frozenset(taken)
+        self._deadline, self._most = time.monotonic() + seconds, most
+        self._known: dict[str, Entry] = {}  # of lists that are believed, the most recently used first
+        self._lists: list[str] = []
+        self._fetched: dict[str, Entry] = {}
+        self._before: set[str] = set()  # what another job of this machine left here
+        self._pushed: dict[str, Entry] = {}
+        self._steady: dict[str, tuple[int, int]] = {}
+        self._told = False
+        self._tells_reads = False
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kinetic-compiled", daemon=True)
+        self._thread.start()
+
+    def environ(self) -> dict[str, str]:
+        """For the program. Waits for what is still being fetched, no longer than the bound."""
+        self._ready.wait(max(0.0, self._deadline - time.monotonic()))
+        return {
+            name: value
+            for name, value in ({"JAX_COMPILATION_CACHE_DIR": self.folder} | JAX).items()
+            if name not in self._taken
+        }
+
+    def close(self, seconds: float = 5.0) -> Summary:
+        """The program has ended: what is new goes to the store, as far as that takes no longer."""
+        self._closing.set()
+        self._thread.join(seconds)
+        hits = sum(map(self._was_read, self._fetched.values())) if self._tells_reads else None
+        size = sum(entry.size for entry in self._fetched.values())
+        found = Summary(len(self._fetched), size, hits, len(self._pushed))
+        if found.fetched or found.pushed:
+            used = "" if hits is None else f", {hits} of them used"
+            self._note(f"compile cache: {found.fetched} programs fetched{used}, {found.pushed} new ones kept")
+        return found
+
+    # ---- on a thread of its own --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            self._before = set(os.listdir(self.folder))
+            self._tells_reads = _tells_reads(self.folder)
+            self._fetch()
+        except Exception as error:  # the program compiles what it does not find
+            self._complain("read", error)
+        finally:
+            self._ready.set()
+        while self._pushes:
+            last = self._closing.wait(PUSH_EVERY)
+            try:
+                self._push(last)
+            except Exception as error:
+                self._complain("written", error)
+            if last:
+                return
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            self._note(f"the compile cache cannot be {what} ({type(error).__name__}: {error}); the job goes on without")
+
+    def _fetch(self) -> None:
+        lists = sorted(self._records.list(names.compiled(self._key, "lists/")), key=lambda entry: -entry.updated)
+        for found in lists[:LISTS]:
+            for entry in self._believed(found.name):
+                self._known.setdefault(entry.name, entry)
+        wanted, size = [], 0
+        for entry in list(self._known.values())[:KEPT]:
+            size += entry.size
+            if size > self._most:
+                break
+            if entry.name not in self._before:
+                wanted.append(entry)
+        if not wanted:
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-compiled") as pool:
+            list(pool.map(self._fetch_one, wanted))
+
+    def _believed(self, name: str) -> list[Entry]:
+        from kinetic_orchestration.host.machine import attestation
+
+        data = read_bounded(self._records, name)
+        try:
+            told = json.loads(data or b"")
+            entries = [Entry(str(file), str(digest), int(size)) for file, digest, size in told["entries"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return []
+        if not attestation.believed(str(told.get("proof", "")), self._claim(entries)):
+            return []
+        self._lists.append(name)
+        return [
+            entry for entry in entries if entry.name.endswith(SUFFIX) and os.path.basename(entry.name) == entry.name
+        ]
+
+    def _fetch_one(self, entry: Entry) -> None:
+        if time.monotonic() > self._deadline or self._closing.is_set():
+            return
+        path = os.path.join(self.folder, entry.name)
+        part = os.path.join(self.folder, f".{entry.digest}.part")
+        blob = names.compiled(self._key, entry.digest)
+        try:
+            try:
+                self._records.download(blob, part, most=entry.size)
+                whole = plain_of_file(part) == entry.digest
+            except TooLarge:
+                whole = False
+            if not whole:  # nobody could put the right one beside it
+                self._records.delete(blob)
+                raise ValueError(f"{blob} is not what its name says")
+            os.utime(part, (0, time.time()))  # the first read of it is then seen, also by a lazy file system
+            os.replace(part, path)
+            self._fetched[entry.name] = entry
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            self._known.pop(entry.name, None)
+            self._complain("read", error)
+
+    def _push(self, last: bool) -> None:
+        """New entries, each once it has been the same for two looks; JAX writes them in place."""
+        pushed = dict(self._pushed)
+        for name in sorted(os.listdir(self.folder)):
+            if not name.endswith(SUFFIX) or name in self._known or name in self._pushed:
+                continue
+            path = os.path.join(self.folder, name)
+            found = os.stat(path)
+            stamp = found.st_size, found.st_mtime_ns
+            if not last and self._steady.get(name) != stamp:
+                self._steady[name] = stamp
+                continue
+            digest = plain_of_file(path)
+            self._records.upload(names.compiled(self._key, digest), path)
+            self._pushed[name] = Entry(name, digest, found.st_size)
+        if self._pushed.keys() != pushed.keys() or (last and any(map(self._was_read, self._fetched.values()))):
+            self._publish()
+
+    def _publish(self) -> None:
+        """The list, with this machine's word for it. The lists that it continues are of no more use."""
+        from kinetic_orchestration.host.machine import attestation
+
+        used = [entry for entry in self._known.values() if self._was_read(entry)]
+        rest = [entry for entry in self._known.values() if entry not in used]
+        entries = [*self._pushed.values(), *used, *rest][:KEPT]
+        proof = attestation.vouch(self._claim(entries))
+        if not proof:
+            raise OSError("this machine has no account by which others could know whose the entries are")
+        own = names.compiled(self._key, f"lists/{self._writer}")
+        self._records.put(own, json.dumps({"entries": entries, "proof": proof}).encode())
+        while self._lists:
+            if (name := self._lists.pop()) != own:
+                self._records.delete(name)
+
+    def _claim(self, entries: list[Entry]) -> str:
+        """The text that a machine vouches for: whose list it is, of which programs, and what is in it."""
+        return names.claim("compiled", self._records.root, self._key, _digest(entries))
+
+    def _was_read(self, entry: Entry) -> bool:
+        try:
+            return os.stat(os.path.join(self.folder, entry.name)).st_atime > 0.0
+        except OSError:
+            return False
+
+
+def _digest(entries: list[Entry]) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _tells_reads(folder: str) -> bool:
+    """Whether a file's time of access is kept here."""
+    probe = os.path.join(folder, f".probe-{os.getpid()}")
+    try:
+        with open(probe, "wb") as file:
+            file.write(b"x")
+        os.utime(probe, (0, time.time()))
+        with open(probe, "rb") as file:
+            file.read()
+        return os.stat(probe).st_atime > 0.0
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = {line for line in file if line.startswith(("model name", "flags"))}
+    except OSError:
+        lines = set()
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]

@@ -1,0 +1,100 @@
+"""Brings what lies in a distant store to this host's disk: blobs by their name, and data by its address.
+
+Whether a blob is what its name says, is looked at by whoever opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.records.base import TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SIDE_BY_SIDE = 8
+
+
+class Blobs:
+    """Files of blobs: the store's own where it has files, else copies in `folder`."""
+
+    def __init__(self, records: Any, folder: str) -> None:
+        self._records = records
+        self._folder = folder
+
+    def path(self, digest: str, most: int) -> str | None:
+        """Return the file of a blob, or None if there is no such blob. Raises TooLarge for one that has more bytes than
+        somebody to be believed says of it.
+        """
+        if not self._records.remote:
+            found: str | None = self._records.local_path(names.blob(digest))
+            return found
+        path = os.path.join(self._folder, digest)
+        if os.path.exists(path):
+            return path
+        os.makedirs(self._folder, exist_ok=True)
+        try:
+            self._records.download(names.blob(digest), path, most=most)
+        except FileNotFoundError:
+            return None
+        return path
+
+    def forget(self, digest: str) -> None:
+        """Have a blob fetched anew when it is asked for again."""
+        if digest and self._records.remote:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, digest))
+
+    def fetch(self, sizes: Mapping[str, int]) -> None:
+        """Have them here before they are needed, several at once. What is missing, or too large, is found when it is
+        asked for.
+        """
+        if not self._records.remote or len(sizes) < 2:
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        def bring(digest: str) -> None:
+            with contextlib.suppress(TooLarge):
+                self.path(digest, sizes[digest])
+
+        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(sizes)), "kinetic-blobs") as pool:
+            list(pool.map(bring, sizes))
+
+
+def copy_bucket(url: str, folder: str) -> str:
+    """What lies at a gs:// address, in `folder`: the path of its copy there. Raises FileNotFoundError."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from kinetic_orchestration.host.machine.bucket_records import Bucket, check_room
+
+    name, _, prefix = url.removeprefix("gs://").partition("/")
+    bucket = Bucket(name)
+    exact = bucket.facts(prefix) if prefix and not prefix.endswith("/") else None
+    inside = prefix if not prefix or prefix.endswith("/") else prefix + "/"
+    found = [exact] if exact else [item for item in bucket.listing(inside) if not item["name"].endswith("/")]
+    if not found:
+        raise FileNotFoundError(f"there is nothing at {url}")
+    check_room(folder, sum(int(item["size"]) for item in found), url)
+    top = os.path.join(folder, "content")
+
+    def one(item: dict[str, Any]) -> None:
+        below = os.path.basename(item["name"]) if exact else item["name"][len(inside) :]
+        path = os.path.normpath(os.path.join(top, below))
+        if not path.startswith(top + os.sep):
+            raise FileNotFoundError(f"{item['name']!r} in {url} would lie outside of its own folder")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            there = bucket.fetch(item["name"], path, int(item["size"]))  # than which no more was counted above
+        except TooLarge:  # another one lies there by now, which is as good: its owner wrote it
+            now = bucket.facts(item["name"])
+            there = now is not None and bucket.fetch(item["name"], path, int(now["size"]))
+        if not there:
+            raise FileNotFoundError(f"{item['name']!r} in {url} was deleted meanwhile")
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE, "kinetic-data") as pool:
+        list(pool.map(one, found))
+    bucket.close()
+    return os.path.join(top, os.path.basename(exact["name"])) if exact else top

@@ -1,0 +1,318 @@
+"""What a program needs before it can start, brought to this host's disk: code, data, environment.
+
+Knows nothing of processes; it may run on a thread beside the agent's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.host.prepare.fetch import Blobs
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.system.ahead import Ahead, Several
+
+AGAIN = "submit the job again, which sends what is missing"
+DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
+
+
+class NotReady(Exception):
+    """The program cannot start; `cause` says whose matter that is."""
+
+    def __init__(self, message: str, cause: str = wire.CONFIGURATION) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Missing(Exception):
+    """A blob that was sent is not there."""
+
+
+class Ready(NamedTuple):
+    python: str
+    cwd: str
+    path: list[str]
+    argv: list[str]
+    payload: str
+    data: list[str]
+    volumes: list[Any]  # to be released at the end
+    spans: Mapping[str, tuple[float, float]] = MappingProxyType({})  # of each part, by the steady clock
+
+
+def prepare(
+    records: Any,
+    task: dict[str, Any],
+    scratch: str,
+    home: str,
+    uv: dict[str, str],
+    note: Callable[[str], None],
+    found: Callable[[str], None] = lambda _: None,
+) -> Ready:
+    """`uv` are the settings of the package index, which may hold passwords and are never written down.
+
+    On a machine of its own all parts come side by side. `found` is told the interpreter as soon as it is there.
+    """
+    root = os.path.join(scratch, "project")
+    os.makedirs(root, exist_ok=True)
+    blobs = Blobs(records, os.path.join(scratch, "blobs"))
+    spans: dict[str, tuple[float, float]] = {}
+
+    def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead:
+        return Ahead(_timed, spans, what, work, records, *rest, beside=records.remote)
+
+    environment = begin("environment", _environment, task, home, uv, note)
+    payload = begin("payload", _payload, blobs, task["payload"])
+    brought = Several(
+        lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
+        list(enumerate(task["data"])), most=DATA_AT_ONCE, beside=records.remote,
+    )  # fmt: skip
+    code = begin("code", _code, blobs, task, root, scratch)
+    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=records.remote)
+    packages = code.result()
+    data = brought.result()
+    python = warm.result()
+    volumes = _volumes(task["volumes"], data, home)
+    for folder in (task["output_dir"], task["checkpoint_dir"]):
+        _make(folder)
+    cwd = os.path.join(root, task["cwd"]) if task["cwd"] else root
+    os.makedirs(cwd, exist_ok=True)
+    path = [os.path.normpath(os.path.join(root, entry)) for entry in task["path"]] + packages + task["extra_path"]
+    argv = list(task["argv"])
+    if argv and argv[0] in ("python", "python3"):
+        argv[0] = python
+    return Ready(python, cwd, path, argv, payload.result(), data, volumes, spans)
+
+
+def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[..., Any], *rest: Any) -> Any:
+    began = time.monotonic()
+    try:
+        return work(*rest)
+    finally:
+        spans[what] = began, time.monotonic()
+
+
+def _warm(
+    environment: Ahead,
+    found: Callable[[str], None],
+    others: Sequence[Ahead | Several],
+    task: dict[str, Any],
+    spans: dict[str, tuple[float, float]],
+    note: Callable[[str], None],
+) -> str:
+    """The interpreter; and while other things are still on their way, the first import of JAX is gone through.
+
+    In a process of its own, which leaves byte code and a warm disk: a program may set JAX's variables before it imports
+    JAX itself, and must find it as if nobody had.
+    """
+    python: str = environment.result()
+    found(python)
+    modules = (task["environment"] or {}).get("warm", ())
+    if modules and any(other.pending for other in others):
+        from kinetic_orchestration.host.prepare.environment import warm_up
+
+        Ahead(_timed, spans, "import", warm_up, python, modules, note)
+    return python
+
+
+def _code(records: Any, blobs: Blobs, task: dict[str, Any], root: str, scratch: str) -> list[str]:
+    if task["tree"]:
+        _unpack(records, blobs, task["tree"], root)
+    return [
+        _package(records, blobs, item, os.path.join(scratch, "packages", str(number)))
+        for number, item in enumerate(task["packages"])
+    ]
+
+
+def _payload(records: Any, blobs: Blobs, payload: dict[str, Any]) -> str:
+    if not payload:
+        return ""
+    try:
+        path = blobs.path(payload["digest"], payload["size"])
+    except TooLarge as error:
+        discard(records, names.blob(payload["digest"]))  # else it would be found there for ever
+        raise NotReady(f"{error}. It was removed: {AGAIN}") from None
+    if path is None:
+        raise NotReady(f"{names.blob(payload['digest'])} is not in the store {records.root}: {AGAIN}")
+    return path
+
+
+def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
+    from kinetic_orchestration.protocol.content import tree
+
+    sizes: dict[str, int] = {}
+
+    def bring(packs: Sequence[tree.Pack]) -> None:
+        sizes.update((pack.id, pack.stored) for pack in packs)
+        blobs.fetch(sizes)
+
+    def open_pack(blob: str) -> str:
+        try:
+            path = blobs.path(blob, sizes[blob])
+        except TooLarge as error:
+            raise tree.Damaged(str(error), blob) from None
+        if path is None:
+            raise Missing(f"{names.blob(blob)} is not in the store {records.root}")
+        return path
+
+    for left in (1, 0):
+        listed = read_bounded(records, names.tree(tree_digest))
+        if listed is None:
+            raise NotReady(f"{names.tree(tree_digest)} is not in the store {records.root}: {AGAIN}")
+        try:
+            tree.unpack(_manifest(listed), open_pack, target, tree_digest, bring)
+            return
+        except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
+            pack = getattr(error, "pack", "")
+            if left and records.remote:  # what was composed comes without a checksum
+                import shutil
+
+                blobs.forget(pack)
+                shutil.rmtree(target, ignore_errors=True)
+                continue
+            # Else it would be found there for ever, and nothing sent in its place.
+            if pack:
+                discard(records, names.blob(pack))
+            discard(records, names.tree(tree_digest))
+            why = str(error) if isinstance(error, (tree.Damaged, Missing)) else f"{names.tree(tree_digest)} was changed"
+            raise NotReady(f"{why}. It was removed from the store: {AGAIN}") from None
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    from kinetic_orchestration.protocol.content import tree
+
+    try:
+        manifest: dict[str, Any] = json.loads(data)
+    except (ValueError, RecursionError):
+        raise tree.Damaged("the tree's manifest is no JSON: it was changed after it was sent") from None
+    return manifest
+
+
+def read_intact(records: Any, name: str, wanted: str) -> bytes | None:
+    """Return what has that digest. It is read once more if it differs, for what was composed has no checksum on its
+    way.
+    """
+    for _ in range(2 if records.remote else 1):
+        data = read_bounded(records, name)
+        if data is not None and digest.of_bytes(data) == wanted:
+            return data
+    return None
+
+
+def discard(records: Any, name: str) -> None:
+    """An object that is not what its name says."""
+    with contextlib.suppress(OSError):
+        records.delete(name)
+
+
+def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, str], note: Callable[[str], None]) -> str:
+    wanted: dict[str, Any] | None = task["environment"]
+    if not wanted or "lock" not in wanted:
+        return str(task["python"] or sys.executable)
+    if not wanted["interpreter"] and not wanted["packages"] and not task["tools"].get("python"):
+        from kinetic_orchestration.host.machine import bootstrap
+
+        if python := bootstrap.python_of(wanted["python"]):
+            return python
+    from kinetic_orchestration.host.prepare import environment
+
+    lock = read_intact(records, names.blob(wanted["lock"]), wanted["lock"])
+    if lock is None:
+        discard(records, names.blob(wanted["lock"]))
+        raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
+    try:
+        if not wanted["interpreter"]:  # of the submitter's machine, which is another one
+            from kinetic_orchestration.host.prepare import toolbox
+
+            settings = environment.with_own(uv, wanted["settings"])
+            return toolbox.provide(records, wanted, task["tools"], lock.decode(), home, settings, note)
+        python = environment.ensure(
+            lock.decode(), wanted["lock"], root=os.path.join(home, "environments"),
+            uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
+        )  # fmt: skip
+        environment.hold(python)  # for as long as this agent lives
+    except environment.BuildFailed as error:
+        raise NotReady(str(error), wire.INFRASTRUCTURE if error.passing else wire.CONFIGURATION) from None
+    return python
+
+
+def _package(records: Any, blobs: Blobs, item: dict[str, str], folder: str) -> str:
+    target = os.path.join(folder, item["at"])
+    os.makedirs(target)
+    _unpack(records, blobs, item["digest"], target)
+    return folder
+
+
+def _data(records: Any, blobs: Blobs, item: dict[str, str], home: str) -> str:
+    """A folder or file of data, brought once to this machine and shared by all that read it."""
+    if item["here"]:
+        return item["here"]
+    if url := item.get("url", ""):
+        return _kept(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
+
+    def unpack(root: str) -> str:
+        content = os.path.join(root, "content")
+        os.makedirs(content)
+        _unpack(records, blobs, item["digest"], content)
+        return content
+
+    content = _kept(os.path.join(home, "cache", "data", item["digest"]), unpack)
+    return os.path.join(content, item["file"]) if item["file"] else content
+
+
+def _kept(root: str, bring: Callable[[str], str]) -> str:
+    """The path that `bring` gave when it filled this folder, now or at another time."""
+    import fcntl
+    import shutil
+
+    os.makedirs(root, exist_ok=True)
+    complete = os.path.join(root, "complete")
+    with open(os.path.join(root, "lock"), "w", encoding="ascii") as lock:
+        if not os.path.exists(complete):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(complete):
+            shutil.rmtree(os.path.join(root, "content"), ignore_errors=True)
+            path = os.path.relpath(bring(root), root)
+            with open(complete + ".new", "w", encoding="utf-8") as file:
+                file.write(path)
+            os.replace(complete + ".new", complete)
+    os.utime(root)
+    with open(complete, encoding="utf-8") as file:
+        return os.path.join(root, file.read() or "content")
+
+
+def _copied(url: str, root: str) -> str:
+    from kinetic_orchestration.host.prepare.fetch import copy_bucket
+
+    try:
+        return copy_bucket(url, root)
+    except OSError as error:
+        raise NotReady(f"the data at {url} could not be brought here: {error}") from None
+
+
+def _make(folder: str) -> None:
+    """What a job writes to is there before it starts; an address in a cloud needs no making."""
+    if "://" in folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise NotReady(f"the output folder {folder} cannot be made: {error.strerror}") from None
+
+
+def _volumes(wanted: dict[str, int], data: list[str], home: str) -> list[Any]:
+    if not wanted:
+        return []
+    from kinetic_orchestration.host.prepare import volumes
+
+    try:
+        return [volumes.Volume(home, path, data[index]) for path, index in wanted.items()]
+    except volumes.Taken as error:
+        raise NotReady(str(error)) from None

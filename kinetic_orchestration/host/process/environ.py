@@ -1,0 +1,115 @@
+"""What a host's program is told when it starts: its environment, its place, and where it leaves what came of it.
+
+Pure: of the assignment, the task, and the environment that this process was given. Knows no process and no store.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kinetic_orchestration.host.process import topology
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from kinetic_orchestration.host.prepare.prepare import Ready
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+
+def orders(
+    at: Assignment,
+    task: Mapping[str, Any],
+    ready: Ready,
+    addresses: Sequence[str],
+    ports: Mapping[str, int],
+    extra: Mapping[str, str],
+    files: Mapping[str, str],
+    agent: str,
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """The one message to the program's process.
+
+    `addresses` are those of all hosts, `ports` host 0's, `extra` more of the environment, `files` the program's own
+    (outcome, events, notice, stacks), `agent` where this package lies on the host.
+    """
+    env = {
+        **{name: value for name, value in task["env"].items() if not topology.is_stale(name)},
+        **topology.environment(
+            at.host, at.hosts, addresses, ports,
+            join=task["distributed"], slices=task.get("slices", 1), processes=task.get("processes", 1),
+            several=task["accelerator"]["kind"] == "gpu" and not task["emulated"] and task["devices"] > 1,
+        ),
+        **_devices(at, task, environ),
+        **extra,
+        "KINETIC_JOB_ID": at.job,
+        "KINETIC_HOST_INDEX": str(at.host),
+        "KINETIC_HOST_COUNT": str(at.hosts),
+        "KINETIC_OUTPUT_DIR": task["output_dir"],
+        "KINETIC_CHECKPOINT_DIR": task["checkpoint_dir"],
+        "KINETIC_PARTITION_KEY": task["partition_key"],
+        "KINETIC_EVENTS": files["events"],
+        "KINETIC_NOTICE": files["notice"],
+        "KINETIC_FENCE": f"{at.attempt} {at.store}",
+        **_traced(at, task.get("profile")),
+    }  # fmt: skip
+    if task["argv"]:
+        env |= _of_command(task, ready, files["stacks"], agent, environ)
+    return {
+        "drop": [name for name in environ if topology.is_stale(name)],
+        "env": env,
+        "cwd": ready.cwd,
+        "path": ready.path,
+        "site": agent,
+        "argv": ready.argv,
+        "name": task["name"],
+        "payload": ready.payload,
+        "digest": task["payload"].get("digest", ""),
+        "data": ready.data,
+        "home": at.home if "://" not in at.store else None,  # where the payload may be known already
+        "outcome": files["outcome"],
+        "stacks": files["stacks"],
+        "value": at.host == 0,
+        "beside": task.get("beside", {}),
+        "debug": task["debug"] if at.host == 0 else 0,
+    }
+
+
+def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    if task["emulated"]:
+        return topology.emulated(task["devices"])
+    given = {**environ, **task["env"]}
+    if task["accelerator"]["kind"] == "tpu":
+        return topology.on_tpu(given)
+    import json
+
+    env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else {}
+    if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
+        env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
+    return {**env, **topology.on_gpu(given)}
+
+
+def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]:
+    if not profile or (profile["hosts"] != "all" and at.host != 0):
+        return {}
+    import json
+
+    return {topology.TRACE: json.dumps(profile)}
+
+
+def _of_command(
+    task: Mapping[str, Any], ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """By which the Pythons of a command find their project, join their slice and show their stacks."""
+    path = [os.path.join(agent, *topology.HOOK), *ready.path]
+    inherited = [] if task["environment"] else [environ.get("PYTHONPATH", "")]
+    env = {
+        "KINETIC_SITE": agent,
+        "KINETIC_STACKS": stacks,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*path, *inherited])),
+    }
+    programs, places = os.path.dirname(ready.python), environ.get("PATH", os.defpath)
+    if task["environment"] or programs not in places.split(os.pathsep):
+        env["PATH"] = programs + os.pathsep + places  # a script's own `python` is the job's
+    return env

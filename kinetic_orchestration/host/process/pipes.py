@@ -1,0 +1,58 @@
+"""The process of the user's program, as the agent sees it: how it is started, and the pipes to it.
+
+Needs nothing but `os`, so that it can be started before anything else is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kinetic_orchestration.host.process import topology
+from kinetic_orchestration.protocol.system import copies
+
+FUNCTION = "function"
+COMMAND = "command"
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # what would lead a Python out of its environment
+
+
+class Program:
+    """A process that waits for its one line of JSON on `go`, and writes to `out` and `err`."""
+
+    __slots__ = ("err", "go", "out", "pid")
+
+    def __init__(self, pid: int, go: int, out: int, err: int) -> None:
+        self.pid = pid
+        self.go = go
+        self.out = out
+        self.err = err
+
+
+def start(python: str, kind: str, marker: str, secrets: dict[str, str], *, isolated: bool = False) -> Program:
+    """`isolated`: an environment of its own sees nothing of the submitter's."""
+    control, go = os.pipe()
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    os.set_inheritable(control, True)
+    environment = {name: value for name, value in copies.environ().items() if not topology.is_stale(name)}
+    if isolated:
+        for name in FOREIGN:
+            environment.pop(name, None)
+    environment.update(secrets)
+    variable, value = marker.split("=", 1)
+    environment[variable] = value
+    environment.setdefault("PYTHONHASHSEED", "0")
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # or lines of a Python below would come late, or never
+    agent = os.path.dirname(sys.path[0])  # a folder, or the zip itself
+    child = [agent, "--child"] if os.path.isfile(agent) else [os.path.join(agent, "child.py")]
+    pid = os.posix_spawn(
+        python, [python, *child, str(control), kind], environment, setsid=True, setsigmask=[],
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, out_end, 1),
+            (os.POSIX_SPAWN_DUP2, err_end, 2),
+        ],
+    )  # fmt: skip
+    for end in (control, out_end, err_end):
+        os.close(end)
+    return Program(pid, go, out, err)

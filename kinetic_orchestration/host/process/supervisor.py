@@ -1,0 +1,272 @@
+"""The process of the user's program, as its host minds it: started, told what to do, listened to, asked to end, ended.
+
+What it prints goes into the log, whole lines at a time, and what it tells beside that (metrics, progress, stacks) is
+read from its files. Nothing here decides: that is the host's, by its rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.host.process import pipes as program
+from kinetic_orchestration.host.view.output import EMULATION, widen, without_emulation
+from kinetic_orchestration.protocol import schema, wire
+from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.system.lock import is_marked_full
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+TAIL = 8 << 10
+MOST_SPENT = 1 << 10  # bytes of it: a beat has a bound
+LAST_WORDS = 2.0  # for what the program left running and still prints
+
+
+class Minder:
+    """Its loop sleeps in `pump`, from which `wake` brings it back."""
+
+    command = emulated = False  # of what is to be run, once that is known
+
+    def __init__(self, at: Assignment, scratch: str, log: Any, hear: Callable[[str, list[bytes]], None]) -> None:
+        """`hear` is given what the program told beside its output, for which the log is not the only place."""
+        self._marker = at.marker
+        self._log = log
+        self._hear = hear
+        self.files = {what: os.path.join(scratch, what) for what in ("outcome", "events", "notice", "stacks")}
+        self.child, self.python = 0, at.python  # its id while it lives, and the Python that it runs
+        self.running = False  # since it was told what to do
+        self.tail = b""
+        self.active = time.monotonic()  # when it last showed progress
+        self.progress: dict[str, Any] = {}
+        self.spent: dict[str, Any] = {}  # of each training of the program, what its time went to
+        self._go = -1
+        self._pipes: dict[int, tuple[str, frames.Lines]] = {}
+        self._asked = False  # to end
+        self._events_read = 0
+        self._stacks_read: dict[str, int] = {}
+        self.wake_in, self.wake_out = os.pipe()
+        for end in (self.wake_in, self.wake_out):
+            os.set_blocking(end, False)
+
+    # ---- its start ---------------------------------------------------------------------------------------
+
+    def spawn(self, python: str, kind: str, secrets: dict[str, str], *, isolated: bool) -> None:
+        self.take_on(program.start(python, kind, self._marker, secrets, isolated=isolated))
+        self.python = python
+
+    def take_on(self, started: program.Program) -> None:
+        self.child, self._go = started.pid, started.go
+        for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
+            os.set_blocking(end, False)
+            widen(end)
+            self._pipes[end] = (stream, frames.Lines())
+
+    def drop(self) -> None:
+        """A process that was started ahead, and that nothing was told yet."""
+        processes.send(self.child, signal.SIGKILL)
+        self.child = 0
+        for end in (self._go, *self._pipes):
+            os.close(end)
+        self._pipes.clear()
+
+    def begin(self, message: dict[str, Any]) -> None:
+        """Tell it what to do."""
+        os.makedirs(self.files["stacks"], exist_ok=True)
+        data = json.dumps(message).encode() + b"\n"
+        with open(self._go, "wb", buffering=0) as pipe:
+            while data:
+                data = data[pipe.write(data) :]
+        self.running = True
+        self.active = time.monotonic()
+
+    # ---- while it lives ----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.wake_out, b"\0")
+
+    def pump(self, within: float) -> list[tuple[int, int]]:
+        """Move what it wrote into the log; return early when anything happens. Which processes ended, and how."""
+        pipes = () if self._log.full else self._pipes  # then the program has to wait
+        ready, _, _ = select.select([self.wake_in, *pipes], [], [], within)
+        moved = 0
+        for end in ready:
+            if end == self.wake_in:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(end, 4096)
+                continue
+            moved += self._drain(end)
+        self._read_events()
+        if 0 < moved < 32 << 10:
+            time.sleep(0.002)  # let a flood of short writes gather, so that it costs few of ours
+        for end, (stream, lines) in self._pipes.items():
+            if end not in ready and lines.ended and (whole := lines.flush()):
+                self.write(stream, whole)
+        return list(processes.reap())
+
+    def last_words(self) -> None:
+        """It has ended: take what it said last, and what it left running says soon after."""
+        self.child = 0
+        now = time.monotonic()
+        quiet, enough = now + 0.2, now + LAST_WORDS
+        while self._pipes and time.monotonic() < min(quiet, enough):
+            ready, _, _ = select.select(list(self._pipes), [], [], 0.02)
+            if not ready and processes.childless():
+                break
+            for end in ready:
+                if self._drain(end):
+                    quiet = time.monotonic() + 0.2
+        self._read_events()
+
+    def give_up(self) -> None:
+        """What ended was never more than a guess."""
+        os.close(self._go)
+
+    def write(self, stream: str, whole: bytes) -> None:
+        self._log.write(stream, whole)
+        self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
+        self.active = time.monotonic()
+
+    def report(self) -> dict[str, Any] | None:
+        """What it says that it came to."""
+        try:
+            with open(self.files["outcome"] + ".json", encoding="utf-8") as file:
+                report = json.load(file)
+        except OSError:
+            return None
+        assert isinstance(report, dict)
+        return report
+
+    def waits(self) -> bool:
+        """Whether it says that it is done, and waits for those of other hosts."""
+        return os.path.exists(self.files["outcome"] + ".waits")
+
+    def lacks_room(self) -> bool:
+        """Whether it says that its function has ended, and waits for room on this host's disk to write how."""
+        return bool(self.child) and is_marked_full(os.path.join(self.files["stacks"], str(self.child)))
+
+    def _drain(self, end: int) -> int:
+        stream, lines = self._pipes[end]
+        try:
+            data = os.read(end, 1 << 20)
+        except BlockingIOError:
+            return 0
+        whole = lines.feed(data) if data else lines.flush()
+        if EMULATION in whole and stream == frames.OUT and self.emulated:
+            whole = without_emulation(whole)
+        if whole:
+            self.write(stream, whole)
+        if not data:
+            os.close(end)
+            del self._pipes[end]
+        return len(data)
+
+    def _read_events(self) -> None:
+        """What it has left in its events file, one JSON object a line."""
+        try:
+            size = os.stat(self.files["events"]).st_size
+        except OSError:
+            return
+        if size <= self._events_read:
+            return
+        with open(self.files["events"], "rb") as file:
+            file.seek(self._events_read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._events_read += len(whole)
+        heard: dict[str, list[bytes]] = {}
+        for line in whole.splitlines():
+            kind, payload = line[:1].decode("latin-1"), line[1:]
+            try:
+                told = json.loads(payload)
+            except (ValueError, RecursionError):
+                told = None
+            if not isinstance(told, dict):  # torn, when the disk was full
+                continue
+            if kind == frames.SPENT:
+                self._hear_spent(told)
+                continue
+            if kind != frames.PROFILE:
+                self._log.write(kind, payload)
+            if kind == frames.PROGRESS:
+                self.progress = told
+            else:
+                heard.setdefault(kind, []).append(payload)
+        self.active = time.monotonic()
+        for kind, payloads in heard.items():
+            self._hear(kind, payloads)
+
+    def _hear_spent(self, told: dict[str, Any]) -> None:
+        spent = {**self.spent, str(told.get("name")): told.get("spent")}
+        try:
+            wire.SPENT(spent)
+        except schema.Wrong:  # not by us
+            return
+        if len(json.dumps(spent)) <= MOST_SPENT:
+            self.spent = spent
+
+    # ---- its stacks --------------------------------------------------------------------------------------
+
+    def ask_for_stacks(self) -> set[int]:
+        """Those who are able to dump theirs, each into a file of its own, and were asked to."""
+        able = set(map(int, os.listdir(self.files["stacks"]))) if self.running else set()
+        there = {process.pid for process in processes.descendants(os.getpid())} & able
+        # Another program that one has become would die of it.
+        asked = {pid for pid in there if processes.catches(pid, signal.SIGUSR2) is not False}
+        for pid in asked:
+            processes.send(pid, signal.SIGUSR2)
+        return asked
+
+    def read_stacks(self) -> set[int]:
+        """Move what was dumped to the log, as our own words: the program's silence goes on. Whose it was."""
+        moved = set()
+        for name in os.listdir(self.files["stacks"]) if self.running else ():
+            with open(os.path.join(self.files["stacks"], name), "rb") as file:
+                file.seek(self._stacks_read.get(name, 0))
+                data = file.read()
+            if whole := data[: data.rfind(b"\n") + 1]:
+                self._stacks_read[name] = self._stacks_read.get(name, 0) + len(whole)
+                self._log.write(frames.NOTE, whole)
+                moved.add(int(name))
+        return moved
+
+    # ---- its end -----------------------------------------------------------------------------------------
+
+    def ask_to_end(self, cause: str, grace: float) -> None:
+        """Once: a program may take the second request for one that will not wait. It may want to know why it has to."""
+        if self.child and not self._asked:
+            self._asked = True
+            if self.running:
+                notice = self.files["notice"]
+                with contextlib.suppress(OSError):
+                    with open(notice + ".tmp", "w", encoding="utf-8") as file:
+                        json.dump({"cause": cause, "grace": grace}, file)
+                    os.replace(notice + ".tmp", notice)
+            processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell tells nobody
+
+    def lives(self) -> bool:
+        """Of a command, what it started may take the same time to end."""
+        return bool(self.child) or (self.command and not processes.childless())
+
+    def kill(self) -> list[int]:
+        """All that descends from this host. Take what is left of what they said; which of them did not end."""
+        left = list(processes.end_descendants(os.getpid()))
+        self.child = 0
+        for end in list(self._pipes):
+            while self._drain(end):
+                pass
+        for stream, lines in self._pipes.values():
+            if rest := lines.flush():
+                self._log.write(stream, rest)
+        self._read_events()
+        self.read_stacks()
+        return left

@@ -1,0 +1,257 @@
+"""What a host sees of its attempt's records, and how it shows itself, where every look is a request.
+
+One thread lists the signals of the job, which are the beats of all hosts, the ring and the eye; reads the records that
+these hint at; and writes this host's own beat. The host's loop is answered from what was seen last, and never waits.
+How often, is a matter of who looks and of what may change soon. `sight.Sight` has the same verbs on files.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import read_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.records.base import Record, Signal
+
+WATCHED = 2.0  # seconds between two looks while somebody reads the log
+UNWATCHED = 5.0
+SLOWEST = 15.0
+QUICKEST = 0.3  # after something changed here, as something may then change elsewhere
+EYE = 35.0  # an eye sees for so long after it should have been opened again
+LONGEST_EYE = 900.0  # whatever it says of itself
+UNHINTED = 60.0  # a hint may be lost: after so long, the records are read without one
+OWNER = 10.0
+KEEPER = 60.0
+DENIED = 60.0  # a right that was just given may take a moment to be known; one that is missing for so long is missing
+DENIALS = 4  # and no fewer of them: what lies between two may be a store that hung
+
+
+class Seen(NamedTuple):
+    """All of one look."""
+
+    at: float  # by this machine's steady clock; 0: never
+    signals: dict[str, Signal]
+
+
+class Denied(NamedTuple):
+    """This host may not write its beat."""
+
+    since: float
+    last: float
+    times: int
+    why: str
+
+
+def cadence(hosts: int, *, watched: bool) -> float:
+    """Seconds between two looks: the requests of all hosts together stay about as many when there are more."""
+    return min(SLOWEST, max(WATCHED if watched else UNWATCHED, hosts / 4))
+
+
+class Lookout:
+    def __init__(
+        self, records: CloudRecords, at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[], None]
+    ) -> None:
+        """`wake` is called when something new was seen; `compose` gives this host's beat, on any thread."""
+        self.records = records
+        self.at = at
+        self.trouble = ""
+        self._compose = compose
+        self._wake = wake
+        self._seen = Seen(0.0, {})
+        self._verdict: bytes | None = None
+        self._cancel: bytes | None = None
+        self._owner: tuple[Record, float] | None = None
+        self._owned = False
+        self._keeper: tuple[Record, float] | None = None
+        self._kept = False
+        self._keeper_read = 0.0
+        self._leader: dict[str, Any] | None = None  # what host 0 said when it started
+        self._hint = ("", 0)
+        self._hinted = self._changed = self._owner_read = 0.0
+        self._due = threading.Event()
+        self._lock = threading.Lock()
+        self._shown: tuple[float, bytes] = (0.0, b"")
+        self._denied: Denied | None = None
+        self._written = 0  # beats
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kinetic-lookout", daemon=True)
+
+    # ---- what the loop asks ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._changed = time.monotonic()
+        self._thread.start()
+
+    def verdict(self) -> bytes | None:
+        return self._verdict
+
+    def cancel(self) -> bytes | None:
+        return self._cancel
+
+    def owner(self) -> tuple[Record, float] | None:
+        """Its last beat, and when that was looked for. None if that was not lately: a store that does not answer says
+        nothing about an owner.
+        """
+        self._owned = True
+        return self._owner if time.monotonic() - self._owner_read < 2 * OWNER else None
+
+    def keeper(self) -> tuple[Record, float] | None:
+        """Who looked after the job at the last look, and when that was."""
+        self._kept = True
+        return self._keeper
+
+    def started(self, host: int) -> dict[str, Any] | None:
+        _, beat = self.beat_of(host)
+        if beat is None or beat.state == wire.STARTING:
+            return None
+        return self._leader if host == 0 else {}
+
+    def exit(self, host: int) -> int | None:
+        _, beat = self.beat_of(host)
+        return None if beat is None else beat.exit
+
+    def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
+        signal = self._seen.signals.get(names.beat(self.at.job, self.at.attempt, host))
+        return (0, None) if signal is None else (signal.generation, wire.Beat.read(signal.data))
+
+    def looked(self) -> float:
+        return self._seen.at
+
+    def watched(self) -> bool:
+        """Whether somebody reads the log now."""
+        eye = self._seen.signals.get(names.eye(self.at.job))
+        if eye is None:
+            return False
+        return self.records.now() - eye.updated < min(LONGEST_EYE, EYE + wire.opened_again_in(eye.data))
+
+    def cadence(self) -> float:
+        steady = cadence(self.at.hosts, watched=self.watched())
+        return min(steady, OWNER) if self._owned else steady
+
+    def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
+        """Its own pace is this host's pulse; only what is new makes it show earlier."""
+        if changed:
+            self.stir()
+
+    def denied(self) -> tuple[str, str]:
+        """Why this host cannot show that it lives, once that is no matter of time any more, and whose matter it is:
+        nobody gave too few rights to one that wrote over its beat before.
+        """
+        denied = self._denied
+        if denied is None or denied.times < DENIALS or denied.last - denied.since < DENIED:
+            return "", ""
+        return denied.why, wire.INFRASTRUCTURE if self._written > 1 else wire.CONFIGURATION
+
+    def stir(self) -> None:
+        self._changed = time.monotonic()
+        self._due.set()
+
+    def close(self) -> None:
+        """The last beat, which says what this host has come to."""
+        self._closed = True
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(30.0)
+        self._shown = (0.0, b"")
+        self._show()
+
+    # ---- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._note(self._attempt(self._show))
+            self._attempt(self._look)
+            self._due.wait(self._pause())
+            self._due.clear()
+
+    def _note(self, error: Exception | None) -> None:
+        """What became of the last beat. The time goes by refusals alone, so that no look that hangs adds to it."""
+        if isinstance(error, OSError) and error.errno == errno.EACCES:
+            now, before = time.monotonic(), self._denied
+            self._denied = (
+                Denied(now, now, 1, str(error))
+                if before is None
+                else Denied(before.since, now, before.times + 1, str(error))
+            )
+        elif error is not None:
+            self._denied = None
+
+    def _attempt(self, act: Callable[[], None]) -> Exception | None:
+        """A store that refuses now, or has something strange, may answer at the next look; the host works on. A thread
+        that ended here would leave it deaf and, to all others, dead.
+        """
+        try:
+            act()
+        except Exception as error:
+            self.trouble = str(error)
+            return error
+        return None
+
+    def _pause(self) -> float:
+        steady = self.cadence()
+        if self.at.hosts == 1:
+            return steady
+        return min(steady, max(QUICKEST, (time.monotonic() - self._changed) / 4))
+
+    def _show(self) -> None:
+        """Write this host's beat, unless the one that is there is young and says the same."""
+        with self._lock:
+            beat = self._compose().encode()
+            at, shown = self._shown
+            if _gist(beat) == _gist(shown) and time.monotonic() - at < self.cadence() - 0.5:
+                return
+            self.records.signal(names.beat(self.at.job, self.at.attempt, self.at.host), beat)
+            self._shown, self._denied = (time.monotonic(), beat), None
+            self._written += 1
+
+    def _look(self) -> None:
+        signals = {signal.name: signal for signal in self.records.signals(names.beats_of(self.at.job))}
+        self._seen = Seen(time.monotonic(), signals)
+        leader = self.beat_of(0)[1]
+        if self._leader is None and leader is not None and leader.state != wire.STARTING:
+            self._leader = self._said(names.host(self.at.job, self.at.attempt, 0, "started.json"))
+        ring = signals.get(names.ring(self.at.job))
+        told = any(self._says_verdict(host) for host in range(self.at.hosts))
+        hint = (str(told), 0 if ring is None else ring.generation)
+        now = time.monotonic()
+        if hint != self._hint or now - self._hinted > UNHINTED:
+            if self._verdict is None:
+                self._verdict = read_bounded(self.records, names.verdict(self.at.job, self.at.attempt))
+            if self._cancel is None:
+                self._cancel = read_bounded(self.records, names.cancel(self.at.job))
+            self._hint, self._hinted = hint, now
+        if self._owned and now - self._owner_read > OWNER / 2:
+            moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
+            self._owner, self._owner_read = (beat, moment) if beat is not None else None, now
+        if self._kept and (not self._keeper_read or now - self._keeper_read > KEEPER):
+            moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
+            self._keeper, self._keeper_read = (kept, moment) if kept is not None else None, now
+        self._wake()
+
+    def _says_verdict(self, host: int) -> bool:
+        _, beat = self.beat_of(host)
+        return beat is not None and beat.verdict
+
+    def _said(self, name: str) -> dict[str, Any] | None:
+        data = read_bounded(self.records, name)
+        try:
+            return None if data is None else wire.fields_of(data, wire.STARTED, name)
+        except wire.Unreadable:  # who waits for it ends at its own limit, and this thread goes on
+            return None
+
+
+def _gist(beat: bytes) -> tuple[Any, ...]:
+    """What others wait for: the rest may be seen when its time comes."""
+    if not beat:
+        return ()
+    told = wire.Beat.decode(beat)
+    return told.state, told.exit, told.verdict, told.segment > 0, told.boot, told.full

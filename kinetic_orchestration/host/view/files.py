@@ -1,0 +1,97 @@
+"""What a host sees of its attempt's records, and how it shows itself, where every look is cheap: on files.
+
+`lookout.Lookout` has the same verbs for a store at a distance. Neither knows what follows from what it sees.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+
+TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.records.base import Record
+    from kinetic_orchestration.protocol.records.files import FileRecords
+    from kinetic_orchestration.protocol.schema import Fields
+
+
+class Sight:
+    """Reads when it is asked, writes when it is told."""
+
+    def __init__(self, records: FileRecords, at: Assignment) -> None:
+        self.records = records
+        self.at = at
+
+    def open(self) -> None:
+        """From now on this host is seen."""
+
+    def verdict(self) -> bytes | None:
+        return read_bounded(self.records, names.verdict(self.at.job, self.at.attempt))
+
+    def cancel(self) -> bytes | None:
+        return read_bounded(self.records, names.cancel(self.at.job))
+
+    def owner(self) -> tuple[Record, float] | None:
+        moment, beat = self.records.now(), self.records.read(names.owner(self.at.job))
+        return None if beat is None else (beat, moment)
+
+    def keeper(self) -> tuple[Record, float] | None:
+        """Who looks after the job, and when that was looked for."""
+        moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
+        return None if kept is None else (kept, moment)
+
+    def started(self, host: int) -> dict[str, Any] | None:
+        """What a host said of itself when it started."""
+        return self._told(host, "started.json", wire.STARTED)
+
+    def exit(self, host: int) -> int | None:
+        told = self._told(host, "exit.json", wire.EXIT)
+        return None if told is None else int(told["code"])
+
+    def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
+        """A host's sign of life: its generation, and what it says, if that can be read."""
+        try:
+            record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
+        except TooLarge:
+            return 0, None
+        return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
+
+    def looked(self) -> float:
+        """When the others' beats were last looked at, by this machine's steady clock."""
+        return time.monotonic()
+
+    def cadence(self) -> float:
+        """How old what is seen may be."""
+        return 0.0
+
+    def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
+        """Show a sign of life, and tell whoever waits for it if it says something new."""
+        self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), compose().encode())
+        if changed:
+            self.records.ring(self.at.job)
+
+    def denied(self) -> tuple[str, str]:
+        """Why this host cannot show that it lives, and whose matter that is. Here that ends it at once."""
+        return "", ""
+
+    def stir(self) -> None:
+        """Whoever looks at beats alone should see the next one soon. Here nobody does."""
+
+    def close(self) -> None:
+        """This host has said its last."""
+        self.records.ring(self.at.job)
+
+    def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
+        """Return what a host said, if that can be read: else it has said nothing."""
+        name = names.host(self.at.job, self.at.attempt, host, what)
+        data = read_bounded(self.records, name)
+        try:
+            return None if data is None else wire.fields_of(data, kind, name)
+        except wire.Unreadable:
+            return None

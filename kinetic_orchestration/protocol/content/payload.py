@@ -1,0 +1,615 @@
+"""One value in one file: a function and its arguments out, a result or an exception back.
+
+    magic · pickles · padding · buffer · padding · buffer … · index (JSON) · its length · magic
+
+Pickle protocol 5 keeps large buffers out of band: they are written from where they lie, hashed on the way,
+and mapped into memory when they are loaded. The index comes last, so that one forward pass writes the file
+whatever is in it. The magic says in which role: nobody who has an exception's file can pass it off as a value, whose
+digest is then another one. Responsible for the format and for what becomes of an outcome that cannot travel. Does not
+know what is pickled by value, where files are kept, or who may be trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import pickle
+import sys
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.protocol.content.digest import LARGE, Hasher, of_bytes
+from kinetic_orchestration.protocol.content.file_stamps import stamp_of
+from kinetic_orchestration.protocol.wire import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+CALL, VALUE, EXCEPTION = b"KOCALL-2", b"KOVALUE2", b"KORAISE2"  # the magic, by the role of what is in a file
+_LETTERS = len(CALL)
+_ROLES = {CALL: "a call", VALUE: "a value", EXCEPTION: "an exception"}
+ALIGNMENT = 64
+# A buffer below this costs less inside the pickle than beside it.
+IN_BAND = 64 << 10
+# A larger file is mapped; a smaller one is read, because every mapping keeps a file open.
+MAPPED = 16 << 20
+# A value that is plain JSON is kept as such, up to so many bytes, values and levels: it can be read without any trust.
+LARGEST_PLAIN = 4 << 20
+_MOST_VALUES = 200_000
+_DEEPEST = 100
+# What a disk answers, and never a value.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of these, what patience may mend
+UNPICKLABLE = "kinetic_orchestration.errors.ResultNotPicklable"
+_TEXT = 64 << 10
+_LENGTH = 8
+
+
+class Tampered(ValueError):
+    """The bytes are not those that were sent."""
+
+
+def dump(
+    value: Any, path: str | os.PathLike[str], pickler: Callable[..., Any] = pickle.Pickler, role: bytes = CALL
+) -> tuple[str, int]:
+    """Write `value`; the digest and the size of the file. A failure leaves no file.
+
+    `pickler` is called like `pickle.Pickler` and may write several pickles in its `dump`.
+    """
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < IN_BAND:
+            return True
+        buffers.append(view)
+        return False
+
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with Hasher(descriptor) as file:
+            file.update(role)
+            pickler(_Sink(file), protocol=5, buffer_callback=keep).dump(value)
+            length = file.size - _LETTERS
+            _reserve(descriptor, file.size, sum(view.nbytes for view in buffers))
+            places = []
+            for view in buffers:
+                file.update(bytes(-file.size % ALIGNMENT))
+                places.append((file.size, view.nbytes))
+                file.update(view)
+            index = json.dumps({"pickles": length, "buffers": places}).encode()
+            file.update(index + len(index).to_bytes(_LENGTH, "little") + role)
+            return file.digest(), file.size
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def load(
+    path: str | os.PathLike[str],
+    expected_digest: str | None = None,
+    data: Sequence[str] = (),
+    role: bytes = CALL,
+    home: str | os.PathLike[str] | None = None,
+) -> Any:
+    """The value of a file. Its arrays are writeable and private to this process.
+
+    With `expected_digest` ("" is no file's) nothing is unpickled unless every byte is as it was sent. `data` are the
+    paths on this machine of what was wrapped in `Data`, in the order in which it was found. A large file in `home` is
+    not hashed again where it is known not to have changed since.
+    """
+    return _load(path, expected_digest, data, role, names_first=True, home=home)
+
+
+def _load(
+    path: str | os.PathLike[str],
+    expected_digest: str | None,
+    data: Sequence[str],
+    role: bytes,
+    names_first: bool,
+    home: str | os.PathLike[str] | None = None,
+) -> Any:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        view = memoryview(_memory(path, descriptor))
+        if expected_digest is not None:
+            _verify(path, descriptor, view, expected_digest, home)
+    finally:
+        os.close(descriptor)
+    index, start = _index(path, view, role)
+    buffers = [view[at : at + size] for at, size in index["buffers"]]
+    stream = _Source(view[start : start + index["pickles"]])
+    unpickler = _Unpickler(stream, buffers, _Meaning(data, names_first))
+    value = unpickler.load()
+    while stream.rest():
+        for module, name, attribute in unpickler.load():
+            setattr(module, name, attribute)
+    return value
+
+
+def _memory(path: str | os.PathLike[str], descriptor: int) -> Any:
+    size = os.fstat(descriptor).st_size
+    if size > MAPPED:
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+    # Anonymous memory, because unlike a bytearray it is aligned.
+    memory = mmap.mmap(-1, max(size, 1))
+    with memoryview(memory) as view, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        done = 0
+        while done < size:
+            count = file.readinto(view[done:size])
+            if not count:
+                raise Tampered(f"{os.fspath(path)} is cut off")
+            done += count
+    return memory
+
+
+def _verify(
+    path: str | os.PathLike[str], file: int, view: memoryview, expected: str, home: str | os.PathLike[str] | None
+) -> None:
+    if home is None or len(view) < LARGE:
+        known = None
+    else:
+        from kinetic_orchestration.protocol.content.verified import Verified
+
+        known = Verified(home)
+        if known.knows(path, file, expected):
+            return
+    before, began = stamp_of(os.fstat(file)), time.time_ns()
+    found = of_bytes(view)
+    if found != expected:
+        raise Tampered(f"{os.fspath(path)} has the digest {found}, but {expected} was sent")
+    if known is not None:
+        known.read(path, file, found, before, began)
+
+
+def _index(path: str | os.PathLike[str], view: memoryview, role: bytes) -> tuple[dict[str, Any], int]:
+    start, tail = _LETTERS, _LENGTH + _LETTERS
+    found = bytes(view[:start])
+    if len(view) < start + tail or found not in _ROLES or view[-_LETTERS:] != found:
+        raise Tampered(f"{os.fspath(path)} is not a payload, or not a whole one")
+    if found != role:
+        raise Tampered(f"{os.fspath(path)} holds {_ROLES[found]}, and not {_ROLES[role]}")
+    end = len(view) - tail
+    length = int.from_bytes(view[end : end + _LENGTH], "little")
+    index = json.loads(bytes(view[max(start, end - length) : end]))
+    assert isinstance(index, dict)
+    return index, start
+
+
+def _reserve(descriptor: int, offset: int, size: int) -> None:
+    """Have the blocks before the bytes: a full disk is known at once, and writing is a quarter faster."""
+    if size < MAPPED or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, offset, size)
+    except OSError as error:
+        import errno
+
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+
+
+class _Sink:
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._hasher.update(view)
+        return view.nbytes
+
+
+class _Source:
+    """Reads from memory into what is made of it, without the copy that io.BytesIO would be."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def rest(self) -> int:
+        return len(self._view) - self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._view) if size < 0 else min(self._at + size, len(self._view))
+        data = bytes(self._view[self._at : end])
+        self._at = end
+        return data
+
+    def readinto(self, target: Any) -> int:
+        view = memoryview(target).cast("B")
+        count = min(len(view), self.rest())
+        view[:count] = self._view[self._at : self._at + count]
+        self._at += count
+        return count
+
+    def readline(self) -> bytes:
+        line = bytearray()
+        while self.rest() and not line.endswith(b"\n"):
+            line += self.read(1)
+        return bytes(line)
+
+
+# What a pickle of ours may name. The unpickler gives each its meaning for one load: no state is global.
+
+
+def data_path(index: int) -> str:
+    """Where the data is on this machine."""
+    raise _only_in_load("data_path")
+
+
+def module(name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
+    """A first-party module, as far as it is used. `tail`: where its file lies below an entry of sys.path."""
+    raise _only_in_load("module")
+
+
+def namespace(name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
+    """The same module's dict, in which its functions run."""
+    raise _only_in_load("namespace")
+
+
+def named_class(module: str, qualname: str, by_value: bytes) -> Any:
+    """The reader's own class of that name if it has one, else the writer's."""
+    raise _only_in_load("named_class")
+
+
+def itself(value: Any) -> Any:
+    """For objects that travel as another one: `__reduce__` returns `(itself, (other,))`."""
+    return value
+
+
+def _only_in_load(name: str) -> RuntimeError:
+    return RuntimeError(f"{name} has a meaning only in {__name__}.load")
+
+
+class _Meaning:
+    """Of those names, for one load. Apart from the unpickler, or a cycle would keep the value's memory."""
+
+    def __init__(self, data: Sequence[str], names_first: bool) -> None:
+        self._data = data
+        self._names_first = names_first
+        self._modules: dict[str, types.ModuleType] = {}
+
+    def data_path(self, index: int) -> str:
+        if index >= len(self._data):
+            raise LookupError(f"Data number {index + 1} of this payload was given no path on this machine")
+        return self._data[index]
+
+    def module(self, name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
+        if name not in self._modules:
+            self._modules[name] = Part(name)
+            self._modules[name].__dict__.update(attributes)
+            for folder in sys.path if tail else ():
+                here = os.path.join(folder or os.getcwd(), tail)
+                if os.path.isfile(here):
+                    self._modules[name].__file__ = here
+                    break
+        return self._modules[name]
+
+    def namespace(self, name: str, attributes: Mapping[str, Any], tail: str) -> dict[str, Any]:
+        return self.module(name, attributes, tail).__dict__
+
+    def named_class(self, module: str, qualname: str, by_value: bytes) -> Any:
+        if self._names_first:
+            import importlib
+
+            try:
+                found: Any = sys.modules.get(module) or importlib.import_module(module)
+                for name in qualname.split("."):
+                    found = getattr(found, name)
+            except Exception:  # whatever importing the user's code raises: the class came along
+                found = None
+            if isinstance(found, type) and found.__qualname__ == qualname:
+                return found
+        return pickle.loads(by_value)
+
+
+# Where classes were when values were pickled that a store may still have: those of version 0.1 before the rooms.
+MOVED = {
+    f"kinetic_orchestration.{was}": f"kinetic_orchestration.{now}"
+    for was, now in (
+        ("agent.payload", "protocol.content.payload"),
+        ("limits", "plan.declare.limits"),
+        ("profile", "plan.declare.profile"),
+        ("spec", "plan.declare.spec"),
+        ("values", "plan.values"),
+    )
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: _Source, buffers: Iterable[Any], meaning: _Meaning) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._meaning = meaning
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = MOVED.get(module, module)
+        if module == __name__ and hasattr(_Meaning, name):
+            return getattr(self._meaning, name)
+        return super().find_class(module, name)
+
+
+class Part(types.ModuleType):
+    """A module that travelled by value, as far as it was seen to be used; its file has the rest."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        import importlib
+
+        try:
+            return getattr(importlib.import_module(self.__name__), name)
+        except ImportError as error:
+            raise AttributeError(
+                f"{self.__name__}.{name} did not travel with the job, and {self.__name__} cannot be imported "
+                f"here ({error}): write `from {self.__name__} import {name}` beside the function"
+            ) from error
+
+    def __reduce__(self) -> Any:
+        import importlib
+
+        return importlib.import_module, (self.__name__,)
+
+
+def load_plain(path: str | os.PathLike[str], expected_digest: str) -> Any:
+    """The value of a file of plain JSON. Whoever wrote it, nothing is run."""
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_PLAIN + 1)
+    if len(data) > LARGEST_PLAIN:
+        raise Tampered(f"{os.fspath(path)} has more than {LARGEST_PLAIN >> 20} MiB, which no plain value has")
+    if of_bytes(data) != expected_digest:
+        raise Tampered(f"{os.fspath(path)} has the digest {of_bytes(data)}, but {expected_digest} was sent")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Tampered(f"{os.fspath(path)} is not JSON ({error}), though it is said to be") from None
+
+
+def plain(value: Any) -> bytes | None:
+    """The value as JSON, if JSON gives it back exactly as it is."""
+    if not _is_plain(value):
+        return None
+    try:
+        data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:  # nan; half of a surrogate pair; an integer of more digits than Python reads back
+        return None
+    return data if len(data) <= LARGEST_PLAIN else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of JSON's own types alone, and of no list or dict that is in it twice."""
+    seen: set[int] = set()
+    level = [value]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is list or kind is dict:
+                if id(item) in seen:
+                    return False
+                seen.add(id(item))
+                if len(seen) + len(below) + len(item) > _MOST_VALUES:
+                    return False
+                if kind is list:
+                    below += item
+                elif all(type(key) is str for key in item):
+                    below += item.values()
+                else:
+                    return False
+            elif not (kind is str or kind is int or kind is float or kind is bool or item is None):
+                return False
+        if not below:
+            return True
+        level = below
+    return False
+
+
+def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write a result; its record. A value that cannot travel is recorded as such, with its repr."""
+    try:
+        if (data := plain(value)) is not None:
+            with open(path, "wb") as file:
+                file.write(data)
+            return {"kind": "value", "digest": of_bytes(data), "size": len(data), "format": PLAIN}
+        digest, size = dump(value, path, _outcome_pickler(), VALUE)
+    except Exception as error:  # a user's __reduce__ may raise anything
+        if isinstance(error, OSError) and error.errno in DISK:
+            folder = os.path.dirname(os.fspath(path))
+            return {
+                "kind": "unwritable",
+                "errno": error.errno,
+                "cause": "configuration",
+                "message": f"the value could not be written to {folder}: {error.strerror}. Make room and run again",
+            }
+        kind, shown, reason = _type_name(type(value)), _repr(value), _reason(error)
+        return {
+            "kind": "unpicklable",
+            "type": UNPICKLABLE,
+            "message": f"the function returned a {kind} that cannot be sent back: {reason}. It was {shown}",
+            "returned": kind,
+            "repr": shown,
+            "reason": reason,
+        }
+    return {"kind": "value", "digest": digest, "size": size, "format": ""}
+
+
+def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: str = __file__) -> dict[str, Any]:
+    """Write an exception and return its record, with its traceback. One without digest could not travel as itself.
+
+    `ours`: the file that called what raised it. The traceback begins after the frames of its folder and of this
+    module's, which the user did not write.
+    """
+    skipped = {os.path.dirname(__file__), os.path.dirname(ours)}
+    record = {
+        "kind": "exception",
+        "type": _type_name(type(error)),
+        "message": _text(error),
+        "traceback": _traceback(error, skipped),
+    }
+    reasons = []
+    for bare in (False, True):
+        for causes in (_causes(error), ()):
+            sent = _dump_raised(_Raised(error, causes, bare), path)
+            if not isinstance(sent, Exception):
+                return {**record, "digest": sent[0], "size": sent[1]}
+            reasons.append(_reason(sent))
+    return {**record, "reason": reasons[0]}
+
+
+def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int] | Exception:
+    """The digest and the size, or why it cannot travel.
+
+    Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look.
+    """
+    try:
+        sent = dump(raised, path, _outcome_pickler(), EXCEPTION)
+    except Exception as problem:
+        if isinstance(problem, OSError) and problem.errno in PASSING:
+            raise
+        return problem
+    try:
+        copy = _load(path, None, (), EXCEPTION, names_first=False)
+        if type(copy) is not type(raised.error):
+            raise TypeError(f"it comes back as {_type_name(type(copy))}")
+        if raised.bare and _text(copy) != _text(raised.error):  # as an OSError would, which keeps its own out of sight
+            raise TypeError(f"it comes back saying {_text(copy)!r:.200}")
+    except Exception as problem:
+        os.unlink(path)
+        return problem
+    return sent
+
+
+class _Raised:
+    """On its way, an exception with what it was raised from. `bare`: without a call of its __init__."""
+
+    def __init__(self, error: BaseException, causes: tuple[BaseException, ...], bare: bool) -> None:
+        self.error = error
+        self.causes = causes
+        self.bare = bare
+
+    def __reduce__(self) -> Any:
+        error = self.error
+        made = (type(error), error.args, vars(error).copy()) if self.bare else (error,)
+        return caused, (self.causes, *made)
+
+
+def caused(causes: Sequence[BaseException], error: Any, *bare: Any) -> BaseException:
+    """An exception as it was raised."""
+    if bare:
+        args, state = bare
+        error = error.__new__(error, *args)
+        vars(error).update(state)
+    raised: BaseException = error
+    for cause in causes:
+        error.__cause__ = error = cause
+    return raised
+
+
+def _causes(error: BaseException) -> tuple[BaseException, ...]:
+    found: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None and cause not in found and len(found) < 8:
+        found.append(cause)
+        cause = cause.__cause__
+    return tuple(found)
+
+
+def _outcome_pickler() -> Callable[..., Any]:
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle.Pickler
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """By value like cloudpickle, but a class that the reader knows by name becomes the reader's own.
+
+        Otherwise `except MyError` would hold in the submitting process only, and not in one that attaches.
+        """
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and _by_value_only(obj):
+                return named_class, (obj.__module__, obj.__qualname__, cloudpickle.dumps(obj))
+            if isinstance(obj, tuple) and _is_own_tuple(type(obj)):
+                return named_tuple, (type(obj), tuple(tuple.__iter__(obj))), getattr(obj, "__dict__", None) or None
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _is_own_tuple(cls: type) -> bool:
+    """A named tuple whose own `__new__` takes other arguments than its fields in order does not come back by itself."""
+    if not hasattr(cls, "_fields") or any(
+        "__reduce" in name for base in cls.__mro__[:-1] for name in vars(base).copy()
+    ):
+        return False
+    return not str(cls.__new__.__module__).startswith("namedtuple_")
+
+
+def named_tuple(cls: type, values: tuple[Any, ...]) -> Any:
+    return tuple.__new__(cls, values)
+
+
+def _by_value_only(cls: type) -> bool:
+    """Whether this process has the class without having it under its name."""
+    if "<" in cls.__qualname__ or cls.__module__ == "builtins":
+        return False
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is not cls
+
+
+def _traceback(error: BaseException, skipped: set[str]) -> str:
+    import traceback
+
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _folder_of(frames) in skipped:
+        frames = frames.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception as problem:  # a user's __str__ may raise
+        text = f"{_type_name(type(error))}: its traceback cannot be shown: {_reason(problem)}\n"
+    return _bounded(text)
+
+
+def _folder_of(frame: types.TracebackType) -> str:
+    return os.path.dirname(frame.tb_frame.f_code.co_filename)
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _TEXT:
+        return text
+    half = _TEXT // 2
+    return f"{text[:half]}\n… {len(text) - _TEXT} characters left out …\n{text[-half:]}"
+
+
+def _type_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _bounded(str(error))
+    except Exception as problem:
+        return f"<its text cannot be had: {type(problem).__name__}>"
+
+
+def _reason(error: BaseException) -> str:
+    text = _text(error)
+    if isinstance(error, (TypeError, pickle.PicklingError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _repr(value: Any) -> str:
+    import reprlib
+
+    shorten = reprlib.Repr()
+    shorten.maxstring = shorten.maxother = 500
+    return shorten.repr(value)

@@ -1,0 +1,222 @@
+"""What a host does next: pure, so that the simulation drives the very rules that hosts run.
+
+Knows no files, no processes and no clock; ages come in as numbers.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.system.processes import signal_name
+
+# Seconds between the request to end and SIGKILL, by what ended the attempt.
+GRACE = {
+    wire.PREEMPTION: 8.0,
+    wire.CANCELLED: 25.0,
+    wire.DEADLINE: 25.0,
+    wire.STALL: 5.0,
+}
+SIBLING_GRACE = 3.0
+
+OWNER_BEAT = 5.0
+OWNER_PATIENCE = 30.0
+
+FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by another
+DESERTED = 3600.0  # so long a silence, once hosts are done that wait for the others, is no work any more
+LOST = 90.0  # a host whose beat has not changed for so long is taken for dead by the others
+
+# What a program says when it lost another host, and how one ends when all processes of a machine are told to:
+# for a moment, such a failure is taken for the echo of another that has not been told yet.
+ECHO = 2.0
+SILENT = 8.0
+ECHOES = (
+    "onnection reset", "onnection refused", "onnection closed", "roken pipe", "ocket closed", "onnection aborted",
+    "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
+)  # fmt: skip
+
+UNREPORTED = 74  # sysexits.h: EX_IOERR. What a function came to could not be written, as `child` says
+
+# What a program says when the driver of its chips fails: the machine's failure, whatever the program did.
+DRIVER = (
+    ("/dev/vfio", "Device or resource busy"), ("/dev/accel", "Device or resource busy"), ("Couldn't open iommu group",),
+    ("Failed to initialize TPU system",), ("TPU initialization failed",), ("No accelerator found",),
+)  # fmt: skip
+
+
+class Exit(NamedTuple):
+    """How a host's program ended."""
+
+    code: int
+    cause: str = wire.USER
+    reason: str = ""
+
+
+class View(NamedTuple):
+    """All that a host knows when it decides."""
+
+    index: int  # type: ignore[assignment]  # hides tuple's method, which nobody wants here
+    hosts: int
+    verdict: wire.Verdict | None = None
+    cancelled: str = ""  # the reason, once somebody asked
+    preempted: str = ""  # the notice, once it came
+    owner_silence: float = 0.0  # of an owner whom the job must not outlive
+    prepared: bool = False  # this host could start its program now
+    running: bool = False
+    started: frozenset[int] = frozenset()  # hosts that reached the barrier
+    exit: Exit | None = None
+    echo: bool = False  # that exit looks like the consequence of another failure
+    echo_limit: float = ECHO
+    exits: tuple[tuple[int, int, float], ...] = ()  # (host, code, age) of every host whose program ended
+    quiet: tuple[tuple[int, float], ...] = ()  # (host, age) of the others' beats, since they last changed
+    barrier_age: float = 0.0
+    barrier_limit: float = 600.0
+    run_age: float = 0.0
+    run_limit: float = 0.0  # 0: none
+    run_limit_of: str = ""  # where it comes from, if it is not the user's own
+    silence: float = 0.0  # since any host showed progress
+    stall_limit: float = 0.0
+    stall_limit_of: str = ""  # where it comes from, if it is not the user's own
+
+
+class Wait(NamedTuple):
+    """Nothing to do yet."""
+
+
+class Start(NamedTuple):
+    """Everybody is here: let the program run."""
+
+
+class Commit(NamedTuple):
+    """Every host ended well: the value of host 0 is the job's result."""
+
+
+class Abort(NamedTuple):
+    """End the attempt for this cause, unless somebody was first."""
+
+    cause: str
+    reason: str
+    host: int
+
+
+class Stop(NamedTuple):
+    """The attempt has its verdict: end, allowing the program so many seconds."""
+
+    grace: float
+
+
+Move = Wait | Start | Commit | Abort | Stop
+
+
+def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best as one
+    """The first rule that applies."""
+    if view.verdict is not None:
+        return Stop(grace(view.verdict, view.index))
+    if _all_ended_well(view):
+        return Commit() if view.index == 0 else _lost(view)
+    if view.preempted:  # before the exit: what ends a machine ends its programs too
+        return Abort(wire.PREEMPTION, view.preempted, view.index)
+    if view.exit is not None and view.exit.code != 0 and not (view.echo and _own_age(view) < view.echo_limit):
+        return _blame(view, view.exit)
+    if view.cancelled:
+        return Abort(wire.CANCELLED, view.cancelled, view.index)
+    if view.owner_silence > OWNER_PATIENCE:
+        return Abort(wire.CANCELLED, f"its owner has given no sign of life for {view.owner_silence:.0f} s", view.index)
+    if view.run_limit and view.run_age > view.run_limit:
+        limit = f"{view.run_limit:g} s{view.run_limit_of}"
+        return Abort(wire.DEADLINE, f"the attempt ran longer than its limit of {limit}", view.index)
+    if not view.running and view.exit is None:
+        return _barrier(view)
+    if view.stall_limit and view.exit is None and view.silence > view.stall_limit:
+        reason = f"no host printed, logged or progressed for {view.silence:.0f} s (the limit is {view.stall_limit:g} s"
+        reason += f"{view.stall_limit_of})"
+        return Abort(wire.STALL, reason, view.index)
+    for host, code, age in view.exits:
+        if code != 0 and host != view.index and age > FAREWELL:
+            return Abort(wire.USER, f"host {host} ended with exit code {code}", host)
+    return _lost(view)
+
+
+def exit_of(code: int, report: dict[str, Any] | None, *, command: bool) -> Exit:
+    """What a program came to, by its process' exit code and what it says itself. A command says nothing."""
+    if code == 0 and (report is not None or command):
+        return Exit(0)
+    if report is not None and report["code"] != 0:
+        return exit_of_report(report)
+    if code == 0:
+        return Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
+    if code == UNREPORTED and report is None and not command:
+        reason = "what the program came to could not be written on this host, whose disk was full (its log says so)"
+        return Exit(code, wire.INFRASTRUCTURE, reason)
+    late = " after it had returned its value" if report is not None else ""
+    if code < 0:
+        hint = ": perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
+        return Exit(code, wire.USER, f"the program was ended by {signal_name(-code)}{late}{hint}")
+    return Exit(code, wire.USER, f"the program ended with exit code {code}{late}")
+
+
+def exit_of_report(report: dict[str, Any]) -> Exit:
+    """Of a failure that the program reports."""
+    kind, message = report.get("type", "").rpartition(".")[2], report.get("message", "")
+    reason = f"{kind}: {message}" if kind and report["kind"] == "exception" else message
+    return Exit(report["code"], report.get("cause", wire.USER), reason)
+
+
+def is_driver(text: str) -> bool:
+    """Whether a failure is that of a driver: a program on new hosts may not meet it."""
+    return any(all(words in text for words in pattern) for pattern in DRIVER)
+
+
+def is_echo(text: str) -> bool:
+    """Whether a failure reads like the consequence of another host's."""
+    return any(echo in text for echo in ECHOES)
+
+
+def _all_ended_well(view: View) -> bool:
+    return view.exit is not None and len(view.exits) == view.hosts and all(code == 0 for _, code, _ in view.exits)
+
+
+def _own_age(view: View) -> float:
+    return next((age for host, _, age in view.exits if host == view.index), 0.0)
+
+
+def _blame(view: View, ended: Exit) -> Abort:
+    """Of a failure that looks like an echo, a host that is silent since is the cause."""
+    for host, age in view.quiet:
+        if view.echo and age > max(view.echo_limit, SILENT):
+            return Abort(
+                wire.INFRASTRUCTURE, f"host {host} was lost, of which host {view.index} died: {ended.reason}", host
+            )
+    return Abort(ended.cause, ended.reason, view.index)
+
+
+def _lost(view: View) -> Move:
+    for host, age in view.quiet:
+        if age > LOST:
+            return Abort(wire.INFRASTRUCTURE, f"host {host} has given no sign of life for {age:.0f} s", host)
+    return Wait()
+
+
+def _barrier(view: View) -> Move:
+    if view.prepared and len(view.started) == view.hosts:
+        return Start()
+    if view.barrier_age > view.barrier_limit:
+        missing = [str(host) for host in range(view.hosts) if host not in view.started]
+        hosts = f"host {missing[0]}" if len(missing) == 1 else f"hosts {', '.join(missing)}"
+        reason = (
+            f"{hosts} did not start within {view.barrier_limit:g} s"
+            if missing
+            else f"this host was not ready within {view.barrier_limit:g} s"
+        )
+        return Abort(wire.INFRASTRUCTURE, reason, int(missing[0]) if missing else view.index)
+    return Wait()
+
+
+def grace(verdict: wire.Verdict, index: int) -> float:
+    """How long the program may take to end, now that the attempt is decided."""
+    if verdict.kind == wire.COMMITTED:
+        return 0.0
+    if verdict.cause in GRACE:
+        return GRACE[verdict.cause]
+    return 0.0 if verdict.host == index else SIBLING_GRACE

@@ -1,0 +1,339 @@
+"""The records that travel, and the version of their format.
+
+A record is one JSON object with the version of the wire that wrote it. A reader takes its own version and every
+older one, and says so when it meets a newer one. What a field of each kind may hold is declared here, for the records
+that hosts read, and for all others in the core's `records`. Records are plain values: who writes which, and what
+follows from it, is decided elsewhere (`rules` here, `lifecycle` in the core).
+"""
+
+from __future__ import annotations
+
+import json
+from binascii import crc32
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.protocol import schema
+
+WIRE = 1
+
+
+class Unreadable(ValueError):
+    """Not a whole record: torn, or not ours."""
+
+
+class Newer(ValueError):
+    """Written by a newer version of this package."""
+
+
+PLAIN = "json"  # a value that anybody may read; any other is pickled, and unpickled only by who may trust it
+
+# Why an attempt ended. What follows from each is a table in the core's lifecycle.
+USER = "user"
+CONFIGURATION = "configuration"
+INFRASTRUCTURE = "infrastructure"
+PREEMPTION = "preemption"
+CANCELLED = "cancelled"
+DEADLINE = "deadline"
+STALL = "stall"
+DAMAGED = "damaged"  # what it came to was written, and cannot be read any more
+# Why a slice was never had. They cost an attempt nothing: the next one asks elsewhere, or later.
+STOCKOUT = "stockout"
+QUOTA = "quota"
+INTERNAL = "internal"  # of the cloud's own making
+
+COMMITTED = "committed"
+ABORTED = "aborted"
+CLOSED = "closed"
+
+# What a host says of itself in its beats.
+STARTING = "starting"
+PREPARING = "preparing"
+RUNNING = "running"
+ENDING = "ending"
+DONE = "done"
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    return summed(
+        json.dumps({"wire": WIRE, **fields}, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "backslashreplace"
+        )
+    )
+
+
+def summed(data: bytes) -> bytes:
+    """A record with the checksum of all its other bytes as its last field: a flipped bit may leave good JSON."""
+    body = data[:-1]
+    return body + _SUM % crc32(body)
+
+
+_SUM = b',"sum":"%08x"}'
+_SUM_BYTES = len(_SUM % 0)
+
+
+def decode(data: bytes, name: str = "record") -> dict[str, Any]:
+    try:
+        fields = json.loads(data)
+        summed_up = fields.pop("sum", None)
+        version = fields["wire"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Unreadable(f"{name} is not a whole record ({len(data)} bytes)") from None
+    if summed_up is not None and data[-_SUM_BYTES:] != _SUM % crc32(data[:-_SUM_BYTES]):
+        raise Unreadable(f"{name} is damaged: its checksum is another ({len(data)} bytes)")
+    if not isinstance(version, int) or version > WIRE:
+        raise Newer(
+            f"{name} was written with wire version {schema.short(version)}, and this is version {WIRE}: "
+            "upgrade kinetic-orchestration here, or use the version that wrote it"
+        )
+    return dict(fields)
+
+
+FAILURE = schema.Fields(
+    {},
+    {
+        "type": schema.text(schema.LINE),
+        "message": schema.text(schema.PAGE),
+        "traceback": schema.text(schema.PAGE),
+        "log_tail": schema.text(schema.PAGE),
+        "exit_code": schema.maybe(schema.exit_code),
+        "digest": schema.digest,
+        "size": schema.size,
+    },
+)
+VERDICT = schema.Fields(
+    {"kind": schema.one_of(COMMITTED, ABORTED, CLOSED), "writer": schema.token, "time": schema.moment},
+    {
+        "cause": schema.line(schema.WORD),
+        "host": schema.maybe(schema.host),
+        "reason": schema.text(schema.PAGE),
+        "digest": schema.digest,
+        "size": schema.size,
+        "failure": schema.maybe(FAILURE),
+        "proof": schema.line(1 << 16),
+        "format": schema.line(schema.WORD),
+        "seal": schema.digest,
+        "unplaced": schema.flag,
+    },
+)
+# Of each training of a program: the steps done when it began and now; seconds of steps, first steps, restoration, and
+# of waiting for checkpoints.
+SPENT = schema.table(schema.text(schema.WORD), schema.many(schema.number(0, 1e12), 6), 8)
+_SAMPLES = schema.many(schema.measure, 1024)
+BEAT = schema.Fields(
+    {"state": schema.line(schema.WORD)},
+    {
+        "boot": schema.token,
+        "segment": schema.size,
+        "offset": schema.size,
+        "active": schema.moment,
+        "done": schema.measure,
+        "total": schema.measure,
+        "unit": schema.text(schema.WORD),
+        "exit": schema.maybe(schema.exit_code),
+        "returned": schema.flag,
+        "verdict": schema.flag,
+        "began": schema.moment,
+        "rate": schema.measure,
+        "spent": schema.maybe(SPENT),
+        "full": schema.maybe(schema.line()),
+        "devices": schema.maybe(
+            schema.Fields(
+                {},
+                {
+                    "at": schema.measure,
+                    "cpu": schema.measure,
+                    "memory": schema.measure,
+                    "kind": schema.text(schema.WORD),
+                    "busy": _SAMPLES,
+                    "used": _SAMPLES,
+                    "total": _SAMPLES,
+                },
+            )
+        ),
+    },
+)
+CANCEL = schema.Fields(
+    {}, {"reason": schema.text(schema.PAGE), "by": schema.text(), "writer": schema.token, "anew": schema.flag}
+)
+KEEPER = schema.Fields({}, {"keeper": schema.token, "within": schema.seconds})
+BEFORE = schema.Fields(
+    {"spent": schema.many(schema.count, 4), "ran": schema.many(schema.attempt, schema.MOST_ATTEMPTS)}
+)
+# One place, of whichever backend; how it came to it, if it is not the first one, is in the second half.
+PLACEMENT = schema.Fields(
+    {},
+    {
+        "backend": schema.resource,
+        "job": schema.job_id,
+        "attempt": schema.attempt,
+        "run": schema.path,
+        "machine": schema.line(),
+        "project": schema.project,
+        "zone": schema.zone,
+        "name": schema.resource,
+        "hosts": schema.whole(0, schema.MOST_HOSTS),
+        "slices": schema.slices,
+        "wait": schema.seconds,
+        "since": schema.moment,
+        "moved": schema.count,
+        "tried": schema.many(schema.zone, 1000),
+        "dropped": schema.many(schema.zone, 1000),
+        "tries": schema.count,
+        "rounds": schema.count,
+    },
+)
+INTENT = schema.Fields(
+    {"attempt": schema.attempt, "boot": schema.token, "placement": PLACEMENT, "allowed": schema.seconds},
+    {"affordable": schema.seconds, "before": schema.maybe(BEFORE), "writer": schema.token},
+)
+STARTED = schema.Fields(
+    {},
+    {
+        "boot": schema.token,
+        "pid": schema.size,
+        "machine": schema.line(),
+        "up": schema.seconds,
+        "ports": schema.table(schema.token, schema.port, 16),
+    },
+)
+EXIT = schema.Fields({"code": schema.exit_code})
+DONE_RECORD = schema.Fields(
+    {},
+    {
+        "boot": schema.token,
+        "cut": schema.flag,
+        "began": schema.moment,
+        "ended": schema.moment,
+        "prepared": schema.table(schema.line(), schema.many(schema.moment, 2)),
+        "spent": SPENT,
+    },
+)
+
+
+def fields_of(data: bytes, kind: schema.Fields, name: str = "record") -> dict[str, Any]:
+    """A record's fields, once all that are known are what they have to be: whoever can write to the store may have
+    written them.
+    """
+    fields = decode(data, name)
+    try:
+        kind(fields)
+    except schema.Wrong as wrong:
+        raise Unreadable(f"{name} is not one: {wrong}") from None
+    except RecursionError:
+        raise Unreadable(f"{name} is not one: it is too deep") from None
+    return fields
+
+
+class Failure(NamedTuple):
+    """What went wrong on a host, as the people who wrote the job want to read it."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    log_tail: str = ""
+    exit_code: int | None = None
+    digest: str = ""  # of the pickled exception, beside the host's other records
+    size: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in self._asdict().items() if value not in ("", None, 0) or key == "message"}
+
+
+class Verdict(NamedTuple):
+    """The one record that ends an attempt. Whoever creates it first has decided."""
+
+    kind: str  # committed by host 0, aborted by any host, closed by a client
+    writer: str  # unique to the writer, so that a write with an unknown outcome can be told from another's
+    time: float
+    cause: str = ""
+    host: int | None = None
+    reason: str = ""
+    digest: str = ""  # of host 0's value
+    size: int = 0
+    failure: Failure | None = None
+    proof: str = ""  # the word of the host's machine for the digest (of the value, or of the failure's exception)
+    format: str = ""  # of the value: PLAIN, or "" for a pickle
+    seal: str = ""  # the word for all of this of whoever has the attempt's key, where the job is signed
+    unplaced: bool = False  # closed before a place was promised to the attempt: it is none that people count
+    raw: bytes = b""  # as it was read
+
+    def encode(self) -> bytes:
+        fields = {key: value for key, value in self._asdict().items() if value not in ("", None, b"") and key != "raw"}
+        if not self.unplaced:
+            del fields["unplaced"]
+        if self.failure is not None:
+            fields["failure"] = self.failure.to_json()
+        return encode(fields)
+
+    @classmethod
+    def decode(cls, data: bytes, name: str = "the verdict") -> Verdict:
+        fields = fields_of(data, VERDICT, name)
+        if (failure := fields.get("failure")) is not None:
+            fields["failure"] = Failure(**FAILURE.known(failure, Failure._fields))
+        return cls(**{**VERDICT.known(fields, cls._fields), "raw": data})
+
+
+class Beat(NamedTuple):
+    """A host's sign of life."""
+
+    state: str
+    boot: str = ""  # unique to one life of one agent
+    segment: int = 0
+    offset: int = 0
+    active: float = 0.0  # when the job last showed any sign of progress, by the store's time
+    done: float = 0.0
+    total: float = 0.0
+    unit: str = ""
+    exit: int | None = None
+    returned: bool = False  # its function has, or its program waits for the others'
+    verdict: bool = False  # this host has seen one: whoever has not should look
+    began: float = 0.0  # when the program did, by the store's time
+    rate: float = 0.0  # of what is done, a second
+    devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
+    spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
+    full: str | None = None  # a folder on whose disk the program waits for room, to write what its function came to
+
+    def encode(self) -> bytes:
+        return encode({key: value for key, value in self._asdict().items() if value is not None or key == "exit"})
+
+    @classmethod
+    def read(cls, data: bytes) -> Beat | None:
+        """A beat is written without waiting for the disk: after a power cut, it may be none. Nor is one of a newer
+        version: whoever looks at all jobs goes on with those that it understands.
+        """
+        try:
+            return cls.decode(data)
+        except (Unreadable, Newer):
+            return None
+
+    @classmethod
+    def decode(cls, data: bytes) -> Beat:
+        return cls(**BEAT.known(fields_of(data, BEAT, "a beat"), cls._fields))
+
+
+def reason_of_cancel(data: bytes) -> str:
+    """Why a job is to end. A cancel that cannot be read is one all the same."""
+    try:
+        return str(fields_of(data, CANCEL, "the cancel").get("reason") or "") or "cancelled"
+    except (Unreadable, Newer):
+        return "cancelled, by a record that cannot be read"
+
+
+def untaken(data: bytes, age: float) -> str:
+    """Return why a job that was handed over is nobody's, by its keeper's record of that age; "" while it may be."""
+    try:
+        within = fields_of(data, KEEPER, "the keeper").get("within", 0.0)
+    except (Unreadable, Newer):
+        return ""
+    if not within or age <= within:
+        return ""
+    return f"nobody has taken it over within {within:.0f} s, as when its task is marked before its trigger begins"
+
+
+def open_eye(again_in: float) -> bytes:
+    """Of a reader who opens it again after so many seconds."""
+    return b"%d" % again_in
+
+
+def opened_again_in(eye: bytes) -> float:
+    return float(eye) if len(eye) < 8 and eye.isdigit() else 25.0
