@@ -19,7 +19,7 @@ from dagster_kinetic.sensors import (
     dagster_plus_branches,
 )
 from kinetic_orchestration import __version__
-from kinetic_orchestration.context import HostContext
+from kinetic_orchestration.program.context import HostContext
 
 if TYPE_CHECKING:
     from dagster_kinetic.component import KineticJobComponent

@@ -20,12 +20,12 @@ from dagster_kinetic.decorators import host_parameter, resolved_hints
 from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
-from kinetic_orchestration.context import HERE
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import TpuVm
+from kinetic_orchestration.program.context import HERE
 
 _GROUPS: Mapping[str, type] = {"limits": Limits, "retry": Retry, "cloud": TpuVm, "profile": Profile}
 

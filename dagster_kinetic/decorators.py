@@ -24,10 +24,10 @@ from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.resource import KineticResource, options_of, plain_function
 from dagster_kinetic.ticket import ASSET_WAITS
 from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
-from kinetic_orchestration.context import HERE, HostContext
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of
+from kinetic_orchestration.program.context import HERE, HostContext
 
 if TYPE_CHECKING:
     from dagster_kinetic._keywords import OfAsset, OfMultiAsset, OfOp

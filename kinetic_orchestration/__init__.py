@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
-    from kinetic_orchestration.context import HostContext, current
     from kinetic_orchestration.decorator import RemoteCallable, command, run
     from kinetic_orchestration.job import JobHandle, attach, list_jobs
     from kinetic_orchestration.plan.declare.data import Data
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
     from kinetic_orchestration.plan.declare.profile import Profile
     from kinetic_orchestration.plan.declare.spec import TpuVm
     from kinetic_orchestration.plan.values import JobStatus
-    from kinetic_orchestration.training.keras_callback import KineticCallback
-    from kinetic_orchestration.training.loop import Training, TrainingEnded
-    from kinetic_orchestration.training.reading import read_checkpoint
+    from kinetic_orchestration.program.context import HostContext, current
+    from kinetic_orchestration.program.keras_callback import KineticCallback
+    from kinetic_orchestration.program.loop import Training, TrainingEnded
+    from kinetic_orchestration.program.reading import read_checkpoint
 
 __version__ = "0.1.0"
 
@@ -30,23 +30,23 @@ _HOMES = {
     "BatchError": "batch",
     "BatchHandle": "batch",
     "Data": "plan.declare.data",
-    "HostContext": "context",
+    "HostContext": "program.context",
     "JobHandle": "job",
     "JobStatus": "plan.values",
-    "KineticCallback": "training.keras_callback",
+    "KineticCallback": "program.keras_callback",
     "Limits": "plan.declare.limits",
     "Profile": "plan.declare.profile",
     "RemoteCallable": "decorator",
     "Retry": "plan.declare.limits",
     "TpuVm": "plan.declare.spec",
-    "Training": "training.loop",
-    "TrainingEnded": "training.loop",
+    "Training": "program.loop",
+    "TrainingEnded": "program.loop",
     "attach": "job",
     "attach_batch": "batch",
     "command": "decorator",
-    "current": "context",
+    "current": "program.context",
     "list_jobs": "job",
-    "read_checkpoint": "training.reading",
+    "read_checkpoint": "program.reading",
     "run": "decorator",
 }
 

@@ -27,11 +27,11 @@ from kinetic_orchestration.plan.records import spec_of, texts, verdict_of
 from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.digest import CHUNK, Hasher
 from kinetic_orchestration.protocol.records.base import Entry
-from kinetic_orchestration.training import commits
 
 SHOWN = 20  # jobs of one blob that are named
 PACE = 0.2  # seconds between two words about how far it is

@@ -19,11 +19,11 @@ from xml.etree import ElementTree
 import pytest
 
 from kinetic_orchestration.cli.parser import make_parser
-from kinetic_orchestration.context import HostContext
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
 from kinetic_orchestration.plan.hardware import cost
 from kinetic_orchestration.plan.values import Limits
+from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.testing import Emulator, unserved
 
 ROOT = Path(__file__).parent.parent

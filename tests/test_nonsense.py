@@ -18,9 +18,9 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.platforms.google.rest import google
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
+from kinetic_orchestration.program.checkpoints import agreement
+from kinetic_orchestration.program.checkpoints.store import Shelf
 from kinetic_orchestration.protocol.records.files import FileRecords
-from kinetic_orchestration.training import agreement
-from kinetic_orchestration.training.shelf import Shelf
 
 NODE = "projects/ours/locations/us-east5-a/nodes/one"
 

@@ -415,11 +415,10 @@ def raised_by_us(kind: type[BaseException], where: str) -> None:
     from unittest import mock
 
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration import context
+    from kinetic_orchestration.program import context, loop
     from kinetic_orchestration.protocol.records.base import TooLarge
-    from kinetic_orchestration.training import loop
 
-    ours: dict[str, Any] = {"__name__": "kinetic_orchestration.training.shelf"}
+    ours: dict[str, Any] = {"__name__": "kinetic_orchestration.program.checkpoints.store"}
     exec("def meets(*_, **__):\n    raise error", ours)
     if kind is TooLarge:
         ours["error"] = TooLarge("name", "store", 1)
@@ -445,8 +444,8 @@ def _below(kind: type[BaseException]) -> set[type[BaseException]]:
 
 def our_errors() -> list[type[BaseException]]:
     from kinetic_orchestration.host.machine.bucket_records import NoObject
+    from kinetic_orchestration.program.checkpoints import agreement, parts
     from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
-    from kinetic_orchestration.training import agreement, parts
 
     found = {each for each in _below(errors.KineticError) if each.__module__ == errors.__name__}
     more = [RecordsError, NoObject, TooLarge, OSError, wire.Unreadable, wire.Newer, parts.Torn, agreement.Alone]

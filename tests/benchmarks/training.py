@@ -147,7 +147,7 @@ def of_checkpoints() -> Iterator[Figure]:
         return
     import numpy as np
 
-    from kinetic_orchestration.training import loop
+    from kinetic_orchestration.program import loop
 
     with tempfile.TemporaryDirectory(prefix="kinetic-training-") as name:
         folder = Path(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.training import loop
+from kinetic_orchestration.program import loop
 
 MODULE = "training_jobs"
 JOB = "job-0123456789abcdef"

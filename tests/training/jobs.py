@@ -11,7 +11,7 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointDiffers
-from kinetic_orchestration.training import beside
+from kinetic_orchestration.program.checkpoints import background
 
 
 def counts(
@@ -35,7 +35,7 @@ def counts(
     if large:
         import numpy as np
 
-        beside.LARGE = 1
+        background.LARGE = 1
         state["array"] = np.zeros(1000)
     training = kinetic.Training(every=every, total=steps, **options)
     state, begun = training.restore(state)
@@ -74,7 +74,7 @@ def breaks() -> int:
     state, done = training.restore({"array": np.zeros(1000)})
     if done:
         return done
-    beside.LARGE, fsync = 1, os.fsync
+    background.LARGE, fsync = 1, os.fsync
 
     def slow(file: int) -> None:
         os.fsync = fsync
@@ -112,7 +112,7 @@ def trains_on_a_slice(
 
     host = kinetic.current()
     if fill:
-        beside.LARGE = 1
+        background.LARGE = 1
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     spread, same = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
 

@@ -186,7 +186,7 @@ def elsewhere() -> None:
 
 def memory() -> None:
     """How much more there was, at most, while a model of 84 MB was restored: in parts of it."""
-    from kinetic_orchestration.training import loop
+    from kinetic_orchestration.program import loop
 
     size = 1448
     layers = [keras.layers.Dense(size, use_bias=False, kernel_initializer="ones") for _ in range(10)]

@@ -70,7 +70,7 @@ def main(bucket: str) -> None:
     import jax
     import jax.profiler
 
-    from kinetic_orchestration.context import current
+    from kinetic_orchestration.program.context import current
 
     for number in range(9):  # before it asks for its devices, which a profile may not do in its place
         current().progress(number + 1, 9, "files")

@@ -21,12 +21,12 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms import agent_zip
+from kinetic_orchestration.program.checkpoints import mirror, store
+from kinetic_orchestration.program.checkpoints.store import Shelf
 from kinetic_orchestration.protocol import rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.training import mirror, shelf
-from kinetic_orchestration.training.shelf import Shelf
 from tests.agent.on_vms import constants
 from tests.cloud.cases import nodes, wait_until
 from tests.training.conftest import Host
@@ -443,7 +443,7 @@ def test_what_is_torn_in_a_bucket_is_passed_over(bucket: str, host: Become, monk
 def test_a_disk_too_small_for_the_way_to_the_bucket_is_told_before_it_is_full(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "SPARE", 1 << 60)
+    monkeypatch.setattr(store, "SPARE", 1 << 60)
     with pytest.raises(
         CheckpointError, match=r"goes to the bucket, has [\d.]+ GB free: set TMPDIR to a folder with more room"
     ):

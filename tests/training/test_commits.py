@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kinetic_orchestration.program.checkpoints import commits
+from kinetic_orchestration.program.checkpoints.commits import Commit, Found, Leaf, Part
 from kinetic_orchestration.protocol import wire
-from kinetic_orchestration.training import commits
-from kinetic_orchestration.training.commits import Commit, Found, Leaf, Part
 
 KERNEL, BIAS = Leaf("float32", (4, 8)), Leaf("float32", (8,))
 

@@ -24,8 +24,9 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError, UsageError
+from kinetic_orchestration.program import loop
+from kinetic_orchestration.program.checkpoints import background, manager, trees
 from kinetic_orchestration.protocol import wire
-from kinetic_orchestration.training import beside, checkpoints, loop, trees
 from tests.bucket import unsummed
 from tests.training.conftest import Host
 
@@ -91,7 +92,7 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step() -> None:
 
 def test_the_nth_training_of_a_program_finds_the_nth_ones_checkpoints(host: Become) -> None:
     def program(first: int, second: int) -> list[int]:
-        from kinetic_orchestration.training import loop
+        from kinetic_orchestration.program import loop
 
         loop._named.clear()  # as a new process begins
         return [train(first, name="")[1], train(second, name="")[1]]
@@ -253,7 +254,7 @@ def test_of_a_state_that_cannot_be_looked_through_in_time_the_worse_is_taken(
     host()
     assert train() == 0
     host(attempt=2)
-    monkeypatch.setattr(checkpoints, "PATIENCE", -1.0)
+    monkeypatch.setattr(manager, "PATIENCE", -1.0)
     assert train() == 3
     said = "is not restored: a loss or metric before it was no number, and there was no time to look through its state"
     assert said in capfd.readouterr().err
@@ -913,12 +914,12 @@ def test_a_large_checkpoint_is_written_beside_the_training_from_a_copy(
     fsync = os.fsync
 
     def slow(file: int) -> None:
-        if os.fstat(file).st_size > beside.LARGE:
+        if os.fstat(file).st_size > background.LARGE:
             assert go.wait(60)
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", slow)
-    big = {"w": np.zeros(beside.LARGE, np.uint8), "n": 0}
+    big = {"w": np.zeros(background.LARGE, np.uint8), "n": 0}
     with kinetic.Training(every=5, name="t") as training:
         training.restore(big)
         training.step(5, {**big, "n": 5})
@@ -934,19 +935,19 @@ def test_a_large_checkpoint_is_written_beside_the_training_from_a_copy(
 
 
 def test_the_memory_of_copies_is_used_again_and_never_by_two(tmp_path: Path) -> None:
-    room = beside.Room()
-    first = room.take([beside.LARGE, 3, 0])
+    room = background.Room()
+    first = room.take([background.LARGE, 3, 0])
     for copy in first:
         copy[:] = bytes(len(copy))
     second = room.take([5])  # of a writing that was given up, the bytes are needed until it ends
     second[0][:] = b"other"
-    assert not any(first[1]) and [len(copy) for copy in first] == [beside.LARGE, 3, 0]
+    assert not any(first[1]) and [len(copy) for copy in first] == [background.LARGE, 3, 0]
     room.leave()
-    again = room.take([beside.LARGE, 3, 0])
+    again = room.take([background.LARGE, 3, 0])
     again[0][:3] = b"new"
     assert bytes(first[0][:3]) == b"new"
     room.leave()
-    assert [len(copy) for copy in room.take([beside.LARGE, 7])] == [beside.LARGE, 7]
+    assert [len(copy) for copy in room.take([background.LARGE, 7])] == [background.LARGE, 7]
 
 
 def test_checkpoints_one_after_another_hold_each_their_own_bytes(host: Become) -> None:
@@ -954,7 +955,7 @@ def test_checkpoints_one_after_another_hold_each_their_own_bytes(host: Become) -
     states = [
         {"w": np.random.default_rng(step).integers(0, 256, size, np.uint8), "n": np.full(9, step)}
         for step, size in enumerate(
-            [beside.LARGE + 5, beside.LARGE + 5, 3 * trees.TOGETHER + beside.LARGE, beside.LARGE]
+            [background.LARGE + 5, background.LARGE + 5, 3 * trees.TOGETHER + background.LARGE, background.LARGE]
         )
     ]
     with kinetic.Training(every=1, keep=4, name="t") as training:
@@ -1004,10 +1005,10 @@ def test_whoever_closes_waits_for_it_unless_it_would_be_killed_meanwhile(
     host: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, go = host(), threading.Event()
-    fsync, big = os.fsync, {"w": np.zeros(beside.LARGE, np.uint8)}
+    fsync, big = os.fsync, {"w": np.zeros(background.LARGE, np.uint8)}
 
     def slow(file: int) -> None:
-        if os.fstat(file).st_size > beside.LARGE:
+        if os.fstat(file).st_size > background.LARGE:
             go.wait(60)
         fsync(file)
 
@@ -1040,7 +1041,7 @@ def test_a_loop_without_with_that_an_exception_ends_keeps_what_was_on_its_way_an
         import atexit, os, sys, threading
         import numpy as np
         import kinetic_orchestration as kinetic
-        from kinetic_orchestration.training import loop
+        from kinetic_orchestration.program import loop
 
         go, opened, name = threading.Event(), os.open, sys.argv[1]
         os.open = lambda path, *more, **named: (".tmp/part-" not in path or go.wait(60)) and opened(path, *more, **named)
@@ -1072,10 +1073,10 @@ def test_tried_again_in_the_same_program_it_goes_on_at_what_was_on_its_way(
     host: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, go = host(), threading.Event()
-    fsync, big = os.fsync, {"w": np.zeros(beside.LARGE, np.uint8)}
+    fsync, big = os.fsync, {"w": np.zeros(background.LARGE, np.uint8)}
 
     def slow(file: int) -> None:
-        if os.fstat(file).st_size > beside.LARGE:
+        if os.fstat(file).st_size > background.LARGE:
             assert go.wait(60)
         fsync(file)
 
@@ -1101,7 +1102,7 @@ def test_tried_again_in_the_same_program_it_goes_on_at_what_was_on_its_way(
 
 def test_without_room_for_a_copy_it_is_written_in_the_step(host: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     there = host()
-    monkeypatch.setattr(beside, "SPARE", 1 << 40)
+    monkeypatch.setattr(background, "SPARE", 1 << 40)
     with kinetic.Training(every=1, name="t") as training:
-        training.step(1, {"w": np.zeros(beside.LARGE, np.uint8)})
+        training.step(1, {"w": np.zeros(background.LARGE, np.uint8)})
         assert there.steps() == [1]

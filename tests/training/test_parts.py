@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.training import parts, trees
-from kinetic_orchestration.training.commits import Leaf
+from kinetic_orchestration.program.checkpoints import parts, trees
+from kinetic_orchestration.program.checkpoints.commits import Leaf
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -216,7 +216,7 @@ def test_what_torch_spreads_is_found_in_whatever_is_around_it_before_the_first_s
 
 def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
     code = (
-        "import jax, numpy\nfrom jax._src import xla_bridge\nfrom kinetic_orchestration.training import trees\n"
+        "import jax, numpy\nfrom jax._src import xla_bridge\nfrom kinetic_orchestration.program.checkpoints import trees\n"
         "print(trees.devices({'w': numpy.zeros(2)}), xla_bridge.backends_are_initialized())\n"
         "print(trees.devices({'w': jax.numpy.zeros(2)}))"
     )
@@ -226,8 +226,8 @@ def test_jax_is_not_asked_for_devices_of_what_it_does_not_know() -> None:
 
 
 def test_what_need_not_be_each_hosts_own_is_not() -> None:
-    from kinetic_orchestration.training.keras_callback import _Kept, _Late
-    from kinetic_orchestration.training.keras_others import Others
+    from kinetic_orchestration.program.keras_callback import _Kept, _Late
+    from kinetic_orchestration.program.keras_others import Others
 
     assert trees.own(random.Random(1))
     assert not trees.own(_Kept(Others(), _Late(None)))
@@ -237,7 +237,7 @@ BEST = """
 import sys
 from pathlib import Path
 import keras
-from kinetic_orchestration.training.keras_others import Others
+from kinetic_orchestration.program.keras_others import Others
 
 def met(path):
     one = keras.callbacks.ModelCheckpoint(str(path), save_best_only=True)
@@ -375,7 +375,7 @@ def test_a_disk_without_room_for_a_part_is_told_before_anything_is_written(tmp_p
     code = """
         import os, resource, sys
         import numpy as np
-        from kinetic_orchestration.training import parts, trees
+        from kinetic_orchestration.program.checkpoints import parts, trees
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
         try:

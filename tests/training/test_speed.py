@@ -13,7 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.training.speed import Speed, Spent
+from kinetic_orchestration.program.speed import Speed, Spent
 
 
 def test_the_first_step_and_what_is_no_training_are_left_out() -> None:

@@ -27,7 +27,7 @@ OURS = "kinetic_orchestration"
 ROOMS = (  # whose errors are ours
     "kinetic_orchestration.host.",
     "kinetic_orchestration.protocol.",
-    "kinetic_orchestration.training.",
+    "kinetic_orchestration.program.",
 )
 ROOT = "kinetic_orchestration.errors.KineticError"
 USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
@@ -38,8 +38,11 @@ CALLERS = (
     "kinetic_orchestration.host.process.child",
     "kinetic_orchestration.protocol.content.payload",
 )  # of the program, or its pickles
-RECORD = "kinetic_orchestration.context.HostContext._record"  # where a program tells its agent something
-FINISH = "kinetic_orchestration.training.beside.finish", "kinetic_orchestration.training.mirror.close"
+RECORD = "kinetic_orchestration.program.context.HostContext._record"  # where a program tells its agent something
+FINISH = (
+    "kinetic_orchestration.program.checkpoints.background.finish",
+    "kinetic_orchestration.program.checkpoints.mirror.close",
+)
 
 
 def main() -> None:

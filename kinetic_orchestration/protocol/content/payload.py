@@ -315,6 +315,7 @@ MOVED = {
     f"kinetic_orchestration.{was}": f"kinetic_orchestration.{now}"
     for was, now in (
         ("agent.payload", "protocol.content.payload"),
+        ("context", "program.context"),
         ("limits", "plan.declare.limits"),
         ("profile", "plan.declare.profile"),
         ("spec", "plan.declare.spec"),

@@ -14,12 +14,12 @@ from math import prod
 from typing import Any
 
 from kinetic_orchestration.errors import CheckpointDiffers
+from kinetic_orchestration.program.checkpoints import commits, parts, trees
+from kinetic_orchestration.program.checkpoints.agreement import Agreement
+from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf, Part
+from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.trees import Apart, Start
 from kinetic_orchestration.protocol.records.base import reason_of
-from kinetic_orchestration.training import commits, parts, trees
-from kinetic_orchestration.training.agreement import Agreement
-from kinetic_orchestration.training.commits import Commit, Leaf, Part
-from kinetic_orchestration.training.shelf import Shelf
-from kinetic_orchestration.training.trees import Apart, Start
 
 PATIENCE = 600.0  # of hosts that may still be fetching what they restore
 

@@ -17,18 +17,18 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
-from kinetic_orchestration.context import HostContext, current
 from kinetic_orchestration.errors import CheckpointError, UsageError
 from kinetic_orchestration.host.process.frameworks import profiler
 from kinetic_orchestration.plan.configuration.settings import seconds
+from kinetic_orchestration.program.checkpoints import trees
+from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
+from kinetic_orchestration.program.checkpoints.background import Room, Writing, is_copied, left_at
+from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Taken
+from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.context import HostContext, current
+from kinetic_orchestration.program.preemption import Listener, Notice
+from kinetic_orchestration.program.speed import Speed, Spent
 from kinetic_orchestration.protocol import wire
-from kinetic_orchestration.training import trees
-from kinetic_orchestration.training.agreement import Agreement, Alone
-from kinetic_orchestration.training.beside import Room, Writing, is_copied, left_at
-from kinetic_orchestration.training.checkpoints import Checkpoints, NotWritten, Taken
-from kinetic_orchestration.training.notice import Listener, Notice
-from kinetic_orchestration.training.shelf import Shelf
-from kinetic_orchestration.training.speed import Speed, Spent
 
 S = TypeVar("S")
 Choice = Literal["warn", "stop"]

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from kinetic_orchestration.program.checkpoints import commits, parts
+from kinetic_orchestration.program.checkpoints.commits import Commit, Found, Part
+from kinetic_orchestration.program.checkpoints.trees import Apart
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
 from kinetic_orchestration.protocol.records.files import FileRecords
-from kinetic_orchestration.training import commits, parts
-from kinetic_orchestration.training.commits import Commit, Found, Part
-from kinetic_orchestration.training.trees import Apart
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kinetic_orchestration.training import trees
+from kinetic_orchestration.program.checkpoints import trees
 
 _LOST = (
     "{name}'s best so far, {best:.6g}, was written to a host that is gone: {file} is not here, so the next epoch is "

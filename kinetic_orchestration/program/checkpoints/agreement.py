@@ -10,8 +10,8 @@ import json
 from collections import Counter
 from typing import Any
 
-from kinetic_orchestration.training import commits
-from kinetic_orchestration.training.shelf import Shelf, until
+from kinetic_orchestration.program.checkpoints import commits
+from kinetic_orchestration.program.checkpoints.store import Shelf, until
 
 AGREED = "agreed/"
 

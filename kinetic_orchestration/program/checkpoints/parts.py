@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any, cast
 
+from kinetic_orchestration.program.checkpoints.commits import Leaf, Part
+from kinetic_orchestration.program.checkpoints.trees import Apart, Start
 from kinetic_orchestration.protocol.content.digest import CHUNK, THREADS, Hasher
-from kinetic_orchestration.training.commits import Leaf, Part
-from kinetic_orchestration.training.trees import Apart, Start
 
 # What safetensors calls a dtype; any other is kept as bytes, and its name in the metadata.
 TYPES = {

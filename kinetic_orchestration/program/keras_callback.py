@@ -18,9 +18,9 @@ from typing import Any
 
 from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.process.frameworks.keras_fit import optimizers_beside
-from kinetic_orchestration.training.keras_others import Others
-from kinetic_orchestration.training.loop import Choice, Training
-from kinetic_orchestration.training.trees import Place
+from kinetic_orchestration.program.checkpoints.trees import Place
+from kinetic_orchestration.program.keras_others import Others
+from kinetic_orchestration.program.loop import Choice, Training
 
 
 class KineticCallback:

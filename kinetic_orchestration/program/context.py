@@ -65,7 +65,7 @@ class HostContext:
     def checkpoint_path(self, name: str = "files") -> str:
         """A folder of this machine for a trainer that keeps checkpoints of its own as files. In a bucket it is mirrored
         into `<checkpoint_dir>/<name>`, and holds what the attempts before left there."""
-        from kinetic_orchestration.training.mirror import folder_of
+        from kinetic_orchestration.program.checkpoints.mirror import folder_of
 
         return folder_of(self, name)
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic_orchestration.context import current
 from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
-from kinetic_orchestration.training import commits, parts, trees
-from kinetic_orchestration.training.checkpoints import Source
-from kinetic_orchestration.training.commits import Commit
-from kinetic_orchestration.training.shelf import Shelf
+from kinetic_orchestration.program.checkpoints import commits, parts, trees
+from kinetic_orchestration.program.checkpoints.commits import Commit
+from kinetic_orchestration.program.checkpoints.manager import Source
+from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.context import current
 
 
 @dataclass(frozen=True, slots=True)

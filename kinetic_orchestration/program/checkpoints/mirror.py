@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kinetic_orchestration.errors import CheckpointError, KineticError
+from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
-from kinetic_orchestration.training import commits
 
 QUIET = 2.0  # seconds in which nothing was written, after which what there is counts as whole
 OPEN = 60.0  # the same of a file that is still open for writing

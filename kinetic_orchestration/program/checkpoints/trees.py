@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from kinetic_orchestration.training.commits import Leaf
+from kinetic_orchestration.program.checkpoints.commits import Leaf
 
 # Whose an array is: spread over all hosts, the same on all of them (host 0 writes it), or each host's own.
 SPREAD, SAME, OWN = "spread", "same", "own"

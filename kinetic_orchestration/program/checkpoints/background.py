@@ -13,9 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from kinetic_orchestration.program.checkpoints import trees
+from kinetic_orchestration.program.checkpoints.trees import Apart, Piece
 from kinetic_orchestration.protocol.system import memory
-from kinetic_orchestration.training import trees
-from kinetic_orchestration.training.trees import Apart, Piece
 
 LARGE = 32 << 20  # bytes; less is written before a thread would have begun
 SPARE = 2  # the memory that is free has to be so many copies
