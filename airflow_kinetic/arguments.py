@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_kinetic import internals
+from airflow_kinetic.shared import airflow_api
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -20,7 +19,7 @@ from kinetic_orchestration.plan.declare.spec import name_of
 try:
     from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 except ImportError as error:
-    internals.lost("airflow.sdk.definitions.context", error)
+    airflow_api.lost("airflow.sdk.definitions.context", error)
     KNOWN_CONTEXT_KEYS = set()
 
 # What a task's context has that means the same on another machine. The rest is Airflow's own objects.
@@ -36,13 +35,6 @@ def is_final(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(is_final, value))
     return value is None or isinstance(value, (bool, int, float, os.PathLike, Profile))
-
-
-def listed(value: str | Sequence[str]) -> list[str]:
-    """Names from a list, or from the text that a template renders one to: `a, b`, or a list as Python writes it."""
-    if isinstance(value, str):
-        return re.findall(r"[^\s,'\"()\[\]]+", value)
-    return [name for entry in value for name in listed(entry)]
 
 
 def untemplated(value: Any, name: str, example: str) -> Any:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_kinetic import internals
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.location import Place
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -77,7 +77,7 @@ def keep(context: Context, pin: Pin) -> None:
 
         for_ever = {"retention": NEVER_EXPIRE}
     except ImportError as error:
-        internals.lost("airflow.sdk.execution_time.context", error)
+        airflow_api.lost("airflow.sdk.execution_time.context", error)
     state = context.get("task_state_store")
     if state is not None:
         state.set(KEY, pin.to_json(), **for_ever)

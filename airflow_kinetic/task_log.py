@@ -25,7 +25,7 @@ from typing import Any
 
 import structlog
 
-from airflow_kinetic.configuration import log_lines_per_second
+from airflow_kinetic.shared.configuration import log_lines_per_second
 from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress

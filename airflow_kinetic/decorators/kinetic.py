@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from airflow_kinetic import internals
 from airflow_kinetic.arguments import is_final
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
+from airflow_kinetic.shared import airflow_api
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -19,7 +19,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 try:
     from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
 except ImportError as error:
-    raise ImportError(internals.told("airflow.sdk.bases.decorator", error)) from error
+    raise ImportError(airflow_api.told("airflow.sdk.bases.decorator", error)) from error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,7 +168,7 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     try:
         from airflow_kinetic.mapping import checked_task
     except ImportError as error:
-        internals.lost("airflow.sdk.definitions.mappedoperator", error)
+        airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
         return made
     if python_callable is not None:
         return checked_task(made, KineticTPUOperator)

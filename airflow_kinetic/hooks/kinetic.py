@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.connection import Connection
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.connection import Connection
+from airflow_kinetic.shared.location import Place
 
 if TYPE_CHECKING:
     from kinetic_orchestration import JobHandle

@@ -23,9 +23,8 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
-from airflow_kinetic import internals, keeper, leg, pin
+from airflow_kinetic import keeper, leg, pin
 from airflow_kinetic.arguments import plain, untemplated, with_context
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.declared import check, declared_with, options_of
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
@@ -38,7 +37,9 @@ from airflow_kinetic.links.kinetic import (
     url_of_profile,
     urls_of,
 )
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.location import Place
 from airflow_kinetic.threads import beside
 from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
@@ -228,7 +229,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             from airflow_kinetic.mapping import CheckedPartial
         except ImportError as error:
-            internals.lost("airflow.sdk.definitions.mappedoperator", error)
+            airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
             return made
         return CheckedPartial.of(made, declared_with(KineticTPUOperator))
 
@@ -258,7 +259,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                         return job.job_id
                     # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
-                    if defers and not internals.has("airflow.triggers.base"):
+                    if defers and not airflow_api.has("airflow.triggers.base"):
                         defers = False
                         keeper.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
                     if not defers:
@@ -539,7 +540,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _outlasts(self, job: Job, place: Place) -> bool:
         """Tell whether a job is worth a deferral: on this machine it may end sooner than that would take."""
-        from airflow_kinetic.configuration import defer_after
+        from airflow_kinetic.shared.configuration import defer_after
         from kinetic_orchestration.follow import Follower, follow
 
         follower = Follower(job)
@@ -563,7 +564,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     # ---- its end -----------------------------------------------------------------------------------------------
 
     def _finish(self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
-        from airflow_kinetic.configuration import xcom_limit
+        from airflow_kinetic.shared.configuration import xcom_limit
         from kinetic_orchestration import act
         from kinetic_orchestration.results import error_of
 
@@ -636,7 +637,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
             kinds = (Asset, AssetRef)
         except ImportError as error:
-            internals.lost("airflow.sdk.definitions.asset", error)
+            airflow_api.lost("airflow.sdk.definitions.asset", error)
         outlets = [outlet for outlet in self.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.location import Place
 from kinetic_orchestration.errors import BackendError, UsageError
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_kinetic import internals, leg
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
+from airflow_kinetic import leg
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.location import Place
 from airflow_kinetic.xcom import WHERE_KEY
 from kinetic_orchestration.errors import StoreError
 
@@ -77,7 +78,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         began = time.time()
         self._tell_where(context)
-        if not (self.deferrable and internals.has("airflow.triggers.base")):
+        if not (self.deferrable and airflow_api.has("airflow.triggers.base")):
             return super().execute(context)
         found = self.poke(context)
         return found.xcom_value if found else self._defer(began)
@@ -139,7 +140,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def _value(self, job: Job) -> Any:
-        from airflow_kinetic.configuration import xcom_limit
+        from airflow_kinetic.shared.configuration import xcom_limit
         from airflow_kinetic.xcom import value_for_xcom
         from kinetic_orchestration.follow import Follower, follow
 

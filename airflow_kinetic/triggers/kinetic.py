@@ -17,9 +17,10 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
-from airflow_kinetic import internals, keeper, scheduler, threads
+from airflow_kinetic import keeper, scheduler, threads
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.location import Place
 from airflow_kinetic.task_log import TaskLog, line_budget
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
@@ -29,7 +30,7 @@ from kinetic_orchestration.plan.values import Cursor, Outcome
 try:
     from airflow.triggers.base import BaseTrigger, TriggerEvent
 except ImportError as error:
-    raise ImportError(internals.told("airflow.triggers.base", error)) from error
+    raise ImportError(airflow_api.told("airflow.triggers.base", error)) from error
 
 # The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task

@@ -143,7 +143,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
     import pytest
 
     import kinetic_orchestration as kinetic
-    from airflow_kinetic.place import Place
+    from airflow_kinetic.shared.location import Place
     from kinetic_orchestration.protocol import names, wire
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -173,7 +173,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
 
 def trigger_of(job: Any, **fields: Any) -> Any:
     """As it comes out of the database."""
-    from airflow_kinetic.place import Place
+    from airflow_kinetic.shared.location import Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
     from kinetic_orchestration.plan.values import Cursor
 
@@ -1323,7 +1323,7 @@ def shares_a_store() -> dict[str, Any]:
     import gc
 
     import kinetic_orchestration as kinetic
-    from airflow_kinetic import place as places
+    from airflow_kinetic.shared import location as places
 
     handle = kinetic.command(["true"], accelerator="cpu")
     plan = handle._job.plan()
@@ -1383,7 +1383,7 @@ def internals_there() -> dict[str, Any]:
     import importlib
 
     import airflow_kinetic
-    from airflow_kinetic.internals import INTERNALS
+    from airflow_kinetic.shared.airflow_api import INTERNALS
 
     missing = [
         f"{internal.module}.{name}"

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_kinetic.lineage import data_in, lineage_of, place_of
 from airflow_kinetic.links.kinetic import url_of_profile, urls_of
-from airflow_kinetic.place import Place
+from airflow_kinetic.shared.location import Place
 from kinetic_orchestration import Data
 
 from .conftest import environ_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
-from airflow_kinetic.internals import INTERNALS
+from airflow_kinetic.shared.airflow_api import INTERNALS
 
 from .conftest import Airflow
 

@@ -43,7 +43,7 @@ def test_a_clear_with_fewer_retries_than_before_is_seen_by_the_clears_of_the_dag
 def test_a_pin_comes_back_out_of_the_database_as_it_went_in() -> None:
     import json
 
-    from airflow_kinetic.place import Place
+    from airflow_kinetic.shared.location import Place
 
     pin = Pin(1, 3, "job-1", Place("gs://b", "d", "tpu-vm", "p", "c", ["a", "b"]))
     assert Pin.from_json(json.loads(json.dumps(pin.to_json()))) == pin

@@ -306,8 +306,8 @@ def _worker(kind: str, *arguments: str, **options: Any) -> subprocess.Popen[str]
 
 def _trigger(job_id: str, spec: str = "") -> Any:
     """As a triggerer makes it of what the database has."""
-    from airflow_kinetic.configuration import DEFAULT_CONNECTION
-    from airflow_kinetic.place import Place
+    from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
+    from airflow_kinetic.shared.location import Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
     from kinetic_orchestration.plan.values import Cursor
 

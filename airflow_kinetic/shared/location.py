@@ -6,14 +6,14 @@ JSON, and nothing secret in it: the name of a connection travels, and whoever op
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from airflow_kinetic.arguments import listed
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.job import reopened
 from kinetic_orchestration.plan.configuration import settings
@@ -49,7 +49,7 @@ class Place(NamedTuple):
         place = cls(here.store, here.deployment, here.backend, here.project, gcp_conn_id, chain)
         if not place.is_google:
             return place
-        from airflow_kinetic.connection import Connection
+        from airflow_kinetic.shared.connection import Connection
 
         project = Connection(gcp_conn_id, chain).project_of(given.get("project"), here.project)
         return place._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
@@ -63,7 +63,7 @@ class Place(NamedTuple):
         """Within the block, be who the connection says. A place on this machine needs, and opens, none."""
         if not self.is_google:
             return nullcontext()
-        from airflow_kinetic.connection import Connection
+        from airflow_kinetic.shared.connection import Connection
 
         return Connection(self.gcp_conn_id, self.impersonation_chain).acting()
 
@@ -90,3 +90,10 @@ class Place(NamedTuple):
         """As the core takes them."""
         place = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
         return {**place, "project": self.project or None}
+
+
+def listed(value: str | Sequence[str]) -> list[str]:
+    """Names from a list, or from the text that a template renders one to: `a, b`, or a list as Python writes it."""
+    if isinstance(value, str):
+        return re.findall(r"[^\s,'\"()\[\]]+", value)
+    return [name for entry in value for name in listed(entry)]

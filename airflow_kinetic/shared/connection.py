@@ -16,15 +16,15 @@ from weakref import WeakValueDictionary
 
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from airflow_kinetic import internals
-from airflow_kinetic.configuration import DEFAULT_CONNECTION
+from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.errors import CredentialsError, UsageError
 from kinetic_orchestration.platforms.google import credentials
 
 try:
     from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 except ImportError as error:
-    raise ImportError(internals.told("airflow.providers.google.common.hooks.base_google", error)) from error
+    raise ImportError(airflow_api.told("airflow.providers.google.common.hooks.base_google", error)) from error
 
 _KEPT = 16  # connections of a process
 _SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: nothing tells that it has changed

@@ -1,7 +1,9 @@
-"""Every name of Airflow that is used here and that no page of its reference promises, and what is lost without it.
+"""The oldest Airflow that this package works with, and every name of Airflow that is used here and that no page of its
+reference promises, with what is lost without it.
 
-A test looks each of them up in the installed Airflow, so that a release that moves one fails there first. Where a task
-can do without, it does, and one warning says what is lost; where it cannot, the ImportError does.
+Imports nothing of Airflow by itself, so that too old a one is refused before anything else of it is needed. A test
+looks each name up in the installed Airflow, so that a release that moves one fails there first. Where a task can do
+without, it does, and one warning says what is lost; where it cannot, the ImportError does.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import importlib
 import warnings
 from typing import Final, NamedTuple
+
+FLOOR: Final = (3, 3)
 
 
 class Internal(NamedTuple):
@@ -118,3 +122,16 @@ def has(module: str) -> bool:
         lost(module, error, stacklevel=4)
         return False
     return True
+
+
+def require_airflow() -> None:
+    """Raise one sentence where Airflow is too old: before 3.3 a trigger is not told that its task was killed."""
+    try:
+        from airflow import __version__ as found
+    except ImportError:
+        raise ImportError(
+            "airflow_kinetic needs Airflow, and there is none here: pip install 'kinetic-orchestration[airflow]'."
+        ) from None
+    major, minor = (int(part) for part in found.split(".")[:2])
+    if (major, minor) < FLOOR:
+        raise ImportError(f"airflow_kinetic needs Airflow 3.3 or newer, and this is Airflow {found}: upgrade it.")
