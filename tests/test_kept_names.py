@@ -123,17 +123,17 @@ AIRFLOWS_SIDE = """
 import asyncio, json, sys
 
 import airflow_kinetic
-from airflow_kinetic import keeper, pin
+from airflow_kinetic.shared.tries import ownership, task_identity
 from airflow_kinetic.decorators.kinetic import KineticDecoratedOperator
 from airflow_kinetic.links import kinetic as links
-from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY
+from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY
 from kinetic_orchestration.platforms.registry import open_store
 
 given, folder = json.loads(sys.argv[1]), sys.argv[2]
 Trigger = airflow_kinetic.KineticJobTrigger
 there = {**given["place"], "store": folder, "backend": "local", "project": ""}
 store = open_store(folder, there["deployment"])
-keeper.take(store, "train-1", "a token", within=9.0)
+ownership.take(store, "train-1", "a token", within=9.0)
 
 
 async def first(trigger):
@@ -141,14 +141,14 @@ async def first(trigger):
         return event.payload
 
 
-kept = pin.Pin.from_json(given["pin"])
-older = pin.Pin.from_json({name: value for name, value in given["pin"].items() if name not in ("clears", "life")})
+kept = task_identity.Pin.from_json(given["pin"])
+older = task_identity.Pin.from_json({name: value for name, value in given["pin"].items() if name not in ("clears", "life")})
 print(json.dumps({
     "trigger": Trigger(**given["trigger"]).serialize(),
     "heard": Trigger(**given["trigger"], heard=True).serialize()[1]["heard"],
     "event": asyncio.run(first(Trigger(**{**given["trigger"], "place": there}))),
     "pin": [kept.to_json(), kept._fields, older.life, older.clears],
-    "keys": [pin.KEY, JOB_KEY, WHERE_KEY],
+    "keys": [task_identity.KEY, JOB_KEY, WHERE_KEY],
     "links": {kind.__name__: [kind().xcom_key, kind.__module__] for kind in vars(links).values()
               if isinstance(kind, type) and issubclass(kind, links._Link) and kind is not links._Link},
     "urls": airflow_kinetic.KineticTPUOperator.kinetic_urls == {},

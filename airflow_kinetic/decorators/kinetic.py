@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from airflow_kinetic.arguments import is_final
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared import airflow_api
+from airflow_kinetic.shared.parameters.arguments import is_final
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.declare.profile import Profile
@@ -166,7 +166,7 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
         python_callable, decorated_operator_class=cast("Any", KineticDecoratedOperator), **options
     )
     try:
-        from airflow_kinetic.mapping import checked_task
+        from airflow_kinetic.shared.parameters.mapping import checked_task
     except ImportError as error:
         airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
         return made

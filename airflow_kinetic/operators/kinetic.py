@@ -23,9 +23,6 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
-from airflow_kinetic import keeper, leg, pin
-from airflow_kinetic.arguments import plain, untemplated, with_context
-from airflow_kinetic.declared import check, declared_with, options_of
 from airflow_kinetic.links.kinetic import (
     KineticConsoleLink,
     KineticCurvesLink,
@@ -40,8 +37,11 @@ from airflow_kinetic.links.kinetic import (
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.location import Place
-from airflow_kinetic.threads import beside
-from airflow_kinetic.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
+from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
+from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
+from airflow_kinetic.shared.parameters.declared import check, declared_with, options_of
+from airflow_kinetic.shared.tries import ownership, task_identity, worker_exit
+from airflow_kinetic.shared.waiting.calls import beside
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.data import Data
@@ -211,7 +211,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.partition_key = partition_key
         self.labels = labels
         self.on_conflict = on_conflict
-        self._token = keeper.new_token()
+        self._token = ownership.new_token()
         self._job: Job | None = None
         self._job_id = ""  # once it is claimed
         self._asked: tuple[JobSpec, Identity, Place] | None = None
@@ -227,7 +227,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """As of any operator. What is wrong with it is told by `expand`, while the DAG is parsed, too."""
         made = super().partial(**given)
         try:
-            from airflow_kinetic.mapping import CheckedPartial
+            from airflow_kinetic.shared.parameters.mapping import CheckedPartial
         except ImportError as error:
             airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
             return made
@@ -244,7 +244,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         super().render_template_fields(context, jinja_env)
 
     def execute(self, context: Context) -> Any:
-        from airflow_kinetic.task_log import TaskLog
+        from airflow_kinetic.shared.waiting.task_log import TaskLog
         from kinetic_orchestration.follow import Follower, follow
 
         began = time.time()
@@ -261,13 +261,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
                     if defers and not airflow_api.has("airflow.triggers.base"):
                         defers = False
-                        keeper.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
+                        ownership.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
                     if not defers:
                         log = TaskLog(job.policy.hosts, job.job_id, lines=self.get_logs, since=time.time())
                         outcome = follow(Follower(job), log)
                 if defers:
                     if time.time() - began > LONG_LAUNCH:
-                        keeper.take(job.store, job.job_id, self._token, within=self._handed_over(context))
+                        ownership.take(job.store, job.job_id, self._token, within=self._handed_over(context))
                     self._defer(Follower(job), place, began)
             assert outcome is not None  # no timeout and no stop were given
             return self._finish(context, job, outcome, log.metrics)
@@ -284,7 +284,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 if event["how"] == UNREACHABLE:
                     raise StoreError(event["message"])
                 job = place.open(self._job_id, event["spec_digest"], event.get("ended", ""))
-                keeper.take(job.store, job.job_id, self._token)
+                ownership.take(job.store, job.job_id, self._token)
                 self._job = job
                 if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
                     error = self._out_of_time(job, event.get("limit"))
@@ -298,7 +298,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralError, TaskDeferralTimeout) as error:
-            kept = pin.kept_pin(context)
+            kept = task_identity.kept_pin(context)
             if kept is not None and kept.place is not None:
                 self.kinetic_urls = urls_of(kept.job_id, kept.place)
                 at_once = isinstance(error, TaskDeferralTimeout)
@@ -322,7 +322,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Buckets and folders that the job read and wrote, where Airflow has OpenLineage."""
-        from airflow_kinetic.lineage import lineage_of
+        from airflow_kinetic.shared.outcome.lineage import lineage_of
 
         del task_instance
         return lineage_of([self.op_args, self.op_kwargs, self.volumes or {}], self._output())
@@ -336,7 +336,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             while True:
                 launching = self._launching  # before the look: what is launched after it was claimed after it, too
                 job = self._job or self._found()
-                if job is not None and keeper.cancel_if_kept(job, self._token, "its Airflow task was killed"):
+                if job is not None and ownership.cancel_if_kept(job, self._token, "its Airflow task was killed"):
                     return
                 if not launching:
                     break
@@ -434,7 +434,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         with place.acting():
             kept = pinned = None
             if self.durable:
-                kept = pin.kept_pin(context)
+                kept = task_identity.kept_pin(context)
                 pinned = self._pinned(context, kept)._replace(place=place)
                 if kept is not None and kept.epoch != pinned.epoch and self._adopts(kept, place):
                     pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
@@ -444,7 +444,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
                 # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
                 pinned = pinned._replace(job_id=job_id_of(identity, 1))
-                new = beside(pin.keep, context, pinned)
+                new = beside(task_identity.keep, context, pinned)
             within = self._handed_over(context) if self.deferrable and self.wait else 0.0
 
             def claimed(job_id: str) -> None:
@@ -453,10 +453,10 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 if pinned is not None and (kept is not None or pinned.job_id != job_id):
                     if keeping is not None:
                         keeping.result()
-                    pin.keep(context, pinned._replace(job_id=job_id))
+                    task_identity.keep(context, pinned._replace(job_id=job_id))
                 # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
                 # of its successor.
-                keeper.take(open_store(place.store, place.deployment), job_id, self._token, within=within)
+                ownership.take(open_store(place.store, place.deployment), job_id, self._token, within=within)
 
             self._asked, self._launching = (spec, identity, place), True
             try:
@@ -466,7 +466,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                         if kept.epoch != pinned.epoch:
                             self._call_back(kept)
                         elif (left := find(spec, identity)) is not None:
-                            self._take_over(left, cleared=pin.was_cleared(kept, pinned.clears))
+                            self._take_over(left, cleared=task_identity.was_cleared(kept, pinned.clears))
                     job = launch(spec, identity, claimed=claimed, noted=noted)
                 self._job = job
             except KeyTaken as error:  # as it would be in each try
@@ -490,18 +490,22 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         seconds = (pause.total_seconds() if isinstance(pause, timedelta) else float(pause) for pause in pauses)
         return HANDED_OVER + float(missed) + max(seconds)
 
-    def _pinned(self, context: Context, kept: pin.Pin | None) -> pin.Pin:
+    def _pinned(self, context: Context, kept: task_identity.Pin | None) -> task_identity.Pin:
         task, run = context["ti"], context.get("dag_run")
         clears = getattr(run, "clear_number", None)
-        found = pin.pin_now(kept, task.max_tries, self.retries or 0, task.try_number, clears)
-        return found._replace(life=pin.new_life()) if kept is None and pin.has_state(context) else found
+        found = task_identity.pin_now(kept, task.max_tries, self.retries or 0, task.try_number, clears)
+        return (
+            found._replace(life=task_identity.new_life())
+            if kept is None and task_identity.has_state(context)
+            else found
+        )
 
     def _take_over(self, left: Job, *, cleared: bool) -> None:
         """The job of the try before, of which nobody knows yet whether it lives."""
         from kinetic_orchestration.follow import Follower
 
-        keeper.take(left.store, left.job_id, self._token)
-        keeper.wait_for_the_end(
+        ownership.take(left.store, left.job_id, self._token)
+        ownership.wait_for_the_end(
             left, lambda: self.log.info("Job %s was cancelled. Its hosts are waited for", left.job_id)
         )
         if cleared and Follower(left).step() is None:
@@ -511,7 +515,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 "once more", left.job_id,
             )  # fmt: skip
 
-    def _adopts(self, kept: pin.Pin, place: Place) -> bool:
+    def _adopts(self, kept: task_identity.Pin, place: Place) -> bool:
         """Tell whether a cleared task takes the value of the job that it had."""
         from kinetic_orchestration.follow import Follower
 
@@ -526,12 +530,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.log.info("The task was cleared, and has the value of job %s, which had succeeded", kept.job_id)
         return True
 
-    def _call_back(self, kept: pin.Pin) -> None:
+    def _call_back(self, kept: task_identity.Pin) -> None:
         """The job of before a clear: whoever was to end it may have been dead, or may not have begun to watch."""
         if not self.cancel_on_kill or kept.place is None or not kept.job_id:
             return
         try:
-            if keeper.call_back(kept.place.open(kept.job_id), "its Airflow task was cleared"):
+            if ownership.call_back(kept.place.open(kept.job_id), "its Airflow task was cleared"):
                 self.log.info("Job %s, which the task had before it was cleared, is cancelled", kept.job_id)
         except JobNotFound:
             pass  # it was never made
@@ -556,7 +560,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             job_id=follower.job.job_id, place=place._asdict(),
             cursor=json.loads(json.dumps(follower.cursor.to_json())), deferred=now, deadline=deadline,
             poll_interval=float(self.poll_interval), get_logs=self.get_logs, keeps=self.cancel_on_kill,
-            limit=limit, heard=leg.ends_soon(),
+            limit=limit, heard=worker_exit.ends_soon(),
         )  # fmt: skip
         back_stop = None if deadline is None else timedelta(seconds=deadline - now + BACK_STOP)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=back_stop)
@@ -659,7 +663,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"
         what = "goes on"
         if self.cancel_on_kill:
-            keeper.cancel(job, "its Airflow task was out of time")
+            ownership.cancel(job, "its Airflow task was out of time")
             what = "was cancelled"
         return AirflowTaskTimeout(
             f"the task was out of time{after}, its execution_timeout; job {job.job_id} {what}. "
@@ -668,7 +672,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _tell_last_lines(self, job: Job, cursor: list[Any] | None) -> None:
         """Write what was said since the trigger read the log last, and what the program says to its end."""
-        from airflow_kinetic.task_log import TaskLog
+        from airflow_kinetic.shared.waiting.task_log import TaskLog
         from kinetic_orchestration.follow import Follower, follow
         from kinetic_orchestration.plan.values import Cursor
 
@@ -702,10 +706,10 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             job = place.open(job_id)
             if goes_on:
-                if self.deferrable and keeper.is_kept_by(job, self._token):
-                    keeper.take(job.store, job_id, self._token, within=self._handed_over(context))
-            elif not self._killed or keeper.is_kept_by(job, self._token):
-                keeper.call_back(job, "its Airflow task failed while it waited")
+                if self.deferrable and ownership.is_kept_by(job, self._token):
+                    ownership.take(job.store, job_id, self._token, within=self._handed_over(context))
+            elif not self._killed or ownership.is_kept_by(job, self._token):
+                ownership.call_back(job, "its Airflow task failed while it waited")
         except JobNotFound:
             pass  # it was never made
         except Exception as error:  # what failed the task is what is to be told
@@ -740,7 +744,7 @@ def _origin(context: Context) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _identity(deployment: str, task: Any, pinned: pin.Pin) -> Identity:
+def _identity(deployment: str, task: Any, pinned: task_identity.Pin) -> Identity:
     index = "" if task.map_index is None or task.map_index < 0 else str(task.map_index)
     step = f"{task.dag_id}/{task.task_id}"  # both may hold dots, neither a slash
     if pinned.life:

@@ -14,12 +14,12 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from airflow_kinetic import leg
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.location import Place
-from airflow_kinetic.xcom import WHERE_KEY
+from airflow_kinetic.shared.outcome.xcom import WHERE_KEY
+from airflow_kinetic.shared.tries import worker_exit
 from kinetic_orchestration.errors import StoreError
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         trigger = KineticJobTrigger(
             job_id=self.job_id, place=self._place()._asdict(), cursor=Cursor().to_json(), deferred=time.time(),
             deadline=None if limit is None else began + limit, get_logs=self.get_logs, keeps=False, limit=limit,
-            heard=leg.ends_soon(),
+            heard=worker_exit.ends_soon(),
         )  # fmt: skip
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def _value(self, job: Job) -> Any:
         from airflow_kinetic.shared.configuration import xcom_limit
-        from airflow_kinetic.xcom import value_for_xcom
+        from airflow_kinetic.shared.outcome.xcom import value_for_xcom
         from kinetic_orchestration.follow import Follower, follow
 
         outcome = follow(Follower(job))

@@ -17,11 +17,12 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
-from airflow_kinetic import keeper, scheduler, threads
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.location import Place
-from airflow_kinetic.task_log import TaskLog, line_budget
+from airflow_kinetic.shared.tries import ownership
+from airflow_kinetic.shared.waiting import calls, scheduler_heartbeat
+from airflow_kinetic.shared.waiting.task_log import TaskLog, line_budget
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
 from kinetic_orchestration.follow import STORE_PATIENCE, Emit, Follower, afollow
@@ -104,7 +105,7 @@ class KineticJobTrigger(BaseTrigger):
         self.metrics = metrics
         self.limit = limit
         self.heard = heard
-        self._token = keeper.new_token()
+        self._token = ownership.new_token()
         self._made = time.monotonic()  # by the triggerer, when it takes it
         self._job: Job | None = None
 
@@ -165,14 +166,14 @@ class KineticJobTrigger(BaseTrigger):
         while self.keeps:
             within = min(OPEN_SECONDS, give_up - time.monotonic())
             try:
-                await threads.run(self._cancel, within=within, kind="kill")
+                await calls.run(self._cancel, within=within, kind="kill")
                 return
             except JobNotFound:
                 raise
             except Exception as error:
                 if time.monotonic() + pause > give_up:
                     raise
-                reason = f"no answer within {within:.0f} s" if isinstance(error, threads.TooSlow) else str(error)
+                reason = f"no answer within {within:.0f} s" if isinstance(error, calls.TooSlow) else str(error)
                 self.log.warning("Job %s could not be cancelled, and that is tried again: %s", self.job_id, reason)
             await asyncio.sleep(pause)
             pause = 2 * pause
@@ -187,8 +188,8 @@ class KineticJobTrigger(BaseTrigger):
         ended, before, come = self.deferred + _latest_end(self.heard), None, 0
         while time.monotonic() < give_up:
             try:
-                beat = await threads.run(scheduler.last_beat, within=OPEN_SECONDS, kind="beat")
-            except threads.TooSlow:
+                beat = await calls.run(scheduler_heartbeat.last_beat, within=OPEN_SECONDS, kind="beat")
+            except calls.TooSlow:
                 return
             come += before is not None and beat != before
             if beat is None or beat >= ended or come == 2:
@@ -209,8 +210,8 @@ class KineticJobTrigger(BaseTrigger):
         while True:
             tries += 1
             try:
-                return await threads.run(self._open, within=OPEN_SECONDS)
-            except threads.TooSlow:
+                return await calls.run(self._open, within=OPEN_SECONDS)
+            except calls.TooSlow:
                 reason = f"no answer within {OPEN_SECONDS:g} s"
             except Exception as error:  # of whatever stands between here and the store
                 reason = str(error) if isinstance(error, KineticError) else f"{type(error).__name__}: {error}"
@@ -224,7 +225,7 @@ class KineticJobTrigger(BaseTrigger):
     def _open(self) -> Job:
         job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
         if self.keeps:
-            keeper.take(job.store, self.job_id, self._token)
+            ownership.take(job.store, self.job_id, self._token)
         return job
 
     def _advice(self, reason: str, first: bool) -> str:
@@ -253,7 +254,7 @@ class KineticJobTrigger(BaseTrigger):
         if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
             job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
             since = job.store.now() - (time.monotonic() - self._made)
-        if not keeper.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
+        if not ownership.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
 
 

@@ -435,7 +435,7 @@ def cancelled_by_a_person(marker: str) -> dict[str, Any]:
 
 def found_again(marker: str) -> dict[str, Any]:
     """A worker that died without a word, and the next try."""
-    from airflow_kinetic import keeper
+    from airflow_kinetic.shared.tries import ownership
 
     state = State()
     left = begun(task_of(says_and_waits, op_args=[marker]), a_try(state), marker)
@@ -443,7 +443,9 @@ def found_again(marker: str) -> dict[str, Any]:
     retried = task_of(says_and_waits, op_args=[marker])
     done = begun(retried, a_try(state, number=2), marker)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (retried._job is None or not keeper.is_kept_by(retried._job, retried._token)):
+    while time.monotonic() < deadline and (
+        retried._job is None or not ownership.is_kept_by(retried._job, retried._token)
+    ):
         time.sleep(0.05)
     zombie = task_of(says_and_waits, op_args=[marker])
     zombie._job = retried._job
@@ -568,7 +570,7 @@ class Gate:
 
 def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     """A worker stands still while it packages; the next try makes the job; then the first goes on."""
-    from airflow_kinetic import keeper
+    from airflow_kinetic.shared.tries import ownership
 
     def behind_the_gate() -> str:
         str(gate)
@@ -597,7 +599,7 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     Path(folder, "open").touch()
     while not launched.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    is_kept = keeper.is_kept_by(second._job, second._token)
+    is_kept = ownership.is_kept_by(second._job, second._token)
     second.on_kill()
     done.exception(60)
     os.waitpid(child, 0)
@@ -692,12 +694,12 @@ def fields_of_a_run() -> dict[str, Any]:
 def killed_before_it_opened() -> dict[str, Any]:
     """A worker or a triggerer left its token; the trigger of today has not reached the job yet when it is killed."""
     import kinetic_orchestration as kinetic
-    from airflow_kinetic import keeper
+    from airflow_kinetic.shared.tries import ownership
 
     job = kinetic.command(["sleep", "60"], accelerator="cpu")
     replaced = trigger_of(job)
     time.sleep(0.1)
-    keeper.take(job._job.store, job.job_id, keeper.new_token())
+    ownership.take(job._job.store, job.job_id, ownership.new_token())
     time.sleep(0.1)
     trigger = trigger_of(job)
     asyncio.run(replaced.on_kill())

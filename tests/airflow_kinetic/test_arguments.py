@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_kinetic.arguments import is_final, untemplated, with_context
 from airflow_kinetic.shared.location import listed
+from airflow_kinetic.shared.parameters.arguments import is_final, untemplated, with_context
 from kinetic_orchestration.errors import UsageError
 
 

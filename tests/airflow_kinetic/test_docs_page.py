@@ -59,8 +59,8 @@ def test_its_sensor_and_its_reaper_are_tasks(airflow: Airflow, home: Path, dag_i
 
 
 def test_its_tables_say_what_is_there() -> None:
-    from airflow_kinetic.arguments import TRAVELLING
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
+    from airflow_kinetic.shared.parameters.arguments import TRAVELLING
 
     assert {f"{name}`, `{default}" for name, default in DEFAULTS.items()} == {
         f"{row[0]}`, `{row[1]}" for row in re.findall(r"^\| `(\w+)` \| `(\d+)` \|", PAGE, re.M)

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from airflow_kinetic import failures
+from airflow_kinetic.shared.outcome import failures
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import wire
 

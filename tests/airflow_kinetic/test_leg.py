@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_kinetic import leg
+from airflow_kinetic.shared.tries import worker_exit
 
 ROUNDS = 10
 
 # What a task does as its last: it leaves, with its sockets, at any moment of its end.
 TASK = """
 import json, os
-from airflow_kinetic import leg
-os.write(2, json.dumps(leg.ends_soon()).encode() + b"\\n")
+from airflow_kinetic.shared.tries import worker_exit
+os.write(2, json.dumps(worker_exit.ends_soon()).encode() + b"\\n")
 os._exit(0)
 """
 
@@ -57,6 +57,6 @@ def test_nothing_is_done_where_the_first_process_waits_for_nobody(
 ) -> None:
     """A container without an init: whatever outlives its parent there is never buried."""
     (tmp_path / "comm").write_text(f"{first}\n")
-    monkeypatch.setattr(leg, "_FIRST", tmp_path / "comm")
-    monkeypatch.setattr(leg, "_other_end", os.getppid)
-    assert leg.ends_soon() is False
+    monkeypatch.setattr(worker_exit, "_FIRST", tmp_path / "comm")
+    monkeypatch.setattr(worker_exit, "_other_end", os.getppid)
+    assert worker_exit.ends_soon() is False

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_kinetic.lineage import data_in, lineage_of, place_of
 from airflow_kinetic.links.kinetic import url_of_profile, urls_of
 from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.outcome.lineage import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
 
 from .conftest import environ_of

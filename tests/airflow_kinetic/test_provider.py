@@ -213,7 +213,7 @@ GONE = [
     (
         "execution_time.context",
         "NEVER_EXPIRE",
-        "airflow_kinetic.pin.keep({}, airflow_kinetic.pin.Pin(0, 1))",
+        "identity = airflow_kinetic.shared.tries.task_identity; identity.keep({}, identity.Pin(0, 1))",
         "which job a task means is forgotten after [state_store] retention",
     ),
     (
@@ -231,7 +231,8 @@ def test_of_airflows_inside_what_is_gone_is_done_without_and_said(
 ) -> None:
     program = (
         f"import airflow.sdk, airflow.sdk.{module}; del airflow.sdk.{module}.{name}\n"
-        f"import airflow_kinetic.arguments, airflow_kinetic.operators.kinetic, airflow_kinetic.pin\n{act}"
+        "import airflow_kinetic.shared.parameters.arguments, airflow_kinetic.shared.tries.task_identity\n"
+        f"import airflow_kinetic.operators.kinetic\n{act}"
     )
     environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environ)

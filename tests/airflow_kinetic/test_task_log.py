@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from airflow_kinetic.task_log import Budget, TaskLog
+from airflow_kinetic.shared.waiting.task_log import Budget, TaskLog
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol.output import frames
 

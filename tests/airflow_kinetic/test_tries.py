@@ -8,7 +8,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from airflow_kinetic.pin import Pin, pin_now
+from airflow_kinetic.shared.tries.task_identity import Pin, pin_now
 
 from .conftest import Airflow
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from airflow_kinetic.arguments import is_final, untemplated
 from airflow_kinetic.shared.location import listed
+from airflow_kinetic.shared.parameters.arguments import is_final, untemplated
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, TpuVm, check_function, check_options
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from airflow_kinetic import failures
+from airflow_kinetic.shared.outcome import failures
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
 from kinetic_orchestration.plan.values import JobStatus, Outcome

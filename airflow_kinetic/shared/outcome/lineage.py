@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from kinetic_orchestration.plan.declare.data import Data
 
 
-class Place(NamedTuple):
+class DatasetName(NamedTuple):
     """A data set's name, by OpenLineage's naming: a bucket or a file system, and a path in it."""
 
     namespace: str
@@ -30,11 +30,11 @@ def lineage_of(given: Any, output: str) -> Any:
     )
 
 
-def place_of(address: str) -> Place:
+def place_of(address: str) -> DatasetName:
     parts = urlsplit(address)
     if parts.scheme in ("", "file"):
-        return Place("file", parts.path)
-    return Place(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/")
+        return DatasetName("file", parts.path)
+    return DatasetName(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/")
 
 
 def data_in(value: Any) -> Iterator[Data]:

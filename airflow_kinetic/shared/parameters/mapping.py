@@ -13,7 +13,7 @@ import attrs
 from airflow.sdk import XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 
-from airflow_kinetic.declared import UNKNOWN, check, declared_with
+from airflow_kinetic.shared.parameters.declared import UNKNOWN, check, declared_with
 
 OURS = "airflow_kinetic."  # how the names of the modules of our own operators begin, wherever this one is
 
