@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_kinetic.config import KineticRunConfig
 from dagster_kinetic.decorators import kinetic_asset, kinetic_multi_asset, kinetic_op
 from dagster_kinetic.pipes import PipesKineticClient
-from dagster_kinetic.resource import KineticResource
+from dagster_kinetic.resource.config import KineticRunConfig
+from dagster_kinetic.resource.kinetic_resource import KineticResource
 from dagster_kinetic.sensors import (
     build_kinetic_completion_sensor,
     build_kinetic_reaper_sensor,

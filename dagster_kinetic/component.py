@@ -15,11 +15,11 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_kinetic import _compat
-from dagster_kinetic.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.decorators import host_parameter, resolved_hints
 from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.pipes import PipesKineticClient
-from dagster_kinetic.resource import KineticResource, options_of, plain_function
+from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
+from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.limits import Limits, Retry

@@ -17,9 +17,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.config import KineticRunConfig
-from dagster_kinetic.resource import KineticResource
-from dagster_kinetic.ticket import (
+from dagster_kinetic.resource.config import KineticRunConfig
+from dagster_kinetic.resource.kinetic_resource import KineticResource
+from dagster_kinetic.step.ticket import (
     ENDED,
     FINISHED,
     FINISHES,
@@ -164,7 +164,7 @@ class _Detached:
     ) -> Any:
         if _compat.is_direct(context):
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
-        from dagster_kinetic.step import Place, hold_to, run_in_step
+        from dagster_kinetic.step.step import Place, hold_to, run_in_step
         from kinetic_orchestration.job import JobHandle
         from kinetic_orchestration.launch import settings_for
 
@@ -190,8 +190,8 @@ class _Detached:
 
     def _submit(self, spec: Any, context: _compat.Context, ticket: Ticket | None) -> None:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
-        from dagster_kinetic.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step import Place, identity_of, left_if_interrupted, place_of
+        from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
+        from dagster_kinetic.step.step import Place, identity_of, left_if_interrupted, place_of
         from kinetic_orchestration.job import runs
         from kinetic_orchestration.launch import settings_for
 

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.events import said, step_name, write
 from dagster_kinetic.fleet_summary import FleetSummary
-from dagster_kinetic.host_logs import HostLogs
-from dagster_kinetic.pace import Paced
-from dagster_kinetic.step import Left, identity_of, leave, origin_of, place_of, whose
-from dagster_kinetic.summary import headline
+from dagster_kinetic.step.events import said, step_name, write
+from dagster_kinetic.step.host_logs import HostLogs
+from dagster_kinetic.step.rate_limit import Paced
+from dagster_kinetic.step.step import Left, identity_of, leave, origin_of, place_of, whose
+from dagster_kinetic.step.summary import headline
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.job import JobHandle, another

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.events import Observations, add_metadata
-from dagster_kinetic.summary import LAST, headline, named, number
+from dagster_kinetic.step.events import Observations, add_metadata
+from dagster_kinetic.step.summary import LAST, headline, named, number
 from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.values import Metrics

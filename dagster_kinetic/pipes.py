@@ -21,7 +21,7 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic._compat import PipesExecutionError, TreatAsResourceParam
-from dagster_kinetic.resource import KineticResource, options_of
+from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration.settings import seconds
 from kinetic_orchestration.plan.declare.limits import Limits
@@ -119,8 +119,8 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
         Logs of all hosts appear as they are written. What host 0 reports is the result: materializations, checks and
         custom messages, those of the attempt that came to an end. `timeout` bounds all attempts together.
         """
-        from dagster_kinetic.events import metadata_of
-        from dagster_kinetic.step import run_in_step
+        from dagster_kinetic.step.events import metadata_of
+        from dagster_kinetic.step.step import run_in_step
 
         if (command is None) == (function is None):
             raise UsageError("say what to run: either command=['python', 'train.py'] or function=train")

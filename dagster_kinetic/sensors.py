@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.resource import KineticResource
-from dagster_kinetic.ticket import (
+from dagster_kinetic.resource.kinetic_resource import KineticResource
+from dagster_kinetic.step.ticket import (
     ASSET_WAITS,
     ENDED,
     FINISHED,
@@ -298,7 +298,7 @@ class _Completion:
         )
 
     def _follower(self, ticket: Ticket) -> Follower:
-        from dagster_kinetic.containers import refuse_unseen
+        from dagster_kinetic.step.containers import refuse_unseen
         from kinetic_orchestration.follow import Follower
 
         if ticket.job not in self._followers:

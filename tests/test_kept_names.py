@@ -21,8 +21,8 @@ import pytest
 import airflow_kinetic
 import dagster_kinetic
 from airflow_kinetic.get_provider_info import get_provider_info
-from dagster_kinetic import ticket as tickets
-from dagster_kinetic.config import TAG
+from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.step import ticket as tickets
 from kinetic_orchestration import testing
 from kinetic_orchestration.protocol import names
 

@@ -175,7 +175,7 @@ def _is_success_of(entry: Any, step: str) -> bool:
 
 def _wait() -> None:
     """A step that waits for jobs which run and say nothing: records with locks, as in the section `waiting`."""
-    from dagster_kinetic.step import Place
+    from dagster_kinetic.step.step import Place
     from tests.benchmarks import waiting as records
 
     run = str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""Writes `dagster_kinetic/_keywords.py`: the keywords of the decorators, for editors and type checkers.
+"""Writes `dagster_kinetic/resource/keywords.py`: the keywords of the decorators, for editors and type checkers.
 
     python -m tests.dagster_kinetic.keywords
 
@@ -20,7 +20,7 @@ import dagster as dg
 from dagster_kinetic import _compat
 from kinetic_orchestration import decorator
 
-PATH = Path(__file__).parents[2] / "dagster_kinetic" / "_keywords.py"
+PATH = Path(__file__).parents[2] / "dagster_kinetic" / "resource" / "keywords.py"
 REFUSED = {"compute_fn", "required_resource_keys"}
 NOT_OF_A_STEP = {"accelerator", "key", "partition_key"}  # named by themselves, or Dagster's own
 # Names of Dagster that are not public, by what they stand for.

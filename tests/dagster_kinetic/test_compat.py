@@ -20,7 +20,7 @@ from dagster._core.definitions.output import OutputDefinition
 import dagster_kinetic
 import kinetic_orchestration
 from dagster_kinetic import KineticResource, _compat, kinetic_asset, kinetic_multi_asset
-from dagster_kinetic.ticket import LOGGED, tickets_of
+from dagster_kinetic.step.ticket import LOGGED, tickets_of
 from kinetic_orchestration import attach
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.text import notices

@@ -9,8 +9,9 @@ import time
 import dagster as dg
 import pytest
 
-from dagster_kinetic import HostContext, KineticResource, events, kinetic_asset, kinetic_op
-from dagster_kinetic.pace import Paced
+from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_op
+from dagster_kinetic.step import events
+from dagster_kinetic.step.rate_limit import Paced
 from kinetic_orchestration import lifecycle
 from kinetic_orchestration.plan.values import Change, Cursor, Glimpse, Intent
 from kinetic_orchestration.protocol import wire

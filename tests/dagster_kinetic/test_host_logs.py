@@ -6,8 +6,8 @@ from pathlib import Path
 
 import dagster as dg
 
-from dagster_kinetic import host_logs
-from dagster_kinetic.host_logs import HostLogs
+from dagster_kinetic.step import host_logs
+from dagster_kinetic.step.host_logs import HostLogs
 
 from .stored import messages
 

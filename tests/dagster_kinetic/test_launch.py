@@ -15,7 +15,7 @@ from dagster_kinetic import (
     kinetic_asset,
     kinetic_op,
 )
-from dagster_kinetic.config import TAG
+from dagster_kinetic.resource.config import TAG
 from kinetic_orchestration import Limits, TpuVm, attach
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare.spec import Options

@@ -14,7 +14,7 @@ from dagster_kinetic import (
     build_kinetic_completion_sensor,
     kinetic_asset,
 )
-from dagster_kinetic.ticket import tickets_of
+from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import attach, watch
 from kinetic_orchestration.testing import Emulator
 

@@ -27,8 +27,8 @@ from dagster_kinetic import (
     kinetic_multi_asset,
     sensors,
 )
-from dagster_kinetic.config import TAG
-from dagster_kinetic.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
+from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.step.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.follow import Follower

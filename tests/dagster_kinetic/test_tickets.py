@@ -13,8 +13,8 @@ from dagster._core.remote_origin import (
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_kinetic import KineticResource, build_kinetic_completion_sensor, kinetic_asset
-from dagster_kinetic.config import TAG
-from dagster_kinetic.ticket import FINISHED, FINISHES, TICKET, WAITING, WAITS, Ticket, tag_of
+from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.step.ticket import FINISHED, FINISHES, TICKET, WAITING, WAITS, Ticket, tag_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import settings
 

@@ -3,7 +3,7 @@
 import dagster as dg
 from dagster._core.events import EngineEventData
 
-from dagster_kinetic.ticket import LOGGED, Ticket
+from dagster_kinetic.step.ticket import LOGGED, Ticket
 
 
 def logged(instance: dg.DagsterInstance, run: dg.DagsterRun, ticket: Ticket) -> None:

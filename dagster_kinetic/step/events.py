@@ -16,9 +16,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.host_logs import HostLogs
-from dagster_kinetic.pace import Paced
-from dagster_kinetic.summary import LAST, failure_of, metadata_of, number
+from dagster_kinetic.step.host_logs import HostLogs
+from dagster_kinetic.step.rate_limit import Paced
+from dagster_kinetic.step.summary import LAST, failure_of, metadata_of, number
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.follow import Printer
 from kinetic_orchestration.job import JobHandle, runs

@@ -17,7 +17,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr, model_validator
 
 from dagster_kinetic import _compat
-from dagster_kinetic.config import (
+from dagster_kinetic.resource.config import (
     TAG,
     KineticRunConfig,
     LimitsConfig,
@@ -28,7 +28,7 @@ from dagster_kinetic.config import (
     is_open,
     refuse_unknown,
 )
-from dagster_kinetic.labels import labels_of
+from dagster_kinetic.resource.labels import labels_of
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import settings
@@ -44,8 +44,8 @@ from kinetic_orchestration.plan.declare.spec import (
 from kinetic_orchestration.plan.emulation import kinetics_own
 
 if TYPE_CHECKING:
-    from dagster_kinetic._keywords import OfCall
     from dagster_kinetic.fleet import MapResult
+    from dagster_kinetic.resource.keywords import OfCall
     from kinetic_orchestration.job import JobHandle
 
 # What runs jobs is imported where one is run: code servers only read definitions, and many.
@@ -154,7 +154,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Called again in the same step after a crash, it finds its job again by the order of the calls, or by `key`
         where that order is not fixed. `options` are those of `kinetic_orchestration.run`.
         """
-        from dagster_kinetic.step import run_in_step
+        from dagster_kinetic.step.step import run_in_step
         from kinetic_orchestration.job import run_to_end
         from kinetic_orchestration.launch import launch
 
@@ -202,8 +202,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         **options: Any,
     ) -> JobHandle[Any]:
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
-        from dagster_kinetic.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step import identity_of, launch_in_step, place_of
+        from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
+        from dagster_kinetic.step.step import identity_of, launch_in_step, place_of
         from kinetic_orchestration.job import JobHandle
         from kinetic_orchestration.launch import launch
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from dagster_kinetic import _compat
-from dagster_kinetic.ticket import Ticket, refuse_elsewhere
+from dagster_kinetic.step.ticket import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.launch import planned
 from kinetic_orchestration.plan.declare.spec import JobSpec

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.events import Narrator
+from dagster_kinetic.step.events import Narrator
 from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
