@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_shared.libraries import DagsterLibraryRegistry
 
-from dagster_kinetic.decorators import kinetic_asset, kinetic_multi_asset, kinetic_op
+from dagster_kinetic.assets.decorators import kinetic_asset, kinetic_multi_asset, kinetic_op
 from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import KineticRunConfig
 from dagster_kinetic.resource.kinetic_resource import KineticResource
-from dagster_kinetic.sensors import (
-    build_kinetic_completion_sensor,
-    build_kinetic_reaper_sensor,
-    dagster_plus_branches,
-)
+from dagster_kinetic.sensors.branches import dagster_plus_branches
+from dagster_kinetic.sensors.completion import build_kinetic_completion_sensor
+from dagster_kinetic.sensors.reaper import build_kinetic_reaper_sensor
 from kinetic_orchestration import __version__
 from kinetic_orchestration.program.context import HostContext
 
 if TYPE_CHECKING:
-    from dagster_kinetic.component import KineticJobComponent
-    from dagster_kinetic.fleet import MapResult
+    from dagster_kinetic.assets.component import KineticJobComponent
+    from dagster_kinetic.fleet.jobs import MapResult
 
 __all__ = [
     "HostContext",
@@ -43,7 +41,7 @@ __all__ = [
 DagsterLibraryRegistry.register("dagster-kinetic", __version__, is_dagster_package=False)
 
 # Loaded when they are first used: the one is for YAML projects, the other for steps that run.
-_HOMES = {"KineticJobComponent": "component", "MapResult": "fleet"}
+_HOMES = {"KineticJobComponent": "assets.component", "MapResult": "fleet.jobs"}
 
 
 def __getattr__(name: str) -> Any:

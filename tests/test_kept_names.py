@@ -267,5 +267,7 @@ def test_dagster_knows_the_package_and_yaml_names_the_component() -> None:
 def test_a_result_of_a_map_that_was_pickled_before_is_read_again() -> None:
     """As a filesystem I/O manager has it, of an op that returns what `map` gave."""
     assert pickle.loads(b"cdagster_kinetic.fleet\nMapResult\n.") is dagster_kinetic.MapResult
-    result = pickle.loads(pickle.dumps(dagster_kinetic.MapResult(1, None, value=2)))
+    pickled = pickle.dumps(dagster_kinetic.MapResult(1, None, value=2))
+    assert b"dagster_kinetic\x94" in pickled, "by the package's own name, which stays"
+    result = pickle.loads(pickled)
     assert (result.ok, result.get()) == (True, 2)

@@ -44,7 +44,7 @@ from kinetic_orchestration.plan.declare.spec import (
 from kinetic_orchestration.plan.emulation import kinetics_own
 
 if TYPE_CHECKING:
-    from dagster_kinetic.fleet import MapResult
+    from dagster_kinetic.fleet.jobs import MapResult
     from dagster_kinetic.resource.keywords import OfCall
     from kinetic_orchestration.job import JobHandle
 
@@ -234,7 +234,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         by name, a list or tuple by position, anything else alone (`input_mode` says otherwise). After a crash a retry
         finds the jobs again by their places among the inputs, or by `keys` where the order is not fixed.
         """
-        from dagster_kinetic.fleet import map_in_step
+        from dagster_kinetic.fleet.jobs import map_in_step
         from kinetic_orchestration.batch import arguments
 
         context = of_step(context)
@@ -418,3 +418,11 @@ def written(group: Any) -> dict[str, Any]:
 
 def _keyed(spec: JobSpec, key: str) -> JobSpec:
     return replace(spec, options=replace(spec.options, key=key))
+
+
+def resource_of(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key: str) -> KineticResource:
+    """Return the resource of a sensor: handed in by a test's direct call, else from the context."""
+    kinetic = given.get(key) or getattr(context.resources, key)
+    if not isinstance(kinetic, KineticResource):
+        raise UsageError(f"the resource {key!r} is a {type(kinetic).__name__}, and no KineticResource")
+    return kinetic

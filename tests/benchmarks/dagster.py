@@ -221,7 +221,7 @@ def _step(run_id: str) -> None:
 
 
 def _say(before: float) -> None:
-    from dagster_kinetic.fleet import Fleet
+    from dagster_kinetic.fleet.jobs import Fleet
 
     deadline, most = time.monotonic() + PATIENCE / 2, 0.0
     [fleet] = _until(lambda: [found for found in gc.get_objects() if isinstance(found, Fleet)], deadline)

@@ -24,7 +24,7 @@ from dagster_kinetic import (
     kinetic_multi_asset,
     kinetic_op,
 )
-from dagster_kinetic.travelling import why_not_resource, why_not_type
+from dagster_kinetic.assets.parameters import why_not_resource, why_not_type
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, UnknownAccelerator, UsageError
 
 from . import many_assets, pipelines

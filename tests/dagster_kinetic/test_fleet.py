@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource
-from dagster_kinetic.fleet import Ended, FleetNarrator, Said
+from dagster_kinetic.fleet.jobs import Ended, FleetNarrator, Said
 from kinetic_orchestration import JobStatus, Retry, list_jobs
 from kinetic_orchestration.errors import UsageError
 

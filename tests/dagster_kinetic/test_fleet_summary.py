@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource
-from dagster_kinetic.fleet_summary import FleetSummary
+from dagster_kinetic.fleet.summary import FleetSummary
 from kinetic_orchestration import current
 from kinetic_orchestration.plan.values import Metrics
 

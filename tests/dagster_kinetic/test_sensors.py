@@ -25,9 +25,9 @@ from dagster_kinetic import (
     dagster_plus_branches,
     kinetic_asset,
     kinetic_multi_asset,
-    sensors,
 )
 from dagster_kinetic.resource.config import TAG
+from dagster_kinetic.sensors import branches, completion
 from dagster_kinetic.step.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
 from kinetic_orchestration import JobStatus, attach, reaper
 from kinetic_orchestration.errors import UsageError
@@ -318,7 +318,7 @@ def test_a_cancelled_job_is_a_failed_run_that_says_so(instance, gate):
 
 @pytest.mark.slow
 def test_many_jobs_are_looked_at_in_one_tick_and_those_that_ended_are_finished(instance, gate, monkeypatch):
-    monkeypatch.setattr(sensors, "PAGE", 2)
+    monkeypatch.setattr(completion, "PAGE", 2)
     days = dg.StaticPartitionsDefinition([f"d{number}" for number in range(5)])
 
     @kinetic_asset(accelerator="cpu", detached=True, partitions_def=days)
@@ -354,7 +354,7 @@ def test_a_mistake_that_one_job_brings_to_light_stops_no_other_and_is_told(insta
 
     with monkeypatch.context() as patch:
         patch.setattr(Follower, "step", mistaken)
-        patch.setattr(sensors, "FIRST_PAUSE", 3600.0)  # for as long as a slow machine may take
+        patch.setattr(completion, "FIRST_PAUSE", 3600.0)  # for as long as a slow machine may take
         daemon.tick_until_finished()
         assert [result.output_for_node("small") for result in daemon.finished] == ["good"]
         with contextlib.suppress(UsageError):  # a tick that could do nothing else
@@ -705,7 +705,7 @@ def test_an_organization_that_does_not_tell_its_branches_loses_nothing(instance,
 
 
 def test_more_branches_than_are_asked_for_are_an_error_and_none_of_them_is_said_to_be_closed(monkeypatch):
-    monkeypatch.setattr(sensors, "MOST_BRANCHES", 3)
+    monkeypatch.setattr(branches, "MOST_BRANCHES", 3)
     with dagster_plus(Organization({f"pr-{number}": "OPEN" for number in range(3)})) as organization:
         with pytest.raises(UsageError, match="cannot be told which of them are closed"):
             dagster_plus_branches(organization.url, TOKEN)()

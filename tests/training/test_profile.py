@@ -100,7 +100,7 @@ def test_the_plan_says_it_and_keeps_it_as_json() -> None:
 
 def test_dagsters_resource_and_a_launch_take_it_and_the_launch_has_the_last_word() -> None:
     from dagster_kinetic import KineticResource, KineticRunConfig
-    from dagster_kinetic.decorators import kinetic_asset
+    from dagster_kinetic.assets.decorators import kinetic_asset
     from dagster_kinetic.resource.config import TAG, from_tag
 
     resource = KineticResource(profile={"steps": 3, "hosts": "all"})

@@ -15,8 +15,8 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_kinetic import _compat
-from dagster_kinetic.decorators import host_parameter, resolved_hints
-from dagster_kinetic.kinds import kinds_of
+from dagster_kinetic.assets.decorators import host_parameter, resolved_hints
+from dagster_kinetic.assets.kinds import kinds_of
 from dagster_kinetic.pipes import PipesKineticClient
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag, refuse_unknown
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.fleet_summary import FleetSummary
+from dagster_kinetic.fleet.summary import FleetSummary
 from dagster_kinetic.step.events import said, step_name, write
 from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
@@ -65,6 +65,8 @@ class MapResult:
             raise self.error
         return self.value
 
+
+MapResult.__module__ = "dagster_kinetic"  # by which a pickled one is found again, wherever this module is
 
 Future = concurrent.futures.Future[Any]
 

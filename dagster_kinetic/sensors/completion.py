@@ -1,4 +1,4 @@
-"""Two sensors: one finishes what detached assets have submitted, the other removes what nobody wants any more.
+"""The sensor that finishes what detached assets have submitted.
 
 Each tick does a bounded amount of work, by one look at all jobs of a store, and may be cut off at any line.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
 from dagster_kinetic import _compat
-from dagster_kinetic.resource.kinetic_resource import KineticResource
+from dagster_kinetic.resource.kinetic_resource import resource_of
 from dagster_kinetic.step.ticket import (
     ASSET_WAITS,
     ENDED,
@@ -35,15 +34,11 @@ from kinetic_orchestration.plan.configuration import settings
 
 if TYPE_CHECKING:
     from kinetic_orchestration.follow import Follower
-    from kinetic_orchestration.reaper import Reaped
 
-BRANCHES_SECONDS = 20.0
 PAGE = 500  # runs that wait, read at a time
 TICK_SECONDS = 30.0  # Dagster ends a tick after 60
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # before a job is looked at again at which that failed more than once
-LONGEST_TALE = 10  # what is named one by one in the reason of a tick
 MOST_OBSERVED = 10  # assets of one job
-MOST_BRANCHES = 1000  # that are asked for: were there more, none could be said to be closed
 
 _PARTITION = "dagster/partition"
 # What the second run takes of the first one's place: its backfill, and its partition, which Dagster then believes as it
@@ -74,7 +69,7 @@ def build_kinetic_completion_sensor(
         target = detached | detached.downstream()
 
     def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-        kinetic = _resource(context, resources, resource_key)
+        kinetic = resource_of(context, resources, resource_key)
         return _Completion(context, memory, target, kinetic.place()).tick()
 
     return dg.SensorDefinition(
@@ -86,14 +81,6 @@ def build_kinetic_completion_sensor(
         default_status=default_status,
         description="Finishes assets that were submitted with detached=True.",
     )
-
-
-def _resource(context: dg.SensorEvaluationContext, given: Mapping[str, Any], key: str) -> KineticResource:
-    """The resource of the sensor: handed in by a test's direct call, else from the context."""
-    kinetic = given.get(key) or getattr(context.resources, key)
-    if not isinstance(kinetic, KineticResource):
-        raise UsageError(f"the resource {key!r} is a {type(kinetic).__name__}, and no KineticResource")
-    return kinetic
 
 
 class _Stumble(NamedTuple):
@@ -404,216 +391,3 @@ def _observed(run: dg.DagsterRun, ticket: Ticket, status: str) -> list[dg.AssetO
         )
         for key in _keys_of(ticket)[:MOST_OBSERVED]
     ]
-
-
-# ---- the reaper ----------------------------------------------------------------------------------------------------
-
-
-def build_kinetic_reaper_sensor(
-    name: str = "kinetic_reaper",
-    *,
-    resource_key: str = "kinetic",
-    minimum_interval_seconds: int = 600,
-    branches: Callable[[], Iterable[str]] | None = None,
-    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
-) -> dg.SensorDefinition:
-    """Finds hosts that no job wants, in all zones, and old records, and removes them: what `ko reap` does.
-
-    `branches` gives the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
-    this sensor has seen open and that is there no more is closed: its jobs are cancelled, and its hosts removed.
-    """
-
-    def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
-        own = _resource(context, resources, resource_key).place()
-        known = _Branches.of(context.cursor)
-        told = [_tale(_reaped(own))]
-        context.log.info(told[0])
-        if branches is not None:
-            known = known.seen(set(branches()), str(own["deployment"] or ""))
-            for branch in sorted(known.closing):
-                is_clear, line = _cleared({**own, "deployment": branch})
-                told.append(line)
-                context.log.info(line)
-                if is_clear:
-                    known.closing.discard(branch)
-        return dg.SensorResult(skip_reason="; ".join(told), cursor=known.to_cursor())
-
-    return dg.SensorDefinition(
-        name=name,
-        evaluation_fn=look,
-        minimum_interval_seconds=minimum_interval_seconds,
-        required_resource_keys={resource_key},
-        default_status=default_status,
-        description="Removes hosts and records that no job wants any more.",
-    )
-
-
-@dataclass(frozen=True)
-class _Branches:
-    """What the sensor knows of branch deployments from one tick to the next."""
-
-    open: set[str] = field(default_factory=set)  # when it last saw them
-    missed: set[str] = field(
-        default_factory=set
-    )  # those of them that the last tick did not see: one odd answer is none
-    closing: set[str] = field(default_factory=set)  # closed, and not all of theirs is gone
-
-    @classmethod
-    def of(cls, cursor: str | None) -> _Branches:
-        state = json.loads(cursor) if cursor else {}
-        return cls(*(set(state.get(name, ())) for name in ("branches", "missed", "closing")))
-
-    def to_cursor(self) -> str:
-        state = {"branches": self.open, "missed": self.missed, "closing": self.closing}
-        return json.dumps({name: sorted(names) for name, names in state.items() if names or name == "branches"})
-
-    def seen(self, now: set[str], own: str) -> _Branches:
-        gone = self.open - now - {own}
-        if not now and len(gone) > 1:
-            raise UsageError(
-                f"no branch deployment is said to be open, and {len(gone)} were: {_some(sorted(gone))}. That is not "
-                "believed, and nothing of theirs is removed, until one is open again; to remove it now: "
-                "kinetic-orchestration reap, and cancel, with KINETIC_DEPLOYMENT set to its name"
-            )
-        missed = gone - self.missed
-        return _Branches(now | missed, missed, (self.closing | (gone - missed)) - now)
-
-
-def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
-    """Whether nothing is left of a closed branch deployment, and what was done."""
-    from kinetic_orchestration.reaper import DELETING, LEFT, UNREAD
-
-    said = f"branch deployment {place['deployment']} is closed"
-    try:
-        cancelled, troubles = _cancel_all(place)
-        found = _reaped(place)
-    except KineticError as error:
-        return False, f"{said}, and not all of it could be removed, which the next tick tries again: {error}"
-    left = cancelled or troubles or any(each.result in (DELETING, LEFT, UNREAD) for each in found)
-    not_done = f"; {len(troubles)} could not be: {troubles[0]}" if troubles else ""
-    return not left, f"{said}: {cancelled} jobs cancelled{not_done}, {_tale(found)}"
-
-
-def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
-    from kinetic_orchestration.job import place_of
-    from kinetic_orchestration.reaper import reap
-
-    store, backend, here = place_of(**place)
-    return reap(store, backend, here)
-
-
-def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
-    """How many jobs were cancelled, and why others could not be."""
-    from kinetic_orchestration import act
-    from kinetic_orchestration.job import list_jobs
-
-    live = list_jobs(**place)
-    troubles: list[KineticError] = []
-    for job in live:
-        try:
-            act.cancel(job._job, "its branch deployment was closed", act.ME)
-            job.status()  # nobody else may come to let go of its hosts
-        except KineticError as error:
-            troubles.append(error)
-    return len(live) - len(troubles), troubles
-
-
-def _tale(found: Sequence[Reaped]) -> str:
-    """What was removed, in one line; and what could not be."""
-    from kinetic_orchestration.reaper import LEFT, UNREAD
-
-    done = [f"{each.what} {each.name} ({each.why})" for each in found if each.result not in (LEFT, UNREAD)]
-    not_done = [f"{each.what} {each.name}: {each.why}" for each in found if each.result in (LEFT, UNREAD)]
-    text = f"removed {len(done)}: {_some(done)}" if done else "nothing to remove"
-    return text + (f"; {len(not_done)} could not be: {_some(not_done)}" if not_done else "")
-
-
-def _some(lines: Sequence[str]) -> str:
-    more = f" and {len(lines) - LONGEST_TALE} more" if len(lines) > LONGEST_TALE else ""
-    return ", ".join(lines[:LONGEST_TALE]) + more
-
-
-def dagster_plus_branches(url: str, token: str) -> Callable[[], list[str]]:
-    """For `branches`: what Dagster+ says. `url`: of the organization, such as https://my-org.dagster.cloud. Both may
-    be a `dagster.EnvVar`.
-
-    A branch deployment is open as long as its pull request is; one without a pull request is never told of.
-    """
-
-    def ask() -> list[str]:
-        import urllib.error
-        import urllib.request
-
-        class Stays(urllib.request.HTTPRedirectHandler):
-            def redirect_request(self, *_: Any) -> None:  # the token would go along
-                return None
-
-        address = _address(url)
-        request = urllib.request.Request(
-            address + "/graphql",
-            data=json.dumps({"query": _OPEN_BRANCHES, "variables": {"limit": MOST_BRANCHES}}).encode(),
-            headers={"Content-Type": "application/json", "Dagster-Cloud-Api-Token": _secret(token)},
-        )
-        try:
-            with urllib.request.build_opener(Stays).open(request, timeout=BRANCHES_SECONDS) as answer:
-                told = json.loads(answer.read())
-        except (OSError, ValueError) as error:  # a wrong token may be answered by the page to log in
-            said = f"{error} {error.read(300)!r}" if isinstance(error, urllib.error.HTTPError) else str(error)
-            raise UsageError(_NOT_TOLD.format(url=address, why=said)) from error
-        branches = ((told.get("data") or {}).get("branchDeployments") or {}).get("nodes")
-        if told.get("errors") or branches is None:
-            raise UsageError(_NOT_TOLD.format(url=address, why=str(told)[:300]))
-        if len(branches) >= MOST_BRANCHES:
-            raise UsageError(
-                f"{address} has {MOST_BRANCHES} open branch deployments or more, so it cannot be told which of them "
-                "are closed: delete those that nobody needs"
-            )
-        return [str(entry["deploymentName"]) for entry in branches if entry["deploymentStatus"] == "ACTIVE"]
-
-    return ask
-
-
-def _resolved(given: str, what: str) -> str:
-    if not isinstance(given, dg.EnvVar):
-        return given.strip()
-    found = (given.get_value() or "").strip()
-    if not found:
-        raise UsageError(f"the variable {given.env_var_name}, which has the {what} of Dagster+, is not set or empty")
-    return found
-
-
-def _secret(token: str) -> str:
-    """A token that can be sent. No error shows any of it."""
-    found = _resolved(token, "token")
-    if not found or not found.isascii() or not found.isprintable():
-        raise UsageError(
-            f"the token for Dagster+ has {len(found)} characters and cannot be one: it is a line of printable ASCII, "
-            "such as dagster.EnvVar('DAGSTER_CLOUD_API_TOKEN') reads it"
-        )
-    return found
-
-
-def _address(url: str) -> str:
-    """Where the token may be sent."""
-    from urllib.parse import urlsplit
-
-    found = _resolved(url, "address").rstrip("/")
-    parts = urlsplit(found)
-    here = parts.hostname in ("127.0.0.1", "localhost", "::1")
-    if not parts.hostname or (parts.scheme != "https" and not (parts.scheme == "http" and here)):
-        raise UsageError(
-            f"{found!r} is no address to which a token is sent: give that of the organization, with https, such as "
-            "https://my-org.dagster.cloud"
-        )
-    return found
-
-
-# As dagster-rest-resources asks: queries/deployment.graphql, ListBranchDeployments; the headers are those of its
-# gql_client.py. What that file calls fullDeployments are the others, those of production.
-_OPEN_BRANCHES = """query ListBranchDeployments($limit: Int!) {
-    branchDeployments(limit: $limit, pullRequestStatus: OPEN) { nodes { deploymentName deploymentStatus } } }"""
-_NOT_TOLD = (
-    "{url} does not tell its branch deployments, so nothing of theirs is removed: {why}. It takes the address of the "
-    "organization, such as https://my-org.dagster.cloud, and a user token, which Dagster+ makes under "
-    "Organization Settings, Tokens"
-)

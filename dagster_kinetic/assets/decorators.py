@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeGuard, TypeVar, Unpack
 import dagster as dg
 
 from dagster_kinetic import _compat
+from dagster_kinetic.assets.kinds import kinds_of
+from dagster_kinetic.assets.parameters import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_own, two_runs
-from dagster_kinetic.kinds import kinds_of
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function
 from dagster_kinetic.step.ticket import ASSET_WAITS
-from dagster_kinetic.travelling import TRAVELS, Anew, is_resource, why_not_resource, why_not_type
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of

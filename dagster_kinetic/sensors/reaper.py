@@ -1,0 +1,106 @@
+"""The sensor that removes what nobody wants any more: hosts without a job, old records, and closed branch deployments.
+
+Each tick does a bounded amount of work, and may be cut off at any line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_kinetic.resource.kinetic_resource import resource_of
+from dagster_kinetic.sensors.branches import Branches, some
+from kinetic_orchestration.errors import KineticError
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.reaper import Reaped
+
+
+def build_kinetic_reaper_sensor(
+    name: str = "kinetic_reaper",
+    *,
+    resource_key: str = "kinetic",
+    minimum_interval_seconds: int = 600,
+    branches: Callable[[], Iterable[str]] | None = None,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """Finds hosts that no job wants, in all zones, and old records, and removes them: what `ko reap` does.
+
+    `branches` gives the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
+    this sensor has seen open and that is there no more is closed: its jobs are cancelled, and its hosts removed.
+    """
+
+    def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
+        own = resource_of(context, resources, resource_key).place()
+        known = Branches.of(context.cursor)
+        told = [_tale(_reaped(own))]
+        context.log.info(told[0])
+        if branches is not None:
+            known = known.seen(set(branches()), str(own["deployment"] or ""))
+            for branch in sorted(known.closing):
+                is_clear, line = _cleared({**own, "deployment": branch})
+                told.append(line)
+                context.log.info(line)
+                if is_clear:
+                    known.closing.discard(branch)
+        return dg.SensorResult(skip_reason="; ".join(told), cursor=known.to_cursor())
+
+    return dg.SensorDefinition(
+        name=name,
+        evaluation_fn=look,
+        minimum_interval_seconds=minimum_interval_seconds,
+        required_resource_keys={resource_key},
+        default_status=default_status,
+        description="Removes hosts and records that no job wants any more.",
+    )
+
+
+def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
+    """Whether nothing is left of a closed branch deployment, and what was done."""
+    from kinetic_orchestration.reaper import DELETING, LEFT, UNREAD
+
+    said = f"branch deployment {place['deployment']} is closed"
+    try:
+        cancelled, troubles = _cancel_all(place)
+        found = _reaped(place)
+    except KineticError as error:
+        return False, f"{said}, and not all of it could be removed, which the next tick tries again: {error}"
+    left = cancelled or troubles or any(each.result in (DELETING, LEFT, UNREAD) for each in found)
+    not_done = f"; {len(troubles)} could not be: {troubles[0]}" if troubles else ""
+    return not left, f"{said}: {cancelled} jobs cancelled{not_done}, {_tale(found)}"
+
+
+def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
+    from kinetic_orchestration.job import place_of
+    from kinetic_orchestration.reaper import reap
+
+    store, backend, here = place_of(**place)
+    return reap(store, backend, here)
+
+
+def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
+    """How many jobs were cancelled, and why others could not be."""
+    from kinetic_orchestration import act
+    from kinetic_orchestration.job import list_jobs
+
+    live = list_jobs(**place)
+    troubles: list[KineticError] = []
+    for job in live:
+        try:
+            act.cancel(job._job, "its branch deployment was closed", act.ME)
+            job.status()  # nobody else may come to let go of its hosts
+        except KineticError as error:
+            troubles.append(error)
+    return len(live) - len(troubles), troubles
+
+
+def _tale(found: Sequence[Reaped]) -> str:
+    """What was removed, in one line; and what could not be."""
+    from kinetic_orchestration.reaper import LEFT, UNREAD
+
+    done = [f"{each.what} {each.name} ({each.why})" for each in found if each.result not in (LEFT, UNREAD)]
+    not_done = [f"{each.what} {each.name}: {each.why}" for each in found if each.result in (LEFT, UNREAD)]
+    text = f"removed {len(done)}: {some(done)}" if done else "nothing to remove"
+    return text + (f"; {len(not_done)} could not be: {some(not_done)}" if not_done else "")
