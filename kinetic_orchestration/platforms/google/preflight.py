@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.google.api_errors import Asked
 from kinetic_orchestration.platforms.google.rest import Answer, Google, google
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.google.storage.requests import impatient
-from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.platforms.google.storage.store import open_gcs
 from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 OK = "ok"
@@ -175,7 +175,7 @@ def _bucket(settings: Settings, patience: float | None) -> Finding:
     name = f"{PROBE}{secrets.token_hex(8)}"
     try:
         with impatient(patience) if patience is not None else nullcontext():
-            store = open_store(settings.store, settings.deployment)
+            store = open_gcs(settings.store, settings.deployment)
         store.put(name, b"may this be written?")
         store.delete(name)
     except KineticError as error:
