@@ -29,6 +29,7 @@ from kinetic_orchestration.testing import Emulator, unserved
 ROOT = Path(__file__).parent.parent
 CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SOURCE: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
 
 
 def page(name: str) -> str:
@@ -175,14 +176,25 @@ def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
 def test_every_link_leads_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
-        if "://" in target:
-            continue
         name, _, anchor = target.partition("#")
-        there = path.parent / name if name else path
-        assert there.exists(), f"{path.name} links to {target}"
+        if ours := re.fullmatch(rf"{re.escape(SOURCE)}/(blob|tree)/main/(.+)", name):
+            there = ROOT / ours[2]
+            assert there.is_dir() if ours[1] == "tree" else there.is_file(), f"{path.name} links to {target}"
+        elif "://" in target:
+            continue
+        else:
+            there = path.parent / name if name else path
+            assert there.exists(), f"{path.name} links to {target}"
+            assert path.parent == ROOT or there.is_relative_to(ROOT / "docs"), (
+                f"{target} is not on the site of the docs"
+            )
         if anchor:
             headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
             assert anchor in map(slug, headings), f"{path.name} links to {target}"
+
+
+def test_the_site_names_the_repository_that_the_package_names() -> None:
+    assert f"\nrepo_url: {SOURCE}\n" in page("mkdocs.yml")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
