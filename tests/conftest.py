@@ -44,7 +44,8 @@ TURNS = 5  # whose tests the gate plays on one day each: `turn` of pyproject.tom
 
 # Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.
 FAST = """
-test_accelerators test_cost test_data test_drawing test_home test_kept_names test_launch test_lifecycle test_links test_picture
+test_accelerators test_cost test_data test_drawing test_home test_kept_names test_launch test_lifecycle test_links test_pages
+test_picture
 test_plan test_portrait test_prices test_public_names test_records test_release test_secret_shapes test_settings
 test_skips test_watch agent/test_ahead agent/test_child agent/test_distributed agent/test_files agent/test_frames agent/test_payload
 agent/test_python310 agent/test_rules agent/test_tree agent/test_verified airflow_kinetic/test_arguments

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 import urllib.request
 from dataclasses import fields
@@ -25,15 +23,9 @@ from kinetic_orchestration.plan.hardware import cost
 from kinetic_orchestration.plan.values import Limits
 from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.testing import Emulator, unserved
+from tests.pages import PAGES, ROOT, SOURCE, page, programs
 
-ROOT = Path(__file__).parent.parent
 CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SOURCE: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
-
-
-def page(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def rows(text: str, heading: str = "") -> list[list[str]]:
@@ -89,9 +81,7 @@ def test_everything_that_a_host_can_ask_is_in_its_table() -> None:
 
 
 def test_the_program_of_the_python_page_runs(home: Path, tmp_path: Path) -> None:
-    block = re.search(r"```python\n# job\.py\n(.*?)```", page("docs/python.md"), re.S)
-    assert block is not None
-    (tmp_path / "job.py").write_text(block[1], encoding="utf-8")
+    (tmp_path / "job.py").write_text(programs("docs/python.md")["job.py"], encoding="utf-8")
     done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     words = ["a", "training", "step", "of", "a", "pipeline"]
@@ -137,20 +127,12 @@ def test_the_prices_are_those_of_the_estimates() -> None:
     assert told == {(name, region): pair for name, regions in cost.PRICES.items() for region, pair in regions.items()}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_program_of_a_page_is_python(path: Path) -> None:
-    for block in re.findall(r"^ *```python\n(.*?)^ *```", path.read_text(encoding="utf-8"), re.S | re.M):
-        ast.parse(textwrap.dedent(block))
-
-
 @pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud-tpu.md", "first.py")])
 def test_the_first_program_of_a_page_can_be_planned(
     name: str, file: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = re.search(rf"```python\n(# {re.escape(file)}\n.*?)```", page(name), re.S)
-    assert block is not None
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / file).write_text(block[1], encoding="utf-8")
+    (tmp_path / file).write_text(programs(name)[file], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert f"ko plan {file}:" in page(name) or f"kinetic-orchestration plan {file}:" in page(name)
     command = [sys.executable, "-m", "kinetic_orchestration.cli", "plan", file]
@@ -216,9 +198,7 @@ def test_every_module_of_the_agent_the_stores_the_backends_and_the_emulator_is_o
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> None:
-    block = re.search(r"```python\n(# test_training\.py\n.*?)```", page("docs/emulator.md"), re.S)
-    assert block is not None
-    (tmp_path / "test_training.py").write_text(block[1], encoding="utf-8")
+    (tmp_path / "test_training.py").write_text(programs("docs/emulator.md")["test_training.py"], encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path / "test_training.py")]
     done = subprocess.run(
         command,
@@ -232,9 +212,7 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
 
 
 def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
-    block = re.search(r"```python\n(# connect\.py\n.*?)```", page("docs/emulator.md"), re.S)
-    assert block is not None
-    (tmp_path / "connect.py").write_text(block[1], encoding="utf-8")
+    (tmp_path / "connect.py").write_text(programs("docs/emulator.md")["connect.py"], encoding="utf-8")
     with Emulator(hosts=False) as cloud:
         cloud.environ()
         named = {name: value for name, value in os.environ.items() if not name.startswith(("KINETIC_", "GOOGLE_"))}

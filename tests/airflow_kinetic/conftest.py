@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import pages
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "example_pipelines"
@@ -84,9 +85,10 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterato
     dags = shutil.copytree(HERE / "dags", folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     for example in [*EXAMPLES.glob("airflow_*.py"), *EXAMPLES.glob("*_airflow.py"), EXAMPLES / "keras_rings.py"]:
         shutil.copy(example, dags)
-    page = (HERE.parents[1] / "docs" / "airflow.md").read_text(encoding="utf-8")
-    programs = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    (dags / "page_of_the_docs.py").write_text("\n\n".join(programs), encoding="utf-8")
+    for file, program in pages.programs("docs/airflow.md").items():
+        (dags / f"page_{file}").write_text(program, encoding="utf-8")
+    [program] = [block for block in pages.blocks("README.md") if "task.kinetic" in block]
+    (dags / "page_readme.py").write_text(program, encoding="utf-8")
     (folder / "home").mkdir()
     shutil.copy(database, folder / "home")
     environ = environ_of(folder / "home", dags) | {

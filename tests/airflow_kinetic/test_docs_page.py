@@ -10,10 +10,11 @@ import pytest
 
 import airflow_kinetic.exceptions
 from airflow_kinetic.get_provider_info import DEFAULTS
+from tests import pages
 
 from .conftest import Airflow
 
-PAGE = (Path(__file__).parents[2] / "docs" / "airflow.md").read_text(encoding="utf-8")
+PAGE = pages.page("docs/airflow.md")
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
@@ -53,8 +54,17 @@ def test_its_retry_policy_tells_the_causes_apart(airflow: Airflow, home: Path) -
     assert [done[name] for name in exceptions] == ["fail", "fail", "retry", "default"]
 
 
-@pytest.mark.parametrize(("dag_id", "task_id"), [("after_another", "trained"), ("leftovers", "reap")])
-def test_its_sensor_and_its_reaper_are_tasks(airflow: Airflow, home: Path, dag_id: str, task_id: str) -> None:
+def test_every_program_of_the_page_is_a_dag_file_of_its_own() -> None:
+    assert len(pages.programs("docs/airflow.md")) == len(pages.blocks("docs/airflow.md"))
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "task_id"),
+    [("after_another", "trained"), ("leftovers", "reap"), ("of_ones_own", "submits"), ("training", "train")],
+)
+def test_its_sensor_its_reaper_its_hook_and_the_readmes_task_are_tasks(
+    airflow: Airflow, home: Path, dag_id: str, task_id: str
+) -> None:
     assert airflow("tasks_of", home, dag_id=dag_id)["tasks"] == [task_id]
 
 

@@ -1,22 +1,25 @@
 """The example pipelines, to their ends on this machine, and every program of docs/dagster.md."""
 
 import contextlib
+import importlib
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_kinetic import KineticJobComponent, KineticResource
+from tests import pages
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "example_pipelines"
-PAGE = (ROOT / "docs" / "dagster.md").read_text(encoding="utf-8")
+EXAMPLES = pages.ROOT / "example_pipelines"
+PROGRAMS = pages.programs("docs/dagster.md")
 
 pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(3)]
 
@@ -127,42 +130,55 @@ def test_the_component_project_loads_and_makes_its_assets(monkeypatch):
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M)
-
-
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """All of the page's Python in one module, but for what runs on hosts, which is a file of its own."""
-    script = next(block for block in blocks("python") if block.startswith("# embed.py"))
-    (tmp_path / "embed.py").write_text(script)
-    text = "\n\n".join(block for block in blocks("python") if block != script)
-    (tmp_path / "page.py").write_text(text)
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Import one program of the page, each of which is a file of the folder in which the test runs."""
+    for file, text in PROGRAMS.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {"__name__": "page"}
-    exec(compile(text, str(tmp_path / "page.py"), "exec"), space)
-    return space
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = {file.removesuffix(".py") for file in PROGRAMS}
+    assert modules.isdisjoint(sys.modules)
+    yield importlib.import_module
+    for module in modules:
+        sys.modules.pop(module, None)
 
 
-def test_every_program_of_the_page_is_valid_and_its_definitions_load(programs):
-    for name in ("defs", "detached_defs", "pipes_defs"):
-        definitions = programs[name]
-        assert isinstance(definitions, dg.Definitions)
-        dg.Definitions.validate_loadable(definitions)
-    assert isinstance(programs["production"], KineticResource)
-    assert {programs[name].name for name in ("reaper", "with_branches")} == {"kinetic_reaper", "kinetic_reaper_of_all"}
+def test_every_program_of_the_page_is_a_file_of_its_own() -> None:
+    assert len(PROGRAMS) == len(pages.blocks("docs/dagster.md"))
+
+
+@pytest.mark.parametrize("file", [file for file, text in PROGRAMS.items() if "\ndefs = " in text])
+def test_the_definitions_of_the_page_load(load, file: str):
+    dg.Definitions.validate_loadable(load(file.removesuffix(".py")).defs)
+
+
+def test_the_definitions_of_the_readme_load():
+    [text] = [block for block in pages.blocks("README.md") if "dagster_kinetic" in block]
+    space: dict[str, object] = {"__name__": "readme"}
+    exec(text, space)
+    dg.Definitions.validate_loadable(space["defs"])
+
+
+def test_the_rest_of_the_page_makes_what_it_says(load):
+    assert list(load("tonight").tonight.tags) == ["dagster-kinetic/config"]
+    assert isinstance(load("production").production, KineticResource)
+    leftovers = load("leftovers")
+    assert {leftovers.reaper.name, leftovers.with_branches.name} == {"kinetic_reaper", "kinetic_reaper_of_all"}
 
 
 @pytest.mark.slow
-def test_the_tests_of_the_page_pass(programs):
-    programs["test_the_body_runs_on_hosts"]()
-    programs["test_the_whole_pipeline"]()
+def test_the_tests_of_the_page_pass(load):
+    tests = load("test_training")
+    tests.test_the_body_runs_on_hosts()
+    tests.test_the_whole_pipeline()
 
 
-def test_the_fleet_and_the_pipes_of_the_page_run(programs):
-    result = dg.materialize([programs["best_rate"]], resources={"kinetic": KineticResource()})
+def test_the_fleet_and_the_pipes_of_the_page_run(load):
+    result = dg.materialize([load("sweep").best_rate], resources={"kinetic": KineticResource()})
     assert result.output_for_node("best_rate") == 0.1
-    made = dg.materialize([programs["embeddings"]], resources=programs["pipes_defs"].resources)
+    page = load("embeddings")
+    made = dg.materialize([page.embeddings], resources=page.defs.resources)
     assert made.asset_materializations_for_node("embeddings")[0].metadata["words"].value == 2
 
 
@@ -170,7 +186,7 @@ def test_the_fleet_and_the_pipes_of_the_page_run(programs):
 def test_the_yaml_of_the_page_loads(tmp_path):
     import yaml
 
-    [text] = blocks("yaml")
+    [text] = pages.blocks("docs/dagster.md", "yaml")
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.scaffold_component(KineticJobComponent, defs_path="ranker")
         (folder / "defs.yaml").write_text(text)

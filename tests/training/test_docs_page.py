@@ -12,23 +12,21 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+from tests.pages import page, programs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("number", "expected"), [(0, r"\d+\.\d+"), (1, r"\[1\.0, 1\.0, 1\.0, 1\.0\]")], ids=["keras", "jax"]
+    ("file", "expected"), [("train.py", r"\d+\.\d+"), ("loop.py", r"\[1\.0, 1\.0, 1\.0, 1\.0\]")], ids=["keras", "jax"]
 )
-def test_each_program_runs(number: int, expected: str, home: Path, tmp_path: Path) -> None:
+def test_each_program_runs(file: str, expected: str, home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
-    (folder / "train.py").write_text(PROGRAMS[number])
+    (folder / file).write_text(programs("docs/training.md")[file])
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=500,
+        [sys.executable, file], cwd=folder, capture_output=True, text=True, timeout=500,
         env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -36,7 +34,7 @@ def test_each_program_runs(number: int, expected: str, home: Path, tmp_path: Pat
 
 
 def test_there_is_a_row_for_every_option() -> None:
-    table = PAGE.partition("\n## Options\n")[2].partition("\n## ")[0]
+    table = page("docs/training.md").partition("\n## Options\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     told = {name: row[2].strip() for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     of_loop = inspect.signature(kinetic.Training).parameters

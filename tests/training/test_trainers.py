@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.host.process import topology
+from tests.pages import ROOT, programs
 from tests.training import stand_ins
 from tests.training.conftest import Host
-
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_the_pages_trainers_go_on_where_the_attempt_before_ended(
     host: Callable[..., Host], run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    (block,) = (one for one in re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M) if "def with_lightning" in one)
+    block = programs("docs/frameworks.md")["trainers.py"]
     use = "print(*(f(None, [], until).began for f in (with_transformers, with_lightning)))\n"
     for attempt, until, began in ((1, 12, "0 0"), (2, 22, "10 12")):
         there = host(attempt)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing import Emulator
+from tests.pages import SOURCE, page
 
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
 
@@ -59,5 +60,5 @@ def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(nam
     begin = (EXAMPLES / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    page = EXAMPLES.parent / "docs" / name.removeprefix("environments_").replace(".py", ".md")
-    assert f"(../example_pipelines/{name})" in page.read_text(encoding="utf-8")
+    text = page("docs/" + name.removeprefix("environments_").replace(".py", ".md"))
+    assert f"({SOURCE}/blob/main/example_pipelines/{name})" in text

@@ -14,6 +14,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.values import Metrics
+from tests.pages import SOURCE, page
 from tests.training_frameworks.curves import BOUNDED
 
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
@@ -44,8 +45,7 @@ def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_the_page(pat
     begin = text.partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{path.name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    page = (EXAMPLES.parent / "docs" / "frameworks.md").read_text(encoding="utf-8")
-    assert f"(../example_pipelines/{path.name})" in page
+    assert f"({SOURCE}/blob/main/example_pipelines/{path.name})" in page("docs/frameworks.md")
     named = re.search(r'with_name\("(training_\w+\.txt)"\)', text)
     assert named is None or (EXAMPLES / named[1]).is_file()
 

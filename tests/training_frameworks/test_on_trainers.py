@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing.storage import StorageServer
+from tests.pages import programs
 from tests.training_frameworks.curves import BOUNDED
 
 pytestmark = [pytest.mark.offline, pytest.mark.slow, pytest.mark.timeout(1500)]
 REQUIREMENTS = ["torch==2.13.0", "transformers>=5,<6", "accelerate>=1,<2", "lightning>=2.5,<3"]
-PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.S | re.M)
-    (found,) = (block for block in blocks if "def with_lightning" in block)
-    return str(found)
+    return programs("docs/frameworks.md")["trainers.py"]
 
 
 @pytest.fixture

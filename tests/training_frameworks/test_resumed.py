@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import CheckpointError
+from tests.pages import programs
 from tests.training_frameworks.curves import BOUNDED, samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
@@ -269,10 +269,7 @@ def test_flax_with_grain_and_orbax_in_both_ways_come_to_the_same_weights(
     import training_flax as example
 
     train, points = example.train, example.points()
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (EXAMPLES.parent / "docs" / "training.md").read_text("utf-8"), re.S | re.M
-    )
-    (source,) = (block for block in blocks if "class InOrbax" in block)
+    source = programs("docs/training.md")["in_orbax.py"]
 
     def program() -> dict[str, list[dict[str, Any]]]:
         return each_killed_once({
