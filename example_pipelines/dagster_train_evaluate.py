@@ -15,14 +15,17 @@ The pipeline itself stays as it is.
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import dagster as dg
 import numpy as np
 
 from dagster_kinetic import HostContext, KineticResource, kinetic_asset
+from kinetic_orchestration.plan.text.wording import command, program
 
 Arrays = dict[str, np.ndarray]
 HIDDEN = 32
@@ -144,13 +147,18 @@ def main() -> None:
     began = time.monotonic()
     pipeline = dg.Definitions.merge(defs, dg.Definitions(loggers={"brief": brief}))
     result = pipeline.resolve_job_def("train_and_evaluate").execute_in_process(run_config={"loggers": {"brief": {}}})
-    server = "" if find_spec("dagster_webserver") else "pip install -c constraints.txt dagster-webserver && "
     made = result.asset_materializations_for_node("model")[0].metadata
+    server = "" if find_spec("dagster_webserver") else f"{_install('dagster-webserver')} && "
     print(
         f"\nresult   accuracy {result.output_for_node('accuracy'):.1%} after {time.monotonic() - began:.0f} s"
-        f"\nits log  kinetic-orchestration logs {made['kinetic/job_id'].value}"
-        f"\nthe UI   {server}dagster dev -f {sys.argv[0]}"
+        f"\nits log  {command('logs', made['kinetic/job_id'].value)}"
+        f"\nthe UI   {server}{program('dagster')} dev -f {shlex.quote(sys.argv[0])}"
     )
+
+
+def _install(package: str) -> str:
+    constraints = "-c constraints.txt " if Path("constraints.txt").is_file() else ""
+    return f"{program(Path(sys.executable).name)} -m pip install {constraints}{package}"
 
 
 if __name__ == "__main__":

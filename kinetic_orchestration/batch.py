@@ -28,6 +28,7 @@ from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, job_id
 from kinetic_orchestration.plan.records import GROUP, GROUP_END, MOST_JOBS, fields_of
 from kinetic_orchestration.plan.text.notices import warn, warn_once
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -60,7 +61,7 @@ class BatchError(KineticError):
         ids = ", ".join(job.job_id for job in failures[:5]) + (", …" if len(failures) > 5 else "")
         super().__init__(
             f"batch {group_id}: {failed} of {len(partial_results)} jobs failed ({ids or 'none was submitted'}). "
-            "Their exceptions: results(return_exceptions=True); their logs: kinetic-orchestration logs ID"
+            f"Their exceptions: results(return_exceptions=True); their logs: {command('logs', 'ID')}"
         )
 
     def __reduce__(self) -> Any:

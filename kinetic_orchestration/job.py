@@ -38,6 +38,7 @@ from kinetic_orchestration.plan.emulation import remark
 from kinetic_orchestration.plan.hardware.cost import Estimate, times
 from kinetic_orchestration.plan.records import verdict_at
 from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -269,7 +270,7 @@ class JobHandle(Generic[R]):
             try:
                 act.release_all(self._job, outcome.attempt)
             except KineticError as error:  # no reason to keep its value back
-                warn(f"what may be left of {self.job_id} was not freed ({error}): kinetic-orchestration reap does that")
+                warn(f"what may be left of {self.job_id} was not freed ({error}): {command('reap')} does that")
         return cast(R, collect(self._job, outcome))
 
     def follow(
@@ -425,7 +426,7 @@ class JobHandle(Generic[R]):
         try:
             yield
         except KeyboardInterrupt:
-            say(f"detached; job {self.job_id} goes on. To end it: kinetic-orchestration cancel {self.job_id}")
+            say(f"detached; job {self.job_id} goes on. To end it: {command('cancel', self.job_id)}")
             raise
 
 
@@ -547,7 +548,7 @@ def run_to_end(job: Job) -> Any:
             say(f"it may go on: {error}")
         raise
     except KineticError as error:  # of its store: what the job itself raises comes later
-        error.add_note(f"Job {job.job_id} goes on; to wait for it: kinetic-orchestration result {job.job_id}")
+        error.add_note(f"Job {job.job_id} goes on; to wait for it: {command('result', job.job_id)}")
         raise
     assert outcome is not None
     try:

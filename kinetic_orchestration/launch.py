@@ -30,6 +30,7 @@ from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity, job_id, of
 from kinetic_orchestration.plan.planner import make_plan, zones_named
 from kinetic_orchestration.plan.records import IDENTITY, fields_of, spec_of
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan, Staged
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store
@@ -112,7 +113,7 @@ def launch(
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
         if isinstance(error, StoreError):  # its hosts may have been asked for, or be asked for by whoever looks
-            error.add_note(f"Job {job} was submitted all the same; to see it: kinetic-orchestration status {job}")
+            error.add_note(f"Job {job} was submitted all the same; to see it: {command('status', str(job))}")
         reap_now_and_then(store, backend, here)
         raise
     reap_now_and_then(store, backend, here)

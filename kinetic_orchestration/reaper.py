@@ -27,6 +27,7 @@ from kinetic_orchestration.plan.identity import job_of
 from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
 from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
@@ -120,7 +121,7 @@ def _pass(store: Store, backend: Backend, marker: Path) -> None:
             marker.touch()
     except Exception as error:
         try:
-            warn_once(f"leftovers could not be looked for ({error}): kinetic-orchestration reap does it now")
+            warn_once(f"leftovers could not be looked for ({error}): {command('reap')} does it now")
         except Warning:
             pass  # an exception, if the user wants it so; there is nobody here to catch it
     finally:

@@ -21,6 +21,7 @@ from kinetic_orchestration.errors import (
     Unreachable,
 )
 from kinetic_orchestration.packaging.payload import load_value, revive
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
@@ -126,4 +127,4 @@ def _tail(failure: wire.Failure | None) -> str:
 
 
 def _evidence(job: Job) -> str:
-    return f"\n\nThe log: kinetic-orchestration logs {job.job_id}"
+    return f"\n\nThe log: {command('logs', job.job_id)}"

@@ -681,7 +681,7 @@ def test_ctrl_c_in_result_and_follow_detaches_and_prints_the_command_that_cancel
 ) -> None:
     out, err = interrupt(how)
     job = kinetic.attach(re.findall(r"id (job-\w+)", out)[0])
-    assert f"{job.job_id} goes on. To end it: kinetic-orchestration cancel {job.job_id}" in err
+    assert re.search(rf"{job.job_id} goes on\. To end it: \S*kinetic-orchestration cancel {job.job_id}$", err, re.M)
     assert job.status() is RUNNING
     job.cancel()
 

@@ -27,6 +27,7 @@ from kinetic_orchestration.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
+from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import (
     Attempt,
     Change,
@@ -90,7 +91,7 @@ def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | Non
     page = all_jobs(newest, after, store=arguments.store, deployment=arguments.deployment)
     yield from ((handle, None) for handle in page[:most])
     if most is not None and len(page) > most:
-        note(f"these are {most} of more: kinetic-orchestration jobs --all --after {page[most - 1].job_id}")
+        note(f"these are {most} of more: {command('jobs', '--all', '--after', page[most - 1].job_id)}")
 
 
 def status(arguments: Namespace) -> int:
@@ -130,7 +131,7 @@ def status(arguments: Namespace) -> int:
         print()
         show_table(("attempt", "lasted", "ended", "why"), rows, right=("attempt",))
     if peek.outcome is not None and peek.status.value != "SUCCEEDED":
-        print(f"{visible.log(_failure(peek.outcome.verdict))}\nThe log: kinetic-orchestration logs {handle.job_id}")
+        print(f"{visible.log(_failure(peek.outcome.verdict))}\nThe log: {command('logs', handle.job_id)}")
     return codes.of_status(state.value)
 
 
@@ -259,7 +260,7 @@ def _show_unread(job: Unread, arguments: Namespace) -> int:
                 ("state", f"damaged: {job.why}"),
                 *[("attempt", f"{number}: {ended}") for number, ended in told],
                 *[("place", place) for place in left],
-                ("to end it", f"kinetic-orchestration cancel {job.job_id}"),
+                ("to end it", command("cancel", job.job_id)),
             ]
         )
     return codes.ENVIRONMENT

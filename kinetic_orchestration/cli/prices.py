@@ -11,6 +11,7 @@ from kinetic_orchestration.cli.output import note, show_json, show_table, workin
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import Rate
+from kinetic_orchestration.plan.text.wording import command
 
 
 def prices(arguments: Namespace) -> int:
@@ -39,7 +40,7 @@ def prices(arguments: Namespace) -> int:
     show_table(("chip", "region", "model", "$/chip-hour", "of", "from"), rows, right=("$/chip-hour",))
     sys.stdout.flush()
     if not listed.refreshed:
-        note(f"these are of {listed.dates()}; to read today's from Google: kinetic-orchestration prices --refresh")
+        note(f"these are of {listed.dates()}; to read today's from Google: {command('prices', '--refresh')}")
     return codes.OK
 
 

@@ -71,12 +71,14 @@ def test_the_detached_pattern_on_the_terminal(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_example_trains_on_sixteen_chips_and_leaves_nothing_in_its_folder(tmp_path: Path):
+def test_the_example_trains_on_sixteen_chips_and_what_it_prints_can_be_pasted(tmp_path: Path):
+    """Into a terminal whose PATH does not lead to the environment, as after the README's first command."""
     folder = tmp_path / "an empty folder"
     folder.mkdir()
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / "dagster_train_evaluate.py")],
         cwd=folder,
+        env=(environ := os.environ | {"PATH": os.defpath}),
         capture_output=True,
         text=True,
         timeout=400,
@@ -89,7 +91,12 @@ def test_the_example_trains_on_sixteen_chips_and_leaves_nothing_in_its_folder(tm
     assert float(re.search(r"result   accuracy (\d+\.\d)%", ran.stdout)[1]) > 95
     assert "model │ cost: $0.00 on this machine; on Cloud TPU v5litepod-16" in ran.stdout
     assert "DEBUG" not in ran.stdout + ran.stderr
-    assert not list(folder.iterdir())
+    assert not list(folder.iterdir()), "it left something in its folder"
+    for name, added, told in (("its log", "", "metrics step 5: loss="), ("the UI", " --help", "Usage: dagster dev")):
+        [line] = re.findall(rf"(?m)^{name} +(.+)$", ran.stdout)
+        pasted = ["bash", "-c", line + added]
+        done = subprocess.run(pasted, cwd=folder, env=environ, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, told in done.stdout) == (0, True), f"{line}: {done.stdout}{done.stderr}"
 
 
 @pytest.mark.slow

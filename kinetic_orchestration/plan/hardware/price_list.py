@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.text.wording import command
 
 PRICES_DATE = "2024-12-23"
 SOURCE = "the package"
@@ -119,7 +120,7 @@ def _read(path: Path, changed: int, size: int) -> PriceList:
     except (OSError, ValueError, TypeError, KeyError) as error:
         warn_once(
             f"{path} is no table of prices ({error}), so those of {PRICES_DATE} are taken: to write it anew, "
-            "kinetic-orchestration prices --refresh"
+            + command("prices", "--refresh")
         )
         return BUILT_IN
 

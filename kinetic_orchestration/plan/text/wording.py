@@ -1,6 +1,10 @@
-"""Amounts in words, for people."""
+"""Amounts and commands in words, for people."""
 
 from __future__ import annotations
+
+import os
+import shlex
+import sys
 
 
 def size(count: float) -> str:
@@ -11,3 +15,38 @@ def size(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} TiB"
+
+
+def command(*words: str) -> str:
+    """Return a command of this package as it can be pasted into the terminal of this process.
+
+    For what this process prints. What is stored, or read on another machine, names `kinetic-orchestration` itself.
+    """
+    return " ".join([program("kinetic-orchestration", "kinetic_orchestration.cli"), *map(shlex.quote, words)])
+
+
+def program(name: str, module: str = "") -> str:
+    """Return how a shell here calls a program of this interpreter's environment: by its name if PATH leads to it, else
+    by its path, and if the environment has no such file by the module that it runs.
+    """
+    import shutil  # not when a function is declared
+
+    there = os.path.join(os.path.dirname(sys.executable), name)
+    has = bool(sys.executable) and os.access(there, os.X_OK)
+    found = shutil.which(name)
+    if not sys.executable or (has and found is not None and os.path.samefile(found, there)):
+        return name
+    if module and not has:
+        return f"{program(os.path.basename(sys.executable))} -m {module}"
+    return shlex.quote(_from_here(there))
+
+
+def _from_here(path: str) -> str:
+    """Return the path relative to the working folder if it is below it."""
+    try:
+        near = os.path.relpath(path)
+    except OSError:  # the working folder is gone
+        return path
+    if near.startswith(os.pardir + os.sep):
+        return path
+    return near if os.sep in near else os.path.join(os.curdir, near)
