@@ -1,0 +1,70 @@
+"""The tasks of this project: `.venv/bin/nox -s NAME`, of which `.venv/bin/nox -l` lists the names.
+
+Every session runs in the environment that nox is installed in, which `pip install -e '.[dev]'` makes. The gate
+(`.ci/run`) and the hosted workflows call the same sessions.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["fast", "lint", "docs"]
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def pytest(session: nox.Session, *words: str) -> None:
+    session.run(sys.executable, "-m", "pytest", *words, *session.posargs)
+
+
+@nox.session
+def fast(session: nox.Session) -> None:
+    """Test rules, values and files: most of what can break, in half a minute."""
+    pytest(session, "-n", "2", "-m", "fast")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests that are not slow, in about seven minutes on two cores."""
+    pytest(session, "-n", "3")  # a third of each is waiting
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Run the slow tests: frameworks, whole orchestrators, faults on real processes."""
+    pytest(session, "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "slow and not offline")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format, types and the direction of imports."""
+    session.run(sys.executable, "-m", "ruff", "check", ".")
+    session.run(sys.executable, "-m", "ruff", "format", "--check", "-q", ".")
+    session.run(sys.executable, "-m", "mypy")
+    session.run(str(PROGRAMS / "lint-imports"))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of the documentation into site/; a broken link is an error."""
+    words = session.posargs or ["build", "--strict", "-q"]
+    session.run(sys.executable, "-m", "mkdocs", *words, env={"NO_MKDOCS_2_WARNING": "true"})
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """Play schedules of crashes and lost answers that are drawn by the date."""
+    play = [sys.executable, "-m", "tests.simulation", "--by-date"]
+    session.run(*play, "--seeds", "2500", *session.posargs)
+    session.run(*play, "--seeds", "400", "--cloud", *session.posargs)
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Run all that a change has to pass, in a clean copy of the last commit."""
+    session.run(os.path.join(".ci", "run"), external=True)
