@@ -57,6 +57,12 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def package(session: nox.Session) -> None:
+    """Build wheel and sdist of the last commit, and run each in an empty environment outside the checkout."""
+    session.run(sys.executable, "-m", "tests.package")
+
+
+@nox.session
 def simulate(session: nox.Session) -> None:
     """Play schedules of crashes and lost answers that are drawn by the date."""
     play = [sys.executable, "-m", "tests.simulation", "--by-date"]
