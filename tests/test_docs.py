@@ -175,8 +175,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in map(slug, headings), f"{path.name} links to {target}"
 
 
-def test_the_site_names_the_repository_that_the_package_names() -> None:
+def test_the_site_and_the_pages_name_the_repository_that_the_package_names() -> None:
     assert f"\nrepo_url: {SOURCE}\n" in page("mkdocs.yml")
+    for path in PAGES:
+        named = re.findall(
+            r"https://[^/\s]+/[^/\s]+/kinetic-orchestration/(?:blob|tree)/", path.read_text(encoding="utf-8")
+        )
+        assert all(address.startswith(f"{SOURCE}/") for address in named), path.name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)

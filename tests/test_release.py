@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from uv import find_uv_bin
 
 from kinetic_orchestration.packaging.package_sources import uv_settings
@@ -50,6 +53,20 @@ def test_the_bill_of_materials_is_that_of_the_pins() -> None:
     told = json.loads(text)
     assert {(each["name"], each["version"]) for each in told["components"]} == {pin[:2] for pin in HASHED}
     assert len({each["bom-ref"] for each in told["components"]}) == len(told["components"])
+
+
+def test_the_changelog_has_a_heading_for_each_release_newest_first_and_for_this_version() -> None:
+    headings = re.findall(r"(?m)^## (.+)$", (release.ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    dated = [
+        match for heading in headings if (match := re.fullmatch(r"(\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)", heading))
+    ]
+    assert headings[len(headings) - len(dated) :] == [match[0] for match in dated]
+    assert headings[: len(headings) - len(dated)] in ([], ["Unreleased"])
+    versions = [Version(match[1]) for match in dated]
+    assert versions == sorted(versions, reverse=True) and len(set(versions)) == len(versions)
+    assert [match[2] for match in dated] == sorted((match[2] for match in dated), reverse=True)
+    project = tomllib.loads((release.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert Version(project["version"]) == versions[0]
 
 
 @pytest.mark.parametrize("line", ["--index-url x", "name>=1", "    --hash=md5:0"])

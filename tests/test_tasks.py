@@ -14,6 +14,7 @@ import yaml
 
 from tests.pages import ROOT, SOURCE, page
 
+PAGES = ["CONTRIBUTING.md", "docs/developing.md", "docs/releasing.md"]
 WORKFLOWS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -36,7 +37,7 @@ def test_every_session_says_what_it_does() -> None:
     assert sessions() and all(sessions().values())
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".pre-commit-config.yaml", *WORKFLOWS])
+@pytest.mark.parametrize("name", [".ci/run", ".pre-commit-config.yaml", *WORKFLOWS, *PAGES])
 def test_a_session_that_is_called_by_name_exists(name: str) -> None:
     found = called((ROOT / name).read_text(encoding="utf-8"))
     assert found and found <= set(sessions())
@@ -96,3 +97,10 @@ def test_the_forms_for_issues_are_what_the_forge_reads() -> None:
         assert {entry["type"] for entry in inputs} <= {"input", "textarea", "dropdown", "checkboxes"}
     [link] = yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))["contact_links"]
     assert link["url"].startswith(f"{SOURCE}/")
+
+
+def test_contributing_begins_with_the_fast_selection_and_has_five_commands() -> None:
+    text = page("CONTRIBUTING.md")
+    first = re.search(r"```sh\n(.*)", text)
+    assert first is not None and first[1].startswith(".venv/bin/nox -s fast ")
+    assert re.findall(r"(?m)^\| `\.venv/bin/nox -s (\w+)`", text) == ["fast", "tests", "lint", "docs", "package"]
