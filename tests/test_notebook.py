@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from tests import pages
 
 manager = pytest.importorskip("jupyter_client.manager")
 pytest.importorskip("ipykernel")
@@ -197,3 +198,14 @@ def test_interrupting_the_kernel_cancels_the_job(notebook: Notebook) -> None:
     assert found is not None, told
     assert kinetic.attach(found[1]).status() is kinetic.JobStatus.CANCELLED
     assert notebook.run("print('the kernel lives')")["stdout"] == "the kernel lives\n"
+
+
+def test_the_cells_of_the_page_run_and_a_later_one_finds_the_job_of_an_earlier(notebook: Notebook) -> None:
+    first, submit, fetch, *hosted = pages.blocks("docs/notebooks.md")
+    assert {re.findall(r"from (\S+) import", text)[-1] for text in hosted} == {"google.colab", "kaggle_secrets"}
+    told = notebook.run(first)
+    assert "a line of the host\n" in told["stdout"] and told["stdout"].endswith("40\n"), told
+    job_id = notebook.run(submit)["stdout"].strip()
+    assert re.fullmatch(r"job-\w+", job_id)
+    told = notebook.run(f"{fetch}\nprint(fetch({job_id!r}))")
+    assert told["stdout"].endswith("40\n"), told
