@@ -290,3 +290,22 @@ def test_what_is_for_production_refuses_emulation_in_whatever_language() -> None
 
 def test_the_project_says_alpha() -> None:
     assert "Development Status :: 3 - Alpha" in page("pyproject.toml")
+
+
+def test_every_cell_of_the_comparison_has_its_source_and_what_was_not_proven_comes_first() -> None:
+    text = page("docs/comparison.md")
+    tables = [table for table in re.split(r"\n## .*\n", text)[1:] if table.strip()]
+    assert len(tables) == 2
+    for table in tables:
+        _, first, *others = rows(table)
+        assert first[0] == "proven on real TPUs" and first[1].startswith("**no**")
+        for name, _, *cells in (first, *others):
+            for cell in cells:
+                assert re.search(r"\]\[[A-Z]\d\]", cell) or cell.startswith(("not documented", "does not apply")), (
+                    name,
+                    cell,
+                )
+    used = {mark for _, mark in re.findall(r"\[\\\[([A-Z]\d)\\\]\]\[([A-Z]\d)\]", text)}
+    assert all(shown == mark for shown, mark in re.findall(r"\[\\\[([A-Z]\d)\\\]\]\[([A-Z]\d)\]", text))
+    assert used == set(re.findall(r"(?m)^\[([A-Z]\d)\]: https://\S+$", text))
+    assert re.search(r"on \d{4}-\d\d-\d\d\.", text), "the date on which the others' documentation was read"
