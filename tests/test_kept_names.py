@@ -98,6 +98,7 @@ def test_the_public_names_of_each_package_are_there() -> None:
     assert set(testing.__all__) == {
         "Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults",
     }  # fmt: skip
+    assert testing.refusals.no_capacity("us-west4-a", 1).__class__ is testing.Refusal
     for package in (dagster_kinetic, testing):
         assert all(getattr(package, name) is not None for name in package.__all__)
 

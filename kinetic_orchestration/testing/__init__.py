@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from kinetic_orchestration.testing.ledger import Ledger
     from kinetic_orchestration.testing.lives import Timing
     from kinetic_orchestration.testing.model import Cloud
-    from kinetic_orchestration.testing.refusals import Refusal
+    from kinetic_orchestration.testing.requests import refusals as refusals
+    from kinetic_orchestration.testing.requests.refusals import Refusal
     from kinetic_orchestration.testing.seeded_faults import random_faults
 
 _HOMES = {
@@ -29,10 +30,12 @@ _HOMES = {
     "Emulator": "emulator",
     "Ledger": "ledger",
     "Machine": "instance",
-    "Refusal": "refusals",
+    "Refusal": "requests.refusals",
     "Timing": "lives",
     "random_faults": "seeded_faults",
 }
+
+_REFUSALS = "refusals"  # a module of rows that `fail(refusal=)` takes, by the name that docs/emulator.md gives it
 
 __all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]
 
@@ -44,6 +47,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    if name == _REFUSALS:
+        from kinetic_orchestration.testing.requests import refusals
+
+        return refusals
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -34,12 +34,13 @@ from grpc_status import rpc_status
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.caller import CLIENT, Caller
-from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
-from kinetic_orchestration.testing.journal import Exchange
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
-from kinetic_orchestration.testing.parameters import Parameters
-from kinetic_orchestration.testing.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved
+from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.requests.journal import Exchange
+from kinetic_orchestration.testing.requests.parameters import Parameters
+from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.resources import Json
 from kinetic_orchestration.testing.signing import Signer
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import journal
 from kinetic_orchestration.testing.caller import Caller
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import journal
+from kinetic_orchestration.testing.requests.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json
 
 Alter = Callable[[Json], Json]

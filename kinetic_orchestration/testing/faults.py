@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, Protocol
 
 from kinetic_orchestration.testing.caller import CLIENT, Caller
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests.refusals import Refusal
 
 At = Literal["call", "provision", "operation"]
 

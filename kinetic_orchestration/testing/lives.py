@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing import resources
 from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.clock import step
 from kinetic_orchestration.testing.deviations import Deviation
@@ -22,7 +22,8 @@ from kinetic_orchestration.testing.hosts import Host, Hosts
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.ledger import Ledger
 from kinetic_orchestration.testing.quotas import Quotas
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.requests.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, State, Wanted
 
 T = TypeVar("T")

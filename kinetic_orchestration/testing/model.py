@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import deviations, filters, refusals, resources
+from kinetic_orchestration.testing import deviations, resources
 from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.clock import step
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.instance import project_number
 from kinetic_orchestration.testing.lives import Answered
-from kinetic_orchestration.testing.refusals import TPU, LostAnswer
+from kinetic_orchestration.testing.requests import filters, refusals
+from kinetic_orchestration.testing.requests.refusals import TPU, LostAnswer
 from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, Wanted
 from kinetic_orchestration.testing.script import Script
 

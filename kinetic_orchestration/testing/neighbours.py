@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import catalogue, filters, refusals
+from kinetic_orchestration.testing import catalogue
 from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.model import Cloud
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import filters, refusals
+from kinetic_orchestration.testing.requests.refusals import Refusal
 from kinetic_orchestration.testing.resources import Json, after, moment, page_token, seconds, stamp
 
 SECRETS = "secretmanager.googleapis.com"

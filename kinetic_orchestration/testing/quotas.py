@@ -14,6 +14,7 @@ from kinetic_orchestration.testing import refusals, resources
 from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.clock import Clock
 from kinetic_orchestration.testing.faults import At
+from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.resources import Json, Node, Queued, Wanted
 
 

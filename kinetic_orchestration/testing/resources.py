@@ -17,7 +17,8 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.hosts import Host
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.requests.refusals import Refusal
 
 Json = dict[str, Any]
 # The name of a state, or a number that no client knows yet.

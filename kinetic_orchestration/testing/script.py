@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kinetic_orchestration.testing import refusals, resources
+from kinetic_orchestration.testing import resources
 from kinetic_orchestration.testing.clock import step
 from kinetic_orchestration.testing.deviations import Alter, AlterRefusal, Deviation, Instead
 from kinetic_orchestration.testing.faults import At, Fault, Faults
 from kinetic_orchestration.testing.lives import Lives
 from kinetic_orchestration.testing.quotas import Quota
-from kinetic_orchestration.testing.refusals import TPU, Refusal
+from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.requests.refusals import TPU, Refusal
 from kinetic_orchestration.testing.resources import State
 
 _KNOWN = {13: refusals.internal, 14: refusals.unavailable}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.faults import At, Fault, Faults, Trouble
+from kinetic_orchestration.testing.requests import refusals
 
 _CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
     "unavailable": ("call", ("*",)),

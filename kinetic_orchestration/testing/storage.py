@@ -37,7 +37,11 @@ from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_
 from kinetic_orchestration.testing.journal import Exchange
 from kinetic_orchestration.testing.parameters import Parameters
 from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import journal, parameters, unserved
+from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.requests.journal import Exchange
+from kinetic_orchestration.testing.requests.parameters import Parameters
+from kinetic_orchestration.testing.requests.refusals import Refusal
 
 _log = logging.getLogger(__name__)
 

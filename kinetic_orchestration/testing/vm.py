@@ -30,6 +30,7 @@ from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.requests.access import Door
 
 _INIT = str(Path(__file__).with_name("vm_init.py"))
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from google.protobuf.message import DecodeError
 
-from kinetic_orchestration.testing import journal
-from kinetic_orchestration.testing.journal import Exchange
+from kinetic_orchestration.testing.requests import journal
+from kinetic_orchestration.testing.requests.journal import Exchange
 from tests.exchanges import documents, rules, wire
 from tests.exchanges.documents import Method
 from tests.exchanges.rules import Shape, Wrong

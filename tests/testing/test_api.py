@@ -27,6 +27,7 @@ from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.api import token
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import Timing
+from kinetic_orchestration.testing.requests import refusals
 from tests.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"

@@ -19,8 +19,9 @@ from googleapiclient.discovery import build_from_document, fix_method_name, key2
 from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload
 
-from kinetic_orchestration.testing import Emulator, unserved
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.catalogue import SERVICE
+from kinetic_orchestration.testing.requests import unserved
 from tests.exchanges.recorder import Recorder
 
 DOCUMENTS = (

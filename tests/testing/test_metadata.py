@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.requests.access import Door
 
 MACHINE = Machine(
     project="a-project",

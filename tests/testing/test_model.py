@@ -14,7 +14,8 @@ from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import Timing
 from kinetic_orchestration.testing.model import Cloud
-from kinetic_orchestration.testing.refusals import LostAnswer, Refusal
+from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
 from kinetic_orchestration.testing.seeded_faults import random_faults
 
 ZONE = "us-east5-a"

@@ -10,10 +10,11 @@ import pytest
 import requests
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from kinetic_orchestration.testing import Emulator, field_masks, filters
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.api import token
 from kinetic_orchestration.testing.catalogue import SERVICE
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests import field_masks, filters
+from kinetic_orchestration.testing.requests.refusals import Refusal
 from tests.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"

@@ -15,7 +15,7 @@ import pytest
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.refusals import Refusal
+from kinetic_orchestration.testing.requests.refusals import Refusal
 from tests.verify import recorded
 
 INFO = {
