@@ -24,7 +24,7 @@ _LOOK = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic_orchestration.testing.clock import Happening
+    from kinetic_orchestration.testing.cloud.clock import Happening
     from kinetic_orchestration.testing.emulator import Emulator
 
 

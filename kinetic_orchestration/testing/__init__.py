@@ -16,23 +16,23 @@ TYPE_CHECKING = False  # typing itself costs more than all the rest of this impo
 if TYPE_CHECKING:
     from typing import Any
 
+    from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
+    from kinetic_orchestration.testing.cloud.lifecycle import Timing
+    from kinetic_orchestration.testing.cloud.model import Cloud
+    from kinetic_orchestration.testing.cloud.state.ledger import Ledger
+    from kinetic_orchestration.testing.cloud.state.machine import Machine
     from kinetic_orchestration.testing.emulator import Emulator
-    from kinetic_orchestration.testing.instance import Machine
-    from kinetic_orchestration.testing.ledger import Ledger
-    from kinetic_orchestration.testing.lives import Timing
-    from kinetic_orchestration.testing.model import Cloud
     from kinetic_orchestration.testing.requests import refusals as refusals
     from kinetic_orchestration.testing.requests.refusals import Refusal
-    from kinetic_orchestration.testing.seeded_faults import random_faults
 
 _HOMES = {
-    "Cloud": "model",
+    "Cloud": "cloud.model",
     "Emulator": "emulator",
-    "Ledger": "ledger",
-    "Machine": "instance",
+    "Ledger": "cloud.state.ledger",
+    "Machine": "cloud.state.machine",
     "Refusal": "requests.refusals",
-    "Timing": "lives",
-    "random_faults": "seeded_faults",
+    "Timing": "cloud.lifecycle",
+    "random_faults": "cloud.faults.random_faults",
 }
 
 _REFUSALS = "refusals"  # a module of rows that `fail(refusal=)` takes, by the name that docs/emulator.md gives it

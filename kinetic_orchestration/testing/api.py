@@ -34,6 +34,10 @@ from grpc_status import rpc_status
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults import deviations
+from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.model import Cloud
+from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.model import Cloud
 from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved
@@ -41,7 +45,6 @@ from kinetic_orchestration.testing.requests.access import Door, Shut, demand_jso
 from kinetic_orchestration.testing.requests.journal import Exchange
 from kinetic_orchestration.testing.requests.parameters import Parameters
 from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
-from kinetic_orchestration.testing.resources import Json
 from kinetic_orchestration.testing.signing import Signer
 
 TOKEN = "emulator-token"

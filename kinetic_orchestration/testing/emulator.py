@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import api
-from kinetic_orchestration.testing.hosts import Host, Hosts
-from kinetic_orchestration.testing.instance import Machine
-from kinetic_orchestration.testing.lives import CREATES_PER_MINUTE, Timing
-from kinetic_orchestration.testing.model import Cloud
+from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
+from kinetic_orchestration.testing.cloud.model import Cloud
+from kinetic_orchestration.testing.cloud.state.hosts import Host, Hosts
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.requests.access import Door
 from kinetic_orchestration.testing.signing import ISSUER, Signer

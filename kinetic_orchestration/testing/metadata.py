@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.requests.access import Door, Shut, headers_of
 
 _ROOT = "/computeMetadata/v1/"

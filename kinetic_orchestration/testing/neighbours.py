@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kinetic_orchestration.testing import catalogue
-from kinetic_orchestration.testing.caller import Caller
-from kinetic_orchestration.testing.model import Cloud
+from kinetic_orchestration.testing.cloud.faults.caller import Caller
+from kinetic_orchestration.testing.cloud.model import Cloud
+from kinetic_orchestration.testing.cloud.state.resources import Json, after, moment, page_token, seconds, stamp
 from kinetic_orchestration.testing.requests import filters, refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal
-from kinetic_orchestration.testing.resources import Json, after, moment, page_token, seconds, stamp
 
 SECRETS = "secretmanager.googleapis.com"
 _RESOURCES = "cloudresourcemanager.googleapis.com"

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.launch import admit, settings_for
@@ -34,7 +35,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.staging import stage
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.vm import Machines, Vm
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from tests.agent.on_vms import Site, wait_until
 from tests.faults.helpers import load_jobs
 from tests.interpreters import OLDEST, required

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine import bootstrap, bucket_records, metadata, self_delete
 from kinetic_orchestration.host.view import bucket, segments
@@ -23,7 +24,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.output import frames
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from tests.agent.on_vms import Attempt, Site, constants, wait_until
 from tests.faults.helpers import load_jobs
 

@@ -11,6 +11,7 @@ import pytest
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import preflight
 from kinetic_orchestration.testing import Emulator, model, neighbours
+from kinetic_orchestration.testing.cloud import model
 from tests.cloud.cases import WITHIN, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

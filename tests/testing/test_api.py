@@ -25,8 +25,8 @@ from google.protobuf import field_mask_pb2
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN, emulated_channel
 from kinetic_orchestration.testing import Emulator, refusals
 from kinetic_orchestration.testing.api import token
-from kinetic_orchestration.testing.instance import Machine
-from kinetic_orchestration.testing.lives import Timing
+from kinetic_orchestration.testing.cloud.lifecycle import Timing
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.requests import refusals
 from tests.exchanges.recorder import Recorder
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 from kinetic_orchestration.testing.requests.access import Door
 

@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-
-from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.caller import Caller
 from kinetic_orchestration.testing.hosts import Host
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.lives import Timing
 from kinetic_orchestration.testing.model import Cloud
+
+from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.testing import refusals
+from kinetic_orchestration.testing.cloud.faults.caller import Caller
+from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
+from kinetic_orchestration.testing.cloud.lifecycle import Timing
+from kinetic_orchestration.testing.cloud.model import Cloud
+from kinetic_orchestration.testing.cloud.state.hosts import Host
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
-from kinetic_orchestration.testing.seeded_faults import random_faults
 
 ZONE = "us-east5-a"
 OTHER = "us-central1-b"
@@ -715,6 +720,6 @@ def test_random_faults_reach_every_kind_and_end_by_themselves(clock: Clock, room
 
 
 def _kinds() -> tuple[str, ...]:
-    from kinetic_orchestration.testing.seeded_faults import KINDS
+    from kinetic_orchestration.testing.cloud.faults.random_faults import KINDS
 
     return KINDS

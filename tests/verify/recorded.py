@@ -26,7 +26,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.lives import Timing
+from kinetic_orchestration.testing.cloud.lifecycle import Timing
 from kinetic_orchestration.verify import comparison, runner
 from kinetic_orchestration.verify.comparison import Facts
 from kinetic_orchestration.verify.recording import MISSING, Recorder

@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from kinetic_orchestration.testing import resources
-from kinetic_orchestration.testing.caller import CLIENT, Caller
-from kinetic_orchestration.testing.clock import step
-from kinetic_orchestration.testing.deviations import Deviation
-from kinetic_orchestration.testing.faults import Faults
-from kinetic_orchestration.testing.hosts import Host, Hosts
-from kinetic_orchestration.testing.instance import Machine
-from kinetic_orchestration.testing.ledger import Ledger
-from kinetic_orchestration.testing.quotas import Quotas
+from kinetic_orchestration.testing.cloud.clock import step
+from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults.deviations import Deviation
+from kinetic_orchestration.testing.cloud.faults.faults import Faults
+from kinetic_orchestration.testing.cloud.quotas import Quotas
+from kinetic_orchestration.testing.cloud.state import resources
+from kinetic_orchestration.testing.cloud.state.hosts import Host, Hosts
+from kinetic_orchestration.testing.cloud.state.ledger import Ledger
+from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, State, Wanted
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal
-from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, State, Wanted
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Answered(NamedTuple):
     operation: Operation
 
 
-class Lives(Quotas):
+class Lifecycle(Quotas):
     """All that exists in one cloud, and how each thing ends."""
 
     def __init__(

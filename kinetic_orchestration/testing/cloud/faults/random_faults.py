@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from kinetic_orchestration.testing.faults import At, Fault, Faults, Trouble
+from kinetic_orchestration.testing.cloud.faults.faults import At, Fault, Faults, Trouble
 from kinetic_orchestration.testing.requests import refusals
 
 _CALLS: dict[str, tuple[At, tuple[str, ...]]] = {

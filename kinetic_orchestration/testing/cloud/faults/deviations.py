@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.caller import Caller
+from kinetic_orchestration.testing.cloud.faults.caller import Caller
+from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.requests import journal
 from kinetic_orchestration.testing.requests.refusals import Refusal
-from kinetic_orchestration.testing.resources import Json
 
 Alter = Callable[[Json], Json]
 AlterRefusal = Callable[[Refusal], Refusal]

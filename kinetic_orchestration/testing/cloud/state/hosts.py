@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kinetic_orchestration.testing.instance import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Machine
 
 
 class Host(Protocol):

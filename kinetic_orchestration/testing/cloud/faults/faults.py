@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, Protocol
 
-from kinetic_orchestration.testing.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
 from kinetic_orchestration.testing.requests.refusals import Refusal
 
 At = Literal["call", "provision", "operation"]

@@ -1,6 +1,6 @@
 """The emulated Cloud TPU service as its callers know it: one method for each verb of the API, in proto-JSON.
 
-`Cloud` is all of the emulated cloud but its servers: what is asked for here becomes lives, and scripts make them go
+`Cloud` is all of the emulated cloud but its servers: what is asked for here begins to exist, and scripts make it go
 wrong. It does not know by which protocol callers come.
 """
 
@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import deviations, resources
-from kinetic_orchestration.testing.caller import CLIENT, Caller
-from kinetic_orchestration.testing.clock import step
-from kinetic_orchestration.testing.hosts import Host
-from kinetic_orchestration.testing.instance import project_number
-from kinetic_orchestration.testing.lives import Answered
+from kinetic_orchestration.testing.cloud.clock import step
+from kinetic_orchestration.testing.cloud.faults import deviations
+from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.lifecycle import Answered
+from kinetic_orchestration.testing.cloud.script import Script
+from kinetic_orchestration.testing.cloud.state import resources
+from kinetic_orchestration.testing.cloud.state.hosts import Host
+from kinetic_orchestration.testing.cloud.state.machine import project_number
+from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, Wanted
 from kinetic_orchestration.testing.requests import filters, refusals
 from kinetic_orchestration.testing.requests.refusals import TPU, LostAnswer
-from kinetic_orchestration.testing.resources import Json, Node, Operation, Queued, Wanted
-from kinetic_orchestration.testing.script import Script
 
 _DELETABLE = ("ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED")
 _UPDATABLE = ("description", "tags", "labels", "metadata")

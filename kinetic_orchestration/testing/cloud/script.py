@@ -1,6 +1,6 @@
 """The vocabulary by which a test says what goes wrong in the emulated cloud, and when. docs/emulator.md explains it.
 
-Each method is one sentence about the cloud; what follows from it is decided where the lives are.
+Each method is one sentence about the cloud; what follows from it is decided in `lifecycle`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kinetic_orchestration.testing import resources
-from kinetic_orchestration.testing.clock import step
-from kinetic_orchestration.testing.deviations import Alter, AlterRefusal, Deviation, Instead
-from kinetic_orchestration.testing.faults import At, Fault, Faults
-from kinetic_orchestration.testing.lives import Lives
-from kinetic_orchestration.testing.quotas import Quota
+from kinetic_orchestration.testing.cloud.clock import step
+from kinetic_orchestration.testing.cloud.faults.deviations import Alter, AlterRefusal, Deviation, Instead
+from kinetic_orchestration.testing.cloud.faults.faults import At, Fault, Faults
+from kinetic_orchestration.testing.cloud.lifecycle import Lifecycle
+from kinetic_orchestration.testing.cloud.quotas import Quota
+from kinetic_orchestration.testing.cloud.state import resources
+from kinetic_orchestration.testing.cloud.state.resources import State
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import TPU, Refusal
-from kinetic_orchestration.testing.resources import State
 
 _KNOWN = {13: refusals.internal, 14: refusals.unavailable}
 
 
-class Script(Lives):
+class Script(Lifecycle):
     @step
     def fail(
         self,
