@@ -25,6 +25,7 @@ from kinetic_orchestration.platforms.google.credentials import as_now, credentia
 from kinetic_orchestration.platforms.google.storage import requests
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
 from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetic_orchestration.testing.signing import Signer
 
 from kinetic_orchestration import act, launch, trust
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
@@ -26,7 +27,7 @@ from kinetic_orchestration.plan.values import PRESENT, Cursor, Glimpse, JobStatu
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.testing.signing import Signer
+from kinetic_orchestration.testing.apis.signing import Signer
 from tests import bucket
 from tests.test_trust import GOOD, admitted
 

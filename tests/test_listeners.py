@@ -32,7 +32,7 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.host.process import debugger
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.metadata import Loop, MetadataServer
+from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 ZONE = "us-east5-a"
 CREATE = f"/v2/projects/p/locations/{ZONE}/queuedResources?queuedResourceId=q"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kinetic_orchestration.testing.signing import ISSUER, Signer
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch, lifecycle, preflight, trust
@@ -25,7 +26,7 @@ from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
-from kinetic_orchestration.testing.signing import ISSUER, Signer
+from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 from kinetic_orchestration.watch import look
 
 from . import bucket

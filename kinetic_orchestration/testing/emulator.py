@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing import api
+from kinetic_orchestration.testing.apis import server
+from kinetic_orchestration.testing.apis.other_apis import Neighbours
+from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.hosts import Host, Hosts
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.requests.access import Door
-from kinetic_orchestration.testing.signing import ISSUER, Signer
-from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.testing.vm import Machines, Vm, unmount
+from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.vms.vm import Machines, Vm, unmount
 
 PROJECT = "emulated"
 BUCKET = "emulated"
@@ -90,9 +90,9 @@ class Emulator(Cloud):
         with contextlib.ExitStack() as running:
             self.root = self._make_root(running)
             self.storage = running.enter_context(StorageServer(door=self.door))
-            self.grpc = api.GrpcServer(self, self.door)
+            self.grpc = server.GrpcServer(self, self.door)
             running.callback(self.grpc.close)
-            self.rest = api.RestServer(self, self.neighbours, self.signer, self.door)
+            self.rest = server.RestServer(self, self.neighbours, self.signer, self.door)
             running.callback(self.rest.close)
             if self._with_hosts:
                 self._machines = running.enter_context(_Room(self._machine_room(running), self._host_failed))
@@ -119,7 +119,7 @@ class Emulator(Cloud):
     def _machine_room(self, running: contextlib.ExitStack) -> Machines:
         room = Machines(
             self.root / "hosts",
-            token=api.token,
+            token=server.token,
             sign_identity=self.sign_identity,
             environ=self.addresses(),
             door=self.door,

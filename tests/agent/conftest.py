@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.agent.on_vms import Site
 
 

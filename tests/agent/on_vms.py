@@ -36,8 +36,8 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.staging import stage
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.storage import StorageServer
-from kinetic_orchestration.testing.vm import Machines, Vm
+from kinetic_orchestration.testing.storage.server import StorageServer
+from kinetic_orchestration.testing.vms.vm import Machines, Vm
 
 PARENT = "projects/emulated/locations/us-central2-b/queuedResources"
 ACCOUNT = {"tpu.nodes.delete"}

@@ -19,6 +19,7 @@ from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record, RecordsError
 from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.contracts.store_contract import StoreContract
 
 NOTHING = Record(b"", 0, 0.0)

@@ -15,13 +15,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from kinetic_orchestration.testing.signing import ISSUER, Signer
 
 from kinetic_orchestration.host.machine import attestation
 from kinetic_orchestration.host.prepare import compile_cache
 from kinetic_orchestration.host.prepare.compile_cache import CompileCache, key
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.files import FileRecords
-from kinetic_orchestration.testing.signing import ISSUER, Signer
+from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 
 TASK: dict[str, Any] = {
     "compile_cache": True,

@@ -10,7 +10,8 @@ import pytest
 
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import preflight
-from kinetic_orchestration.testing import Emulator, model, neighbours
+from kinetic_orchestration.testing import Emulator, model
+from kinetic_orchestration.testing.apis import other_apis
 from kinetic_orchestration.testing.cloud import model
 from tests.cloud.cases import WITHIN, run
 
@@ -26,7 +27,7 @@ MACHINE = ROLES["kineticSlice"] | {"secretmanager.versions.access"}  # roles/sec
 # Google tells nowhere of permissions for queued resources: those for nodes cover them.
 KNOWN = {permission for verb in model._VERBS.values() for permission in verb.permissions}
 KNOWN = {permission for permission in KNOWN if not permission.startswith("tpu.queuedResources.")}
-KNOWN |= {route.permission for route in neighbours._ROUTES if route.permission.startswith("secretmanager.")}
+KNOWN |= {route.permission for route in other_apis._ROUTES if route.permission.startswith("secretmanager.")}
 
 
 def test_a_job_with_a_secret_needs_no_more_than_the_roles_of_the_page(

@@ -20,7 +20,7 @@ from googleapiclient.errors import HttpError
 from googleapiclient.http import MediaInMemoryUpload
 
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.catalogue import SERVICE
+from kinetic_orchestration.testing.apis.billing_skus import SERVICE
 from kinetic_orchestration.testing.requests import unserved
 from tests.exchanges.recorder import Recorder
 

@@ -18,10 +18,10 @@ from google.protobuf.json_format import ParseDict
 
 from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.api import _RPCS
+from kinetic_orchestration.testing.apis.server import _RPCS
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 from tests.exchanges.recorder import Recorder
 
 ZONE = "us-east5-a"

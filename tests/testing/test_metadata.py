@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 MACHINE = Machine(
     project="a-project",

@@ -11,8 +11,8 @@ import requests
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.api import token
-from kinetic_orchestration.testing.catalogue import SERVICE
+from kinetic_orchestration.testing.apis.billing_skus import SERVICE
+from kinetic_orchestration.testing.apis.server import token
 from kinetic_orchestration.testing.requests import field_masks, filters
 from kinetic_orchestration.testing.requests.refusals import Refusal
 from tests.exchanges.recorder import Recorder

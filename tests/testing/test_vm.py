@@ -18,7 +18,8 @@ from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import vm as vms
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.vm import Machines, Vm, find_python, route_to_index
+from kinetic_orchestration.testing.vms import vm as vms
+from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index
 from tests.interpreters import OLDEST, required
 
 SLEEP = "#!/bin/sh\necho up\nexec sleep 600\n"
@@ -468,7 +469,7 @@ EMULATOR = """
 import sys, time
 from pathlib import Path
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.vm import Machines
+from kinetic_orchestration.testing.vms.vm import Machines
 room = Machines(Path(sys.argv[1]), token=str, sign_identity=str, isolate=sys.argv[2] == "True", python=sys.executable)
 made = [
     room.create(Machine("p", "z", "n", "v4-16", "2x2x2", "", worker=i, workers=2, metadata={"startup-script": script}))

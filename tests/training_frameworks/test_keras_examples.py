@@ -21,7 +21,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 
 EXAMPLES = Path(__file__).parents[2] / "example_pipelines"
 

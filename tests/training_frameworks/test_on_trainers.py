@@ -11,6 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.pages import programs
 from tests.training_frameworks.curves import BOUNDED
 

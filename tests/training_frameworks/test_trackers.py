@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.testing.storage import StorageServer
+from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.training_frameworks.curves import BOUNDED
 from tests.training_frameworks.tracked import read, told_twice
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kinetic_orchestration.testing import catalogue
+from kinetic_orchestration.testing.apis import billing_skus
 from kinetic_orchestration.testing.cloud.faults.caller import Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json, after, moment, page_token, seconds, stamp
@@ -82,7 +82,7 @@ class Neighbours:
         self._cloud = cloud
         self._clock = clock
         self._secrets: dict[str, _Secret] = {}
-        self.skus = catalogue.skus()
+        self.skus = billing_skus.skus()
         """Holds what the Billing Catalog of Compute Engine says."""
 
     def way(self, method: str, path: str) -> Way | None:
@@ -250,7 +250,7 @@ class Neighbours:
         return {"permissions": granted} if granted else {}
 
     def _list_skus(self, asked: Asked) -> Json:
-        if asked.name.split("/")[1] != catalogue.SERVICE:
+        if asked.name.split("/")[1] != billing_skus.SERVICE:
             raise Refusal(5, f"Service {asked.name.split('/')[1]} not found.")
         token = after(asked.query.get("pageToken", ""))
         if not _NUMBER.fullmatch(token or "0"):

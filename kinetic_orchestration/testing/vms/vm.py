@@ -32,8 +32,9 @@ from kinetic_orchestration.testing.door import Door
 from kinetic_orchestration.testing.instance import Machine
 from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
-_INIT = str(Path(__file__).with_name("vm_init.py"))
+_INIT = str(Path(__file__).with_name("init.py"))
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SYSTEM_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 _OLDEST_PYTHON = "3.10"

@@ -4,8 +4,8 @@ SIGTERM is the power button: everything gets SIGTERM, and the VM is off when the
 namespace SIGUSR1 is the end of the power: only this process, which adopts all others, is told of each that is born.
 Started by its path with nothing but the standard library. Knows no cloud.
 
-    vm_init.py namespace CONSOLE SCRIPT     process 1 of a pid namespace
-    vm_init.py session CONSOLE SCRIPT       without namespaces; the end of its standard input is the end of the VM
+    init.py namespace CONSOLE SCRIPT     process 1 of a pid namespace
+    init.py session CONSOLE SCRIPT       without namespaces; the end of its standard input is the end of the VM
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def _end_with_parent() -> None:
     """Everything below this process ends when whoever holds the other end of standard input is gone."""
     import threading
 
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    root = os.path.abspath(__file__)
+    for _ in range(4):  # out of vms/, testing/ and the package
+        root = os.path.dirname(root)
+    sys.path.insert(0, root)
     from kinetic_orchestration.protocol.system import processes
 
     processes.adopt_orphans()

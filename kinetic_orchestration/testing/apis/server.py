@@ -33,6 +33,8 @@ from grpc_status import rpc_status
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
+from kinetic_orchestration.testing.apis.other_apis import Neighbours
+from kinetic_orchestration.testing.apis.signing import Signer
 from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.faults import deviations
 from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
@@ -45,7 +47,6 @@ from kinetic_orchestration.testing.requests.access import Door, Shut, demand_jso
 from kinetic_orchestration.testing.requests.journal import Exchange
 from kinetic_orchestration.testing.requests.parameters import Parameters
 from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
-from kinetic_orchestration.testing.signing import Signer
 
 TOKEN = "emulator-token"
 _THREADS = 32

@@ -42,6 +42,7 @@ from kinetic_orchestration.testing.requests.access import Door, Shut, demand_jso
 from kinetic_orchestration.testing.requests.journal import Exchange
 from kinetic_orchestration.testing.requests.parameters import Parameters
 from kinetic_orchestration.testing.requests.refusals import Refusal
+from kinetic_orchestration.testing.storage.proxy import LOST, Answer, Fault, Proxy, Request
 
 _log = logging.getLogger(__name__)
 
