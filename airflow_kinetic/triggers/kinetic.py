@@ -37,7 +37,7 @@ except ImportError as error:
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task
 # (`process_executor_events` in airflow/jobs/scheduler_job_runner.py; apache/airflow issues 66374, 67287, 71580, 72716).
 # That it came is written down nowhere: nobody can wait for it. How long it takes: a supervisor hears of the end of its
-# task at once where `leg` has seen to that, else after [workers] min_heartbeat_interval; and then there is the
+# task at once where `worker_exit` has seen to that, else after [workers] min_heartbeat_interval; and then there is the
 # end of that leg and a round of the scheduler.
 ROUNDS = 5.0
 LEAVING = 1.0  # from the deferral to the end of the task's process
