@@ -16,7 +16,6 @@ import pytest
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing import journal
 from kinetic_orchestration.testing.requests import journal
 from tests import again, interpreters, skips
 from tests.exchanges.recorder import Recorder, told

@@ -24,7 +24,6 @@ from kinetic_orchestration.platforms.google import credentials as module
 from kinetic_orchestration.platforms.google.credentials import as_now, credentials, handed_in, project
 from kinetic_orchestration.platforms.google.storage import requests
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 
 

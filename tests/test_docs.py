@@ -22,7 +22,7 @@ from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
 from kinetic_orchestration.plan.hardware import cost
 from kinetic_orchestration.plan.values import Limits
 from kinetic_orchestration.program.context import HostContext
-from kinetic_orchestration.testing import Emulator, unserved
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import unserved
 from tests.pages import PAGES, ROOT, SOURCE, page, programs
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.signing import Signer
 
 from kinetic_orchestration import act, launch, trust
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted

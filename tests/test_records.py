@@ -32,7 +32,6 @@ from kinetic_orchestration.protocol.records.base import Record, TooLarge
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT
 from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.trust import Trust
 from tests import bucket

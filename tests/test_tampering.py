@@ -30,7 +30,6 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload, tree
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests import bucket
 from tests.agent.on_vms import Attempt, Site

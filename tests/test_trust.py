@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.signing import ISSUER, Signer
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, launch, lifecycle, preflight, trust

@@ -21,7 +21,6 @@ from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of
 from tests.on_cloud import Place, enter_deployment

@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.launch import admit, settings_for

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.platforms import agent_zip

@@ -18,7 +18,6 @@ from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record, RecordsError
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.contracts.store_contract import StoreContract
 

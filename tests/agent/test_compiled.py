@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from kinetic_orchestration.testing.signing import ISSUER, Signer
 
 from kinetic_orchestration.host.machine import attestation
 from kinetic_orchestration.host.prepare import compile_cache

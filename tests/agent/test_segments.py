@@ -12,7 +12,6 @@ from kinetic_orchestration.host.view import segments
 from kinetic_orchestration.host.view.segments import SegmentWriter
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.output import frames
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.agent.on_vms import wait_until
 

@@ -15,7 +15,6 @@ from kinetic_orchestration.host.view import bucket
 from kinetic_orchestration.host.view.bucket import Lookout, cadence
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.agent.on_vms import wait_until
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.instance import Machine
 
 from kinetic_orchestration.host.machine import bootstrap, bucket_records, metadata, self_delete
 from kinetic_orchestration.host.view import bucket, segments

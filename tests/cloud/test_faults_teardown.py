@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.refusals import Refusal
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import act, follow, lifecycle, reaper, watch
@@ -23,7 +22,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.testing import Emulator, refusals
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal
 from tests.cloud.cases import WITHIN, changes, is_running, nodes, run, told, vm, wait_running, wait_until

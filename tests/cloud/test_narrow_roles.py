@@ -10,7 +10,7 @@ import pytest
 
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import preflight
-from kinetic_orchestration.testing import Emulator, model
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.apis import other_apis
 from kinetic_orchestration.testing.cloud import model
 from tests.cloud.cases import WITHIN, run

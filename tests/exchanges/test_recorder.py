@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 from google.cloud.tpu_v2.types import cloud_tpu
-from kinetic_orchestration.testing.journal import Exchange, Journal
 
 from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
-from kinetic_orchestration.testing import Emulator, journal
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import journal
 from kinetic_orchestration.testing.requests.journal import Exchange, Journal
 from tests.exchanges.recorder import Recorder

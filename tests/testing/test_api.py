@@ -21,10 +21,9 @@ from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 from google.cloud.tpu_v2.services.tpu.transports.grpc_asyncio import TpuGrpcAsyncIOTransport
 from google.oauth2 import credentials, id_token
 from google.protobuf import field_mask_pb2
-from kinetic_orchestration.testing.api import token
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN, emulated_channel
-from kinetic_orchestration.testing import Emulator, refusals
+from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.apis.server import token
 from kinetic_orchestration.testing.cloud.lifecycle import Timing
 from kinetic_orchestration.testing.cloud.state.machine import Machine

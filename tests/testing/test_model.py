@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from kinetic_orchestration.testing.caller import Caller
-from kinetic_orchestration.testing.hosts import Host
-from kinetic_orchestration.testing.instance import Machine
-from kinetic_orchestration.testing.lives import Timing
-from kinetic_orchestration.testing.model import Cloud
 
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing import refusals
 from kinetic_orchestration.testing.cloud.faults.caller import Caller
 from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
 from kinetic_orchestration.testing.cloud.lifecycle import Timing

@@ -19,7 +19,6 @@ from google.cloud import storage as google_storage
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing.storage import Call, Counts, StorageServer
 from kinetic_orchestration.testing.storage.server import Call, Counts, StorageServer
 
 

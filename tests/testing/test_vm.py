@@ -16,7 +16,6 @@ import pytest
 
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.testing import vm as vms
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.vms import vm as vms
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, find_python, route_to_index

@@ -26,7 +26,6 @@ from kinetic_orchestration.program.checkpoints.store import Shelf
 from kinetic_orchestration.protocol import rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.agent.on_vms import constants
 from tests.cloud.cases import nodes, wait_until

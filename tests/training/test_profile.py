@@ -25,7 +25,6 @@ from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 
 ROOT = Path(__file__).parents[2]

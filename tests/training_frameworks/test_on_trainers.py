@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.testing.storage import StorageServer
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.pages import programs
 from tests.training_frameworks.curves import BOUNDED

@@ -32,16 +32,12 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
-from kinetic_orchestration.testing import deviations, field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.apis.other_apis import Neighbours
 from kinetic_orchestration.testing.apis.signing import Signer
-from kinetic_orchestration.testing.caller import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.faults import deviations
 from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json
-from kinetic_orchestration.testing.model import Cloud
-from kinetic_orchestration.testing.neighbours import Neighbours
 from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved
 from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.requests.journal import Exchange

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing import refusals, resources
-from kinetic_orchestration.testing.caller import Caller
-from kinetic_orchestration.testing.clock import Clock
 from kinetic_orchestration.testing.cloud.clock import Clock
 from kinetic_orchestration.testing.cloud.faults.caller import Caller
 from kinetic_orchestration.testing.cloud.faults.faults import At
 from kinetic_orchestration.testing.cloud.state import resources
 from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Queued, Wanted
-from kinetic_orchestration.testing.faults import At
 from kinetic_orchestration.testing.requests import refusals
 
 

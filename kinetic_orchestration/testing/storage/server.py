@@ -32,11 +32,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import copies
-from kinetic_orchestration.testing import journal, parameters, unserved
-from kinetic_orchestration.testing.door import Door, Shut, demand_json, headers_of
-from kinetic_orchestration.testing.journal import Exchange
-from kinetic_orchestration.testing.parameters import Parameters
-from kinetic_orchestration.testing.proxy import LOST, Answer, Fault, Proxy, Request
 from kinetic_orchestration.testing.requests import journal, parameters, unserved
 from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
 from kinetic_orchestration.testing.requests.journal import Exchange

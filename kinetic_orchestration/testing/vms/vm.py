@@ -28,9 +28,6 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.door import Door
-from kinetic_orchestration.testing.instance import Machine
-from kinetic_orchestration.testing.metadata import Loop, MetadataServer
 from kinetic_orchestration.testing.requests.access import Door
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
