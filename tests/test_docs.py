@@ -26,6 +26,7 @@ from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import unserved
 from tests.pages import PAGES, ROOT, SOURCE, page, programs
 
+PACKAGE = ROOT / "kinetic_orchestration"
 CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
 
 
@@ -192,13 +193,27 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
 
-def test_every_module_of_the_agent_the_stores_the_backends_and_the_emulator_is_on_the_map() -> None:
+ROOMS = ("host", "plan", "platforms", "program", "protocol")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> None:
+    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", page("docs/architecture.md"), re.M))
+    folders = {path.parent for path in (PACKAGE / room).rglob("[a-z]*.py")}
+    assert folders
+    for folder in folders:
+        name = folder.relative_to(PACKAGE).as_posix()
+        assert name in rows, f"{name}/ has no row"
+        missing = [path.stem for path in folder.glob("[a-z]*.py") if f"`{path.stem}`" not in rows[name]]
+        assert not missing, f"{name}/ has no {missing}"
+
+
+def test_every_module_of_the_emulator_is_on_the_map() -> None:
     text = page("docs/architecture.md")
-    for package in ("agent", "stores", "backends", "testing"):
-        folder = ROOT / "kinetic_orchestration" / package
-        for module in folder.rglob("[a-z]*.py"):
-            name = module.relative_to(folder).with_suffix("").as_posix()  # of a module in a folder, with the folder
-            assert f"`{name}`" in text, f"{package}/{name}"
+    folder = PACKAGE / "testing"
+    for module in folder.rglob("[a-z]*.py"):
+        name = module.relative_to(folder).with_suffix("").as_posix()  # of a module in a folder, with the folder
+        assert f"`{name}`" in text, name
 
 
 @pytest.mark.slow
