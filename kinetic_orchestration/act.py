@@ -13,7 +13,7 @@ from typing import Any
 
 from kinetic_orchestration import attempts, bill, lifecycle
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
-from kinetic_orchestration.packaging import package_sources
+from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.plan.values import (
     PRESENT,
@@ -446,7 +446,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
         return ""
     if plan.remote and plan.secrets:
-        environ = {**environ, **package_sources.for_hosts(environ)[1]}
+        environ = {**environ, **indexes.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
         if seen.now - seen.intent.created < SECRETS_PATIENCE:  # whoever has them may be about to submit
@@ -461,7 +461,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         staged = Staged.from_json(spec["staged"])
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
-        installer = package_sources.uv_settings(environ) if plan.isolated and not plan.remote else {}
+        installer = indexes.uv_settings(environ) if plan.isolated and not plan.remote else {}
         return job.backend.submit(
             Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer)
         )

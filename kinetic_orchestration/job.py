@@ -29,7 +29,7 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
-from kinetic_orchestration.packaging.beside import unread
+from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST

@@ -22,6 +22,7 @@ from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.follow import Emit, Follower, follow
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
+from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -42,7 +43,6 @@ from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.ahead import Ahead
 from kinetic_orchestration.reaper import reap_now_and_then
 from kinetic_orchestration.results import collect
-from kinetic_orchestration.staging import stage, staging_folder
 from kinetic_orchestration.trust import Trust
 
 CANCEL_SECONDS = 60.0

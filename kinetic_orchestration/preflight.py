@@ -262,7 +262,7 @@ def _loopback() -> Check:
 
 
 def _uv(environ: Mapping[str, str]) -> Check:
-    from kinetic_orchestration.packaging.resolution import find_uv
+    from kinetic_orchestration.packaging.requirements.resolution import find_uv
 
     try:
         path = find_uv(environ)

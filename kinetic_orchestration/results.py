@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import (
     StoreError,
     Unreachable,
 )
-from kinetic_orchestration.packaging.payload import load_value, revive
+from kinetic_orchestration.packaging.call.pickling import load_value, revive
 from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire

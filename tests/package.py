@@ -20,7 +20,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from kinetic_orchestration.packaging.package_sources import uv_settings
+from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 from kinetic_orchestration.testing.requests import journal
 from tests.pages import ROOT, programs
 

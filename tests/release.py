@@ -14,7 +14,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from kinetic_orchestration.packaging.package_sources import uv_settings
+from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 
 ROOT = Path(__file__).parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"

@@ -74,7 +74,7 @@ umount /mnt
 
 UV = """
 import os, sys
-from kinetic_orchestration.packaging.package_sources import uv_settings
+from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 from uv import find_uv_bin
 command = ["uv", "pip", "compile", "-q", "--no-header", *sys.argv[1:], "-"]
 os.execve(find_uv_bin(), command, os.environ | uv_settings(os.environ))

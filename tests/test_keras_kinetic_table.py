@@ -20,8 +20,8 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.process import environ as orders
-from kinetic_orchestration.packaging import ignore
-from kinetic_orchestration.packaging.beside import unread
+from kinetic_orchestration.packaging.source import ignore
+from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare import keras_kinetic
 from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, OTHER, SAME, row_of, table

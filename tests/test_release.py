@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from uv import find_uv_bin
 
-from kinetic_orchestration.packaging.package_sources import uv_settings
+from kinetic_orchestration.packaging.requirements.indexes import uv_settings
 
 from . import release
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.packaging import interpreters, tools
-from kinetic_orchestration.packaging.requirements import Hosts, locked_for
+from kinetic_orchestration.packaging.requirements import interpreters, tools
+from kinetic_orchestration.packaging.requirements.requirements import Hosts, locked_for
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.platforms.registry import open_store

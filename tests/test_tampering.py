@@ -21,7 +21,7 @@ from kinetic_orchestration.host.prepare import prepare, toolbox
 from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.job import JobHandle, all_jobs, attach
-from kinetic_orchestration.packaging import tree as trees
+from kinetic_orchestration.packaging.source import tree as trees
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.records import Within, intent_of

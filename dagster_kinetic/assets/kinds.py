@@ -41,11 +41,11 @@ def kinds_of(function: Callable[..., Any] | None, options: Options) -> set[str]:
 def _required(requirements: Any) -> Iterator[str]:
     if not requirements:
         return
-    from kinetic_orchestration.packaging import requirement_files
+    from kinetic_orchestration.packaging.requirements import files
 
     with contextlib.suppress(Exception):  # whatever is wrong with them is said when they are needed
-        asked = requirement_files.read(requirements)
-        yield from [requirement_files.name_of(line.text) for line in requirement_files.lines_of(asked)]
+        asked = files.read(requirements)
+        yield from [files.name_of(line.text) for line in files.lines_of(asked)]
 
 
 def _imported(function: Any, seen: set[int]) -> Iterator[str]:

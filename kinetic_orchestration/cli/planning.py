@@ -24,7 +24,7 @@ from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
 from kinetic_orchestration.packaging.bundle import Bundle, package
-from kinetic_orchestration.packaging.tree import Snapshot
+from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of

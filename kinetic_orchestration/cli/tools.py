@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
-from kinetic_orchestration.packaging.requirements import File, Hosts, Lock
+from kinetic_orchestration.packaging.requirements.requirements import File, Hosts, Lock
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, slice_of
@@ -46,7 +46,7 @@ def lock(arguments: Namespace) -> int:
 
 
 def stage_tools(arguments: Namespace) -> int:
-    from kinetic_orchestration.packaging import tools
+    from kinetic_orchestration.packaging.requirements import tools
     from kinetic_orchestration.platforms.registry import open_store
 
     here = settings.load(store=arguments.store, deployment=arguments.deployment)
@@ -71,9 +71,9 @@ def stage_tools(arguments: Namespace) -> int:
 
 def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     """The lock of a file of requirements, or of what a function's code imports; and the comment above it."""
-    from kinetic_orchestration.packaging import remote, requirements
     from kinetic_orchestration.packaging.bundle import code_of, source_of
-    from kinetic_orchestration.packaging.first_party import distributions_as_files
+    from kinetic_orchestration.packaging.call.first_party import distributions_as_files
+    from kinetic_orchestration.packaging.requirements import remote, requirements
 
     cache, first_party = here.home / "locks", distributions_as_files()
     target, spec = arguments.target, None

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
-from kinetic_orchestration.packaging import arguments, imports, requirements, tree
-from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
-from kinetic_orchestration.packaging.payload import PackedCall, pack_call
-from kinetic_orchestration.packaging.requirement_files import name_of
-from kinetic_orchestration.packaging.resolution import find_python, here
+from kinetic_orchestration.packaging.call import arguments
+from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
+from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
+from kinetic_orchestration.packaging.requirements import requirements
+from kinetic_orchestration.packaging.requirements.files import name_of
+from kinetic_orchestration.packaging.requirements.resolution import find_python, here
+from kinetic_orchestration.packaging.source import imports, tree
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec
@@ -33,7 +35,7 @@ from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms import agent_zip as agent
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.packaging import remote
+    from kinetic_orchestration.packaging.requirements import remote
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def _environment(
         return requirements.environment(
             wanted, environ=environ, cache=cache, python=options.python, first_party=travelling
         )
-    from kinetic_orchestration.packaging import remote, tools  # most jobs on this machine need neither
+    from kinetic_orchestration.packaging.requirements import remote, tools  # most jobs on this machine need neither
 
     hosts = requirements.Hosts(plan.slice, plan.emulated)
     environment = remote.environment(
@@ -167,20 +169,20 @@ def _with_orchestrators(
     """A list of requirements, with what the call itself names of an orchestrator: a Dagster value needs Dagster."""
     if call is None or given is None or isinstance(given, str | os.PathLike):
         return given
-    from kinetic_orchestration.packaging import remote  # most jobs on this machine need none of it
+    from kinetic_orchestration.packaging.requirements import remote  # most jobs on this machine need none of it
 
     return [*given, *remote.orchestrators_of(call.by_name, given)]
 
 
 def _tools(environment: requirements.Environment, settings: Settings) -> Mapping[str, str]:
-    from kinetic_orchestration.packaging import tools
+    from kinetic_orchestration.packaging.requirements import tools
 
     return tools.known(environment.python, settings)
 
 
 def code_of(spec: JobSpec, source: tree.Source | None, by_name: Iterable[str] = ()) -> remote.Code:
     """Where a job's code is, to read off it what it imports."""
-    from kinetic_orchestration.packaging import remote
+    from kinetic_orchestration.packaging.requirements import remote
 
     root = source.root if source is not None else None
     if spec.function is None:

@@ -13,12 +13,12 @@ from kinetic_orchestration import act
 from kinetic_orchestration.act import Job
 from kinetic_orchestration.launch import admit, claim, settings_for
 from kinetic_orchestration.packaging.bundle import package
+from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.staging import stage, staging_folder
 from kinetic_orchestration.watch import look
 
 

@@ -24,6 +24,7 @@ import pytest
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.launch import admit, settings_for
 from kinetic_orchestration.packaging.bundle import package
+from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
@@ -33,7 +34,6 @@ from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.output import frames
-from kinetic_orchestration.staging import stage
 from kinetic_orchestration.testing.cloud.state.machine import Machine
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm

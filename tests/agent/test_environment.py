@@ -19,8 +19,8 @@ import pytest
 
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.host.prepare.environment import BuildFailed, ensure, hold, prune
-from kinetic_orchestration.packaging.requirements import Lock, lock, uv_settings
-from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.packaging.requirements.requirements import Lock, lock, uv_settings
+from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from tests.packaging.wheels import offline, wheel
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from kinetic_orchestration.host.devices import device_reader, sampler
 from kinetic_orchestration.host.devices.sampler import Gauges
-from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.protocol.system import processes
 from tests.faults.helpers import wait_until
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kinetic_orchestration.packaging import tree
+from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.platforms.local.store import LocalStore
 
 Figure = dict[str, object]

@@ -23,8 +23,9 @@ import google.cloud.tpu_v2  # noqa: F401 - before any fork
 import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, batch, follow, job, launch, reaper, results, staging, trust, watch
-from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401
+from kinetic_orchestration import act, batch, follow, job, launch, reaper, results, trust, watch
+from kinetic_orchestration.packaging import staging
+from kinetic_orchestration.packaging.source import tree  # noqa: F401
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.platforms.google import preflight

@@ -13,7 +13,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.packaging.resolution import find_uv
+from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.testing import Emulator

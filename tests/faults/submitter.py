@@ -18,8 +18,9 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, follow, launch, staging
-from kinetic_orchestration.packaging import bundle, payload, requirements, tree  # noqa: F401 - before any fork
+from kinetic_orchestration import act, follow, launch
+from kinetic_orchestration.packaging import staging
+from kinetic_orchestration.packaging.source import tree  # noqa: F401 - before any fork
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.platforms.local import backend
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kinetic_orchestration.packaging.arguments import UNKNOWN, differing, digests, tell_of_secrets
 from kinetic_orchestration.packaging.bundle import data_digest
+from kinetic_orchestration.packaging.call.arguments import UNKNOWN, differing, digests, tell_of_secrets
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.text import notices
@@ -77,7 +77,7 @@ def test_what_has_no_form_is_unknown_and_no_error() -> None:
 
 def test_another_process_has_the_same_digests() -> None:
     program = (
-        "import sys; from kinetic_orchestration.packaging.arguments import digests\n"
+        "import sys; from kinetic_orchestration.packaging.call.arguments import digests\n"
         "value = {'names': {'a', 'b', 'c', 'd'}, 'rate': 1e-3, 'deep': [{'x': (1, 2)}]}\n"
         "print(digests(lambda lr: 0, (), {'lr': value}, str)['lr'])"
     )

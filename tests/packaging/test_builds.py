@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported
-from kinetic_orchestration.packaging.frameworks import check_lock, for_host
+from kinetic_orchestration.packaging.requirements.frameworks import check_lock, for_host
 from kinetic_orchestration.plan.hardware.accelerators import parse
 
 TPU, GPU, CPU = parse("v5e-16"), parse("a100"), parse("cpu")

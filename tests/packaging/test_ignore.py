@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.packaging import ignore
-from kinetic_orchestration.packaging.ignore import Rules
+from kinetic_orchestration.packaging.source import ignore
+from kinetic_orchestration.packaging.source.ignore import Rules
 
 NO_DEFAULTS = Rules(defaults=False)
 

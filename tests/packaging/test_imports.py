@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.packaging.imports import import_paths, imported_by, imported_files, left_beside
+from kinetic_orchestration.packaging.source.imports import import_paths, imported_by, imported_files, left_beside
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from kinetic_orchestration.errors import Corrupt, JobFailed, NotPicklable, ResultNotPicklable, UsageError
-from kinetic_orchestration.packaging.payload import (
+from kinetic_orchestration.packaging.call.pickling import (
     LARGE,
     PackedCall,
     first_party_modules,
@@ -255,7 +255,7 @@ def test_a_script_without_any_project_ships_what_it_imports(tmp_path: Path) -> N
         import sys
         sys.path.append({str(ROOT)!r})
         import helper
-        from kinetic_orchestration.packaging.payload import pack_call
+        from kinetic_orchestration.packaging.call.pickling import pack_call
         class Mine(Exception): pass
         def train(x): return helper.half(x)
         print(pack_call(train, (8,), project_root=None, path="call").digest)

@@ -16,10 +16,12 @@ import pytest
 
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, Unsupported, UsageError
-from kinetic_orchestration.packaging import imports, package_sources
 from kinetic_orchestration.packaging.bundle import Bundle, package
-from kinetic_orchestration.packaging.imports import imported_from_elsewhere
-from kinetic_orchestration.packaging.requirements import Hosts, locked_for
+from kinetic_orchestration.packaging.requirements import indexes
+from kinetic_orchestration.packaging.requirements.requirements import Hosts, locked_for
+from kinetic_orchestration.packaging.source import imports
+from kinetic_orchestration.packaging.source.imports import imported_from_elsewhere
+from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -28,7 +30,6 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.staging import stage
 from tests.packaging.wheels import offline, sha256, wheel
 
 HOSTS = Hosts(parse("v5e-4"), emulated=True)
@@ -276,7 +277,7 @@ def test_settings_of_an_index_travel_and_its_logins_by_name_only(desk: Desk) -> 
         "UV_INDEX_ONE_PASSWORD": "geheim",
         "HTTPS_PROXY": "http://of-this-machine",
     }
-    told, secret = package_sources.for_hosts(environ)
+    told, secret = indexes.for_hosts(environ)
     assert told["UV_DEFAULT_INDEX"] == "https://plain.invalid/simple"
     assert told["UV_FIND_LINKS"] == "https://links.invalid/all"
     assert "HTTPS_PROXY" not in told and "HTTPS_PROXY" not in secret

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, UsageError
-from kinetic_orchestration.packaging.first_party import FirstParty, distributions_as_files
-from kinetic_orchestration.packaging.package_sources import pip_files, pip_settings
-from kinetic_orchestration.packaging.requirements import Lock, environment, lock, uv_settings
-from kinetic_orchestration.packaging.resolution import find_python, find_uv
+from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
+from kinetic_orchestration.packaging.requirements.indexes import pip_files, pip_settings
+from kinetic_orchestration.packaging.requirements.requirements import Lock, environment, lock, uv_settings
+from kinetic_orchestration.packaging.requirements.resolution import find_python, find_uv
 from tests.packaging.wheels import offline, sha256, wheel
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.reuse import keep
+from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.packaging import packs, tree
+from kinetic_orchestration.packaging.source import packs, tree
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
@@ -540,7 +540,7 @@ def test_an_unreadable_file_is_named_with_the_line_that_leaves_it_out(nobodys_de
 import os
 from pathlib import Path
 import pathspec.patterns.gitignore.spec
-from kinetic_orchestration.packaging import tree
+from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.errors import UsageError
 if os.geteuid() == 0:
     os.setgid(65534)

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.prepare.environment import redact
-from kinetic_orchestration.packaging.first_party import normalized
+from kinetic_orchestration.packaging.call.first_party import normalized
 
 
 class Asked(NamedTuple):

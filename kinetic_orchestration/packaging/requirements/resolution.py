@@ -23,16 +23,9 @@ from typing import NamedTuple
 
 from kinetic_orchestration.errors import RequirementsError, UsageError
 from kinetic_orchestration.host.prepare.environment import no_index, redact
-from kinetic_orchestration.packaging import package_sources
-from kinetic_orchestration.packaging.first_party import FirstParty, itself, normalized, stub
-from kinetic_orchestration.packaging.requirement_files import (
-    Asked,
-    Line,
-    is_local,
-    local_folder,
-    name_of,
-    path_of,
-)
+from kinetic_orchestration.packaging.call.first_party import FirstParty, itself, normalized, stub
+from kinetic_orchestration.packaging.requirements import indexes
+from kinetic_orchestration.packaging.requirements.files import Asked, Line, is_local, local_folder, name_of, path_of
 from kinetic_orchestration.protocol.content import digest
 
 # A resolution may build packages to learn what they need; it is not to hang for ever.
@@ -146,7 +139,7 @@ class Resolution:
         )
         links = [
             sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
-            for folder in package_sources.local_folders(environ)
+            for folder in indexes.local_folders(environ)
         ]
         question = [
             self.asked.kind,
@@ -187,13 +180,13 @@ class Resolution:
             return [entry for entry in _entries(done.stdout) if str(folder) not in entry]
 
     def _pip_constraints(self) -> list[str]:
-        files = package_sources.pip_settings(self.environ).get("constraint", "").split()
+        files = indexes.pip_settings(self.environ).get("constraint", "").split()
         return [part for file in files for part in ("--constraints", file)]
 
     def _config_files(self) -> list[Path]:
         constraints = [Path(path) for path in self._pip_constraints()[1::2]]
         return [
-            *package_sources.uv_files(self.environ, self.asked.folder),
+            *indexes.uv_files(self.environ, self.asked.folder),
             *filter(Path.is_file, constraints),
         ]
 
@@ -279,7 +272,7 @@ def here() -> Interpreter:
 
 
 def _uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    merged = {**environ, **package_sources.uv_settings(environ)}
+    merged = {**environ, **indexes.uv_settings(environ)}
     for name in ("PYTHONPATH", "PYTHONHOME", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_WORKING_DIR", "UV_PROJECT"):
         merged.pop(name, None)
     return merged

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from kinetic_orchestration.errors import ConflictingSettings, Unsupported
-from kinetic_orchestration.packaging.resolution import NO_BUILDS, Builds
+from kinetic_orchestration.packaging.requirements.resolution import NO_BUILDS, Builds
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 
 

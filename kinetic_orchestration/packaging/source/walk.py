@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.packaging import ignore
-from kinetic_orchestration.packaging.index import Index
+from kinetic_orchestration.packaging.source import ignore
+from kinetic_orchestration.packaging.source.stat_index import Index
 from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of
 
 MOST_ENTRIES = 20_000  # of a folder that is only measured

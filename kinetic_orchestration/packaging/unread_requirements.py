@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from kinetic_orchestration.packaging.bundle import program_of, source_of
-from kinetic_orchestration.packaging.remote import LOCK
+from kinetic_orchestration.packaging.requirements.remote import LOCK
 from kinetic_orchestration.plan.declare.spec import JobSpec
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from kinetic_orchestration.packaging.first_party import normalized
+from kinetic_orchestration.packaging.call.first_party import normalized
 
 
 def owners(names: Iterable[str], path: Iterable[str] | None = None) -> dict[str, metadata.Distribution]:

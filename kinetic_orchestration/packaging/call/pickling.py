@@ -31,7 +31,7 @@ from kinetic_orchestration.errors import (
     ResultNotPicklable,
     UsageError,
 )
-from kinetic_orchestration.packaging.culprit import find_culprit, of_function
+from kinetic_orchestration.packaging.call.unpicklable import find_culprit, of_function
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload

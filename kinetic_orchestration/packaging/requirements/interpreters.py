@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from kinetic_orchestration.errors import RequirementsError
-from kinetic_orchestration.packaging.resolution import call, find_uv
+from kinetic_orchestration.packaging.requirements.resolution import call, find_uv
 
 GLIBC = 35  # 2.35, of Ubuntu 22.04
 PLATFORM = "linux-x86_64-gnu"

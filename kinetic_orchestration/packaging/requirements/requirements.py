@@ -21,9 +21,9 @@ from typing import Literal
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.host.prepare.environment import packages, redact
-from kinetic_orchestration.packaging import package_sources
-from kinetic_orchestration.packaging.first_party import ITSELF, FirstParty, from_folder, normalized
-from kinetic_orchestration.packaging.requirement_files import (
+from kinetic_orchestration.packaging.call.first_party import ITSELF, FirstParty, from_folder, normalized
+from kinetic_orchestration.packaging.requirements import indexes
+from kinetic_orchestration.packaging.requirements.files import (
     Line,
     committed,
     index_options,
@@ -34,7 +34,7 @@ from kinetic_orchestration.packaging.requirement_files import (
     path_of,
     read,
 )
-from kinetic_orchestration.packaging.resolution import (
+from kinetic_orchestration.packaging.requirements.resolution import (
     NO_BUILDS,
     Interpreter,
     Resolution,
@@ -155,7 +155,7 @@ def lock(
         entries = committed(asked, lines)
         source = f"{asked.name}, used as it is"
         if hosts is not None:
-            from kinetic_orchestration.packaging import frameworks
+            from kinetic_orchestration.packaging.requirements import frameworks
 
             named = [name_of(entry) for entry in entries]
             frameworks.check_lock(named, hosts.slice, emulated=hosts.emulated, where=asked.name)
@@ -165,7 +165,7 @@ def lock(
         uv = find_uv(environ)
         builds = NO_BUILDS
         if hosts is not None:
-            from kinetic_orchestration.packaging import frameworks
+            from kinetic_orchestration.packaging.requirements import frameworks
 
             wanted = [line.requirement for line in lines if not line.option]
             builds = frameworks.for_host(wanted, hosts.slice, emulated=hosts.emulated)
@@ -214,8 +214,8 @@ def locked_for(
     if not found.text:
         return Environment("locked", interpreter.version, "", lock=replace(found, interpreter="", uv=""))
     own = own_settings(requirements)
-    settings, secret = package_sources.for_hosts(environ)
-    for name, value in package_sources.without_places(own).items():
+    settings, secret = indexes.for_hosts(environ)
+    for name, value in indexes.without_places(own).items():
         separator = {"UV_FIND_LINKS": ",", "UV_INDEX": " "}.get(name)
         settings[name] = separator.join(filter(None, (settings.get(name, ""), value))) if separator else value
     named = {name for value in own.values() for name in re.findall(r"\$\{?(\w+)", value) if name in environ}
@@ -239,7 +239,7 @@ def uv_settings(environ: Mapping[str, str], requirements: File | Sequence[str] |
     process, write it nowhere.
     """
     options = index_options(read(requirements)) if requirements is not None else ()
-    return _with_options(environ, package_sources.uv_settings(environ), options)
+    return _with_options(environ, indexes.uv_settings(environ), options)
 
 
 def own_settings(requirements: File | Sequence[str]) -> dict[str, str]:
@@ -260,10 +260,10 @@ def _with_options(
         elif option == "--no-index":
             settings["UV_NO_INDEX"] = "1"
         elif option == "--find-links":
-            links = package_sources.find_links(value, folder)
-            settings = package_sources.add(environ, settings, "UV_FIND_LINKS", links, ",")
+            links = indexes.find_links(value, folder)
+            settings = indexes.add(environ, settings, "UV_FIND_LINKS", links, ",")
         else:
-            settings = package_sources.add(environ, settings, "UV_INDEX", value, " ")
+            settings = indexes.add(environ, settings, "UV_INDEX", value, " ")
     return settings
 
 
@@ -297,7 +297,7 @@ def sha256_of(path: Path) -> str:
 def _local_links(requirements: File | Sequence[str], environ: Mapping[str, str]) -> list[Path]:
     """The wheels in folders of this machine that packages are taken from."""
     told = {**environ, **uv_settings(environ, requirements)}
-    return [wheel for folder in package_sources.local_folders(told) for wheel in sorted(folder.glob("*.whl"))]
+    return [wheel for folder in indexes.local_folders(told) for wheel in sorted(folder.glob("*.whl"))]
 
 
 def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration.packaging import tree
 from kinetic_orchestration.packaging.bundle import Bundle, Item
-from kinetic_orchestration.packaging.payload import PackedCall
-from kinetic_orchestration.packaging.requirements import Environment
+from kinetic_orchestration.packaging.call.pickling import PackedCall
+from kinetic_orchestration.packaging.requirements.requirements import Environment
 from kinetic_orchestration.packaging.reuse import keep
+from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
@@ -68,7 +68,7 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
 def _look_for_tools(
     wanted: Mapping[str, str], store: Store, retention: float, there: dict[str, str]
 ) -> tuple[str, int]:
-    from kinetic_orchestration.packaging.tools import present
+    from kinetic_orchestration.packaging.requirements.tools import present
 
     there.update(present(store, wanted, retention))
     return "", 0

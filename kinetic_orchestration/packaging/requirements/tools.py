@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinetic_orchestration.errors import RequirementsError
 from kinetic_orchestration.host.prepare.environment import redact
-from kinetic_orchestration.packaging import interpreters, package_sources
-from kinetic_orchestration.packaging.requirements import Hosts, Lock, lock, sha256_of
-from kinetic_orchestration.packaging.resolution import call, find_uv
+from kinetic_orchestration.packaging.requirements import indexes, interpreters
+from kinetic_orchestration.packaging.requirements.requirements import Hosts, Lock, lock, sha256_of
+from kinetic_orchestration.packaging.requirements.resolution import call, find_uv
 from kinetic_orchestration.packaging.reuse import still_there
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.protocol import names
@@ -132,7 +132,7 @@ def _download(entries: list[str], found: Lock, folder: Path, environ: Mapping[st
         *("--dest", str(folder), "--requirement", str(listed)),
     ]
     told = {"UV_DEFAULT_INDEX": "PIP_INDEX_URL", "UV_INDEX": "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS": "PIP_FIND_LINKS"}
-    uv = {**environ, **package_sources.uv_settings(environ)}
+    uv = {**environ, **indexes.uv_settings(environ)}
     by_pip = {there: uv[name].replace(",", " ") for name, there in told.items() if uv.get(name)}
     done = call(command, {**environ, **by_pip}, folder, limit=LIMIT)
     if done.returncode:

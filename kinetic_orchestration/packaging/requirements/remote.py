@@ -21,10 +21,20 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
-from kinetic_orchestration.packaging import installed
-from kinetic_orchestration.packaging.first_party import FirstParty, normalized
-from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS
-from kinetic_orchestration.packaging.imports import (
+from kinetic_orchestration.packaging.call.first_party import FirstParty, normalized
+from kinetic_orchestration.packaging.requirements import installed
+from kinetic_orchestration.packaging.requirements.files import name_of
+from kinetic_orchestration.packaging.requirements.requirements import (
+    HEADING,
+    Environment,
+    File,
+    Hosts,
+    Lock,
+    locked_for,
+)
+from kinetic_orchestration.packaging.requirements.resolution import here
+from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
+from kinetic_orchestration.packaging.source.imports import (
     GUARDED,
     LOADED,
     Import,
@@ -32,9 +42,6 @@ from kinetic_orchestration.packaging.imports import (
     imported_from_elsewhere,
     imports_in,
 )
-from kinetic_orchestration.packaging.requirement_files import name_of
-from kinetic_orchestration.packaging.requirements import HEADING, Environment, File, Hosts, Lock, locked_for
-from kinetic_orchestration.packaging.resolution import here
 from kinetic_orchestration.plan.text.notices import warn
 
 LOCK = "kinetic.lock"

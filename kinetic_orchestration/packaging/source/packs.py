@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, ParamSpec, TypeVar
 
 from kinetic_orchestration.errors import StoreError, UsageError
-from kinetic_orchestration.packaging.walk import Found, shown, unreadable
+from kinetic_orchestration.packaging.source.walk import Found, shown, unreadable
 from kinetic_orchestration.plan.declare.secret_shapes import HEAD, is_key_file, is_key_name
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of

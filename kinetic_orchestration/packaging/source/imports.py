@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic_orchestration.packaging.ignore import DEFAULT_FOLDERS, ENVIRONMENT_MARKS
+from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS, ENVIRONMENT_MARKS
 from kinetic_orchestration.protocol.system import copies
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.packaging import ignore, packs
-from kinetic_orchestration.packaging import index as stat_index
-from kinetic_orchestration.packaging.index import Index
 from kinetic_orchestration.packaging.reuse import keep
-from kinetic_orchestration.packaging.walk import Listing, Walk, escaped, measure, shown
+from kinetic_orchestration.packaging.source import ignore, packs, stat_index
+from kinetic_orchestration.packaging.source.stat_index import Index
+from kinetic_orchestration.packaging.source.walk import Listing, Walk, escaped, measure, shown
 from kinetic_orchestration.plan.records import PROJECT
 from kinetic_orchestration.plan.text.notices import tell_once, warn_once
 from kinetic_orchestration.protocol import names
@@ -40,7 +39,7 @@ from kinetic_orchestration.protocol.content.tree import Entry, Pack, Place
 from kinetic_orchestration.protocol.system.parallel import at_once, side_by_side
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.packaging.packs import Content, PackFile
+    from kinetic_orchestration.packaging.source.packs import Content, PackFile
     from kinetic_orchestration.platforms.store import Store
 
 PROJECT_FILES = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg")
@@ -146,7 +145,7 @@ def source_of(
     root = find_root(start, home=home)
     if root is not None and not imports_only:
         return Source(root)
-    from kinetic_orchestration.packaging import imports
+    from kinetic_orchestration.packaging.source import imports
 
     folder = start if start.is_dir() else start.parent
     path = [str(folder), *(sys.path if path is None else path)]
