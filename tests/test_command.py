@@ -16,6 +16,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobFailed
 from kinetic_orchestration.plan import values
+from kinetic_orchestration.plan.text.wording import command
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -111,7 +112,7 @@ def test_a_command_that_fails_is_job_failed_with_its_last_lines(
     job = kinetic.command(argv, accelerator="cpu")
     with pytest.raises(JobFailed, match=message) as caught:
         job.result()
-    assert f"kinetic-orchestration logs {job.job_id}" in str(caught.value)
+    assert command("logs", job.job_id) in str(caught.value)
     assert isinstance(caught.value, JobError) and caught.value.job_id == job.job_id
 
 

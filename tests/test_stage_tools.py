@@ -74,7 +74,7 @@ class Desk:
         home = self.folder / "a machine"
         empty = self.folder / "nothing"
         empty.mkdir(exist_ok=True)
-        site = str(Path(tools.__file__).parents[2])
+        site = str(Path(tools.__file__).parents[tools.__name__.count(".")])
         told = {**task, "home": str(home), "env": {"UV_DEFAULT_INDEX": NOWHERE, "UV_HTTP_RETRIES": "0"}, **changed}
         done = subprocess.run(
             [python, "-I", "-S", "-c", PROVIDE.format(site=site)],

@@ -35,7 +35,7 @@ from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.protocol.system import copies
 
-ROOT = Path(payload.__file__).parents[2]
+ROOT = Path(payload.__file__).parents[payload.__name__.count(".")]
 
 HOST = f"""
 import json, sys
