@@ -166,7 +166,7 @@ class _Detached:
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
         from dagster_kinetic.step.step import Place, hold_to, run_in_step
         from kinetic_orchestration.job import JobHandle
-        from kinetic_orchestration.launch import settings_for
+        from kinetic_orchestration.jobs.launch import settings_for
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
         ticket = _ticket_of(context)
@@ -193,7 +193,7 @@ class _Detached:
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
         from dagster_kinetic.step.step import Place, identity_of, left_if_interrupted, place_of
         from kinetic_orchestration.job import runs
-        from kinetic_orchestration.launch import settings_for
+        from kinetic_orchestration.jobs.launch import settings_for
 
         refuse_if_it_would_end_with_its_run(spec, context)
         here = settings_for(spec)

@@ -29,8 +29,8 @@ from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.values import Output
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.follow import Emit
     from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.jobs.following.follow import Emit
     from kinetic_orchestration.plan.values import Event
 
 STDERR = {"stdio": "stderr"}  # how the default message writer of dagster-pipes is told where to write

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kinetic_orchestration import act
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
-from kinetic_orchestration.launch import launch, planned
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.launch import launch, planned
+from kinetic_orchestration.jobs.watching.watch import Rung, watcher_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec
@@ -36,7 +37,6 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.watch import Rung, watcher_of
 
 R = TypeVar("R")
 
@@ -211,7 +211,7 @@ class BatchHandle(Generic[R]):
                 live.append(job)
             except UNREADABLE as error:  # its hosts heed a cancel all the same, and so do the others
                 unreadable.append(error)
-            act.cancel(job._job, reason, act.ME)
+            actions.cancel(job._job, reason, actions.ME)
         for job in live:
             job.cancel(reason)
         if unreadable:
@@ -405,7 +405,7 @@ class _Driver:
 
     def _cancel_running(self, reason: str) -> None:
         for job in self._running:
-            act.cancel(job._job, reason, act.ME)
+            actions.cancel(job._job, reason, actions.ME)
 
 
 def _has_ended(job: JobHandle[Any]) -> bool:
@@ -451,7 +451,7 @@ def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) 
 
 
 def _set_aside(store: Store, name: str, record: Record) -> None:
-    told = act.set_aside(store, name, record.data)
+    told = actions.set_aside(store, name, record.data)
     warn_once(f"{name} in {store.url} is damaged: what it said of the batch is not known. {told}")
 
 

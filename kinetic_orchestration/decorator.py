@@ -130,7 +130,7 @@ class RemoteCallable(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
         from kinetic_orchestration.job import check_terminal, run_to_end, say, tell_of_another, tell_of_requirements
-        from kinetic_orchestration.launch import cancel_if_interrupted, identity_of, launch
+        from kinetic_orchestration.jobs.launch import cancel_if_interrupted, identity_of, launch
 
         if self.options.debug:
             check_terminal()
@@ -217,7 +217,7 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
     from kinetic_orchestration.job import submitted, tell_of_another, tell_of_requirements
-    from kinetic_orchestration.launch import launch
+    from kinetic_orchestration.jobs.launch import launch
 
     job = launch(spec)
     tell_of_another(spec, job)

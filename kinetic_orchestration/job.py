@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import act, attempts, bill, lifecycle, links, roll, trust
-from kinetic_orchestration.act import Job
+from kinetic_orchestration import links
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,
@@ -28,7 +27,13 @@ from kinetic_orchestration.errors import (
     Unreachable,
     UsageError,
 )
-from kinetic_orchestration.follow import Emit, Follower, Printer, follow, prefixed, sampled
+from kinetic_orchestration.jobs import lifecycle, trust
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, follow, prefixed, sampled
+from kinetic_orchestration.jobs.results import collect
+from kinetic_orchestration.jobs.watching import attempts, roll, usage
+from kinetic_orchestration.jobs.watching.watch import Memory
 from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -46,8 +51,6 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import visible
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.results import collect
-from kinetic_orchestration.watch import Memory
 
 R = TypeVar("R")
 
@@ -60,7 +63,7 @@ class JobHandle(Generic[R]):
 
     def __init__(self, job: Job) -> None:
         spec = job.spec()
-        self._job = job = act.at_rest(job)
+        self._job = job = actions.at_rest(job)
         self._follower = Follower(job)
         self._lock = threading.Lock()
         self.job_id = job.job_id
@@ -86,7 +89,7 @@ class JobHandle(Generic[R]):
     def __reduce__(self) -> Any:
         spec_digest = "" if self._job.doubt else self._job.spec_digest
         place = {"group_id": self.group_id, "group_index": self.group_index}
-        store, ended = os.path.dirname(self._job.store.url), act.seen_end(self._job)
+        store, ended = os.path.dirname(self._job.store.url), actions.seen_end(self._job)
         return _attached, (self.job_id, store, self._deployment(), spec_digest, ended), place
 
     def _deployment(self) -> str:
@@ -173,10 +176,10 @@ class JobHandle(Generic[R]):
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
         job, cursor, memory = self._job, Cursor(), Memory(self._job.within)
         while True:
-            seen = act.glimpse(job, cursor.attempt, memory)
+            seen = actions.glimpse(job, cursor.attempt, memory)
             step = lifecycle.advance(cursor, seen, job.policy)
             if step.outcome is not None:
-                act.conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
+                actions.conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
             if step.outcome is not None or step.cursor.attempt == cursor.attempt:
                 break
             ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
@@ -268,7 +271,7 @@ class JobHandle(Generic[R]):
             )
         if cleanup and outcome.attempt > 1:  # the hosts of the last attempt were freed before it was told
             try:
-                act.release_all(self._job, outcome.attempt)
+                actions.release_all(self._job, outcome.attempt)
             except KineticError as error:  # no reason to keep its value back
                 warn(f"what may be left of {self.job_id} was not freed ({error}): {command('reap')} does that")
         return cast(R, collect(self._job, outcome))
@@ -296,9 +299,9 @@ class JobHandle(Generic[R]):
             if self.peek().outcome is not None:
                 return
         except UNREADABLE:  # here; its hosts heed a cancel all the same
-            act.cancel(self._job, reason, by)
+            actions.cancel(self._job, reason, by)
             raise
-        act.cancel(self._job, reason, by)
+        actions.cancel(self._job, reason, by)
         follower = Follower(self._job)
         follow(follower, timeout=cleanup_timeout)
         if any(refused.holds for refused in follower.refused):
@@ -313,17 +316,17 @@ class JobHandle(Generic[R]):
         """Release what the job holds of compute. Its records (Keras Kinetic's `gcs`) live on by retention."""
         del gcs, cleanup_timeout, cleanup_poll_interval
         if k8s and self.status().final:
-            act.release_all(self._job, self._newest())
+            actions.release_all(self._job, self._newest())
 
     def cost(self) -> Estimate:
         """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
         plan = self._job.plan()
         here = settings.load(deployment=plan.deployment)
-        return bill.estimate_of(plan, bill.stays(self._job.store, self.job_id), here.prices, here.listed)
+        return usage.estimate_of(plan, usage.stays(self._job.store, self.job_id), here.prices, here.listed)
 
     def seconds(self) -> float:
         """How long its hosts were held, over all attempts."""
-        return bill.ready_seconds(bill.stays(self._job.store, self.job_id))
+        return usage.ready_seconds(usage.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
         """How many attempts there were, without those that got no hosts: as `peek`, `cost` and `ko status` count."""
@@ -359,7 +362,7 @@ class JobHandle(Generic[R]):
 
     def zones(self) -> list[str]:
         """Where its attempts have had hosts, in their order; none on this machine."""
-        stays = bill.stays(self._job.store, self.job_id)
+        stays = usage.stays(self._job.store, self.job_id)
         return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
 
     def links(self) -> dict[str, str]:
@@ -477,7 +480,7 @@ def another(spec: JobSpec, job: Job) -> tuple[str, bool]:
 
     Nothing is another where its store does not say so: whoever follows it hears of that, with more patience.
     """
-    from kinetic_orchestration.launch import other_than_asked
+    from kinetic_orchestration.jobs.launch import other_than_asked
 
     try:
         other = other_than_asked(spec, job)
@@ -543,7 +546,7 @@ def run_to_end(job: Job) -> Any:
         say(f"cancelling {job.job_id}")
         try:
             handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
-            say(act.how_it_ended(job, handle.peek().outcome))
+            say(actions.how_it_ended(job, handle.peek().outcome))
         except KineticError as error:  # Ctrl-C stays what it is
             say(f"it may go on: {error}")
         raise
@@ -590,7 +593,7 @@ def reopened(
     job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
 ) -> Job:
     """With the backend that it runs on, whichever new jobs would run on here. Of each kind, all jobs share one."""
-    job = act.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
+    job = actions.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
     return job.on(backends[job.runs_on])
@@ -693,7 +696,7 @@ class Unread:
     def cancel(self, reason: str, patience: float) -> bool:
         """End it; whether nothing of it is left."""
         by = f"{socket.gethostname()}:{os.getpid()}"
-        return act.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
+        return actions.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
 
     def attempts(self) -> list[tuple[int, str]]:
         """Each with what its verdict says, if it has one."""
@@ -716,7 +719,7 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
     wanted = text.strip().removeprefix(names.JOBS)
     wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
     if not wanted.replace("-", "").isalnum():
-        raise JobNotFound(act.missing(text, opened))
+        raise JobNotFound(actions.missing(text, opened))
     if opened.read(names.spec(wanted)) is None:
         found = sorted({entry.name.split("/")[1] for entry in opened.list(names.JOBS + wanted)})
         if len(found) > 1:
@@ -724,7 +727,7 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
             raise UsageError(f"{text!r} begins the ids of {len(found)} jobs: {some}. Give a letter more.")
         wanted = found[0] if found else text
     if not wanted.startswith("job-"):
-        raise JobNotFound(act.missing(text, opened))
+        raise JobNotFound(actions.missing(text, opened))
     return wanted, opened, backend, here
 
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic_orchestration import trust
 from kinetic_orchestration.errors import KineticError, NotEmulated
+from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import home, settings
 from kinetic_orchestration.plan.configuration.settings import Settings

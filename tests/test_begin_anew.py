@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act
 from kinetic_orchestration.errors import JobCancelled
+from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.values import JobStatus
 
 
@@ -17,7 +17,7 @@ def test_a_cancel_says_whether_the_job_may_begin_anew(home: Path, anew: bool) ->
     (home / "go").mkdir()  # what keeps the first run waiting
     command = ["sh", "-c", f"while [ -d {home / 'go'} ]; do sleep 0.1; done"]
     job = kinetic.command(command, accelerator="cpu", key="k")
-    act.cancel(job._job, "its task was killed", "a test", anew=anew)
+    actions.cancel(job._job, "its task was killed", "a test", anew=anew)
     outcome = job.follow(timeout=60)
     assert outcome is not None
     assert outcome.status is JobStatus.CANCELLED

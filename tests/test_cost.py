@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, bill, errors, goodput, lifecycle
+from kinetic_orchestration import errors
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.trust import Trust
+from kinetic_orchestration.jobs.watching import goodput, usage
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware.accelerators import catalogue, parse
@@ -39,7 +43,6 @@ from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.trust import Trust
 
 
 @pytest.mark.parametrize(
@@ -205,8 +208,8 @@ class Records:
     def judge(self, attempt: int, at: float, kind: str = wire.COMMITTED, cause: str = "") -> None:
         self.write(names.verdict(self.job, attempt), at, kind=kind, writer="w", time=NOW + at, cause=cause)
 
-    def stays(self) -> list[bill.Stay]:
-        return bill.stays(self.store, self.job)
+    def stays(self) -> list[usage.Stay]:
+        return usage.stays(self.store, self.job)
 
 
 @pytest.fixture
@@ -219,7 +222,7 @@ def test_an_attempts_time_is_queued_ready_and_productive_by_its_records_alone(re
     records.start(1, 130, up=10)  # booted at 120
     records.end(1, 500, (200, 480))
     records.judge(1, 490)
-    assert records.stays() == [bill.Stay(1, ZONE, queued=120, ready=380, productive=pytest.approx(280))]
+    assert records.stays() == [usage.Stay(1, ZONE, queued=120, ready=380, productive=pytest.approx(280))]
 
 
 def test_what_the_time_that_hosts_were_held_went_to_is_told_by_their_records(records: Records) -> None:
@@ -229,7 +232,7 @@ def test_what_the_time_that_hosts_were_held_went_to_is_told_by_their_records(rec
     records.write(done, 500, began=NOW + 205, ended=NOW + 480, spent={"t": [0, 101, 200.0, 30.0, 4.0, 6.0]})
     records.judge(1, 490)
     assert records.stays()[0].took[:3] == (10, 75, 20), "provision, prepare and teardown"
-    told = bill.estimate_of(plan_of(), records.stays(), {})
+    told = usage.estimate_of(plan_of(), records.stays(), {})
     assert told.parts == {
         "queue": 120, "provision": 10, "prepare": 75, "restore": 4, "compile": 30, "steps": 200, "redone": 0,
         "checkpoint": 6, "program": 35, "teardown": 20,
@@ -246,9 +249,9 @@ def test_what_the_time_that_hosts_were_held_went_to_is_told_by_their_records(rec
     records.write(names.ready(records.job, 3), 712, since=NOW + 710)
     records.judge(3, 810, wire.CLOSED, wire.INFRASTRUCTURE)
     assert records.stays()[2].took[:3] == (100, 0, 0), "its host never spoke"
-    told = bill.estimate_of(plan_of(), records.stays(), {})
+    told = usage.estimate_of(plan_of(), records.stays(), {})
     assert sum(told.parts.values()) - told.parts["queue"] == pytest.approx(told.ready_seconds)
-    assert went_to(bill.estimate_of(plan_of(), [], {})) == "", "nobody told of steps"
+    assert went_to(usage.estimate_of(plan_of(), [], {})) == "", "nobody told of steps"
 
 
 def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
@@ -260,7 +263,7 @@ def test_an_attempt_that_never_had_hosts_only_queued(records: Records) -> None:
     records.judge(2, 195)
     found = records.stays()
     assert [(stay.queued, stay.ready, stay.productive) for stay in found] == [(60, 0, 0), (40, 100, 70)]
-    told = bill.estimate_of(plan_of(), found, {})
+    told = usage.estimate_of(plan_of(), found, {})
     assert (told.attempts, told.queued_seconds, told.region) == (1, 100, "europe-west4")
 
 
@@ -268,15 +271,15 @@ def test_hosts_that_were_killed_without_a_word_were_charged_for_and_count_as_no_
     records.intend(1, 0)
     records.start(1, 10)
     records.judge(1, 110, wire.CLOSED, wire.PREEMPTION)
-    assert records.stays() == [bill.Stay(1, ZONE, queued=10, ready=100, productive=0)]
+    assert records.stays() == [usage.Stay(1, ZONE, queued=10, ready=100, productive=0)]
 
 
 def test_a_slice_of_which_no_host_spoke_is_charged_for_since_a_client_saw_it(records: Records) -> None:
     records.intend(1, 0, allowed=50)  # a deadline that nobody there keeps
     records.write(names.ready(records.job, 1), 12, since=NOW + 10)
     records.judge(1, 110, wire.CLOSED, wire.INFRASTRUCTURE)
-    assert records.stays() == [bill.Stay(1, ZONE, queued=10, ready=100, productive=0)]
-    assert bill.estimate_of(plan_of(), records.stays(), {}).attempts == 1
+    assert records.stays() == [usage.Stay(1, ZONE, queued=10, ready=100, productive=0)]
+    assert usage.estimate_of(plan_of(), records.stays(), {}).attempts == 1
 
 
 def test_a_slice_that_could_not_be_freed_is_charged_for_until_it_was(records: Records) -> None:
@@ -295,7 +298,7 @@ def test_a_slice_that_could_not_be_freed_is_charged_for_until_it_was(records: Re
 def test_a_job_that_everybody_forgot_is_charged_for_until_its_deadline_at_most(records: Records) -> None:
     records.intend(1, 0, allowed=1000)
     records.start(1, 100)
-    assert records.stays() == [bill.Stay(1, ZONE, queued=100, ready=900, productive=0)]
+    assert records.stays() == [usage.Stay(1, ZONE, queued=100, ready=900, productive=0)]
 
 
 def test_a_running_attempt_is_told_until_now(records: Records) -> None:
@@ -313,20 +316,20 @@ def test_a_running_attempt_is_told_until_now(records: Records) -> None:
 def test_chips_of_all_slices_are_charged_for_in_the_zone_where_they_were(records: Records) -> None:
     took = goodput.Took(trainings={"t": [0, 10, 1800, 0, 0, 0]}), goodput.Took(trainings={"t": [10, 20, 3600, 0, 0, 0]})
     stays = [
-        bill.Stay(1, "us-west4-a", 10, 3600, 1800, took[0]), bill.Stay(2, "europe-west4-b", 20, 3600, 3600, took[1]),
+        usage.Stay(1, "us-west4-a", 10, 3600, 1800, took[0]), usage.Stay(2, "europe-west4-b", 20, 3600, 3600, took[1]),
     ]  # fmt: skip
-    told = bill.estimate_of(plan_of("v5e-8", slices=2, spot=True), stays, {})
+    told = usage.estimate_of(plan_of("v5e-8", slices=2, spot=True), stays, {})
     assert told.chip_hours == 32
     assert told.usd == pytest.approx(16 * 0.51 + 16 * 0.663)
     assert (told.attempts, told.goodput, told.spot) == (2, 0.75, True)
     assert told.region == "us-west4, europe-west4"
     assert not told.uncharged
-    assert bill.estimate_of(plan_of("v5e-8", emulated=True), stays, {}).uncharged
-    assert bill.estimate_of(plan_of("v5e-8"), stays, {"v5e": 1.0}).usd == 16.0
+    assert usage.estimate_of(plan_of("v5e-8", emulated=True), stays, {}).uncharged
+    assert usage.estimate_of(plan_of("v5e-8"), stays, {"v5e": 1.0}).usd == 16.0
 
 
 def test_a_job_that_never_had_hosts_cost_nothing() -> None:
-    told = bill.estimate_of(plan_of(), [], {})
+    told = usage.estimate_of(plan_of(), [], {})
     assert (told.usd, told.chip_hours, told.attempts, told.goodput) == (0.0, 0.0, 0, None)
     assert times(told) == "0 attempts, 0.0 s queued, 0.0 s READY, 0.0 s program time"
 
@@ -409,21 +412,21 @@ def test_a_cost_limit_never_bites_on_this_machine_and_the_plan_says_so(tmp_path:
             make_plan(JobSpec("f", Options(accelerator="cpu", limits=Limits(cost=wrong))), here)  # type: ignore[arg-type]
 
 
-def _job(records: Records, tmp_path: Path, plan: Plan) -> act.Job:
+def _job(records: Records, tmp_path: Path, plan: Plan) -> actions.Job:
     records.write(names.spec(records.job), 0, name="train", plan=plan.to_json(), staged=STAGED, task={})
     backend = _Nowhere(tmp_path, 0, str(tmp_path), "prod")
-    return act.open_job(records.job, records.store, backend, Trust(everything=True))
+    return actions.open_job(records.job, records.store, backend, Trust(everything=True))
 
 
 def test_the_next_attempt_gets_what_money_is_left(records: Records, tmp_path: Path) -> None:
     job = _job(records, tmp_path, plan_of(affordable=1000.0, limits=Limits(cost=10, run=86400.0, provision=60.0)))
-    act.intend(job, 1)
+    actions.intend(job, 1)
     told = wire.decode(records.store.read(names.intent(job.job_id, 1)).data)  # type: ignore[union-attr]
-    assert (told["affordable"], told["allowed"]) == (1000, 1000 + 60 + act.DEADLINE_ALLOWANCE)
+    assert (told["affordable"], told["allowed"]) == (1000, 1000 + 60 + actions.DEADLINE_ALLOWANCE)
     records.intend(1, 0)
     records.start(1, 100)
     records.judge(1, 500, wire.ABORTED, wire.PREEMPTION)
-    act.intend(job, 2)
+    actions.intend(job, 2)
     told = wire.decode(records.store.read(names.intent(job.job_id, 2)).data)  # type: ignore[union-attr]
     assert told["affordable"] == 600
 
@@ -433,7 +436,7 @@ def test_no_attempt_follows_once_the_money_is_spent(records: Records, tmp_path: 
     records.intend(1, 0)
     records.start(1, 100)
     records.judge(1, 500, wire.ABORTED, wire.PREEMPTION)
-    act.intend(job, 2)
+    actions.intend(job, 2)
     assert records.store.read(names.intent(job.job_id, 2)) is None
     record = records.store.read(names.verdict(job.job_id, 2))
     assert record is not None

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, launch, watch
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, JobFailed, KineticError, StoreError
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs.cleanup.reaper import reap
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.reaper import reap
 from tests import bucket
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -76,7 +78,7 @@ def kind_of(name: str) -> str:
     return {"identities": "identity", "beats": "beat"}.get(folder, Path(name).name)
 
 
-def records_of(job: act.Job, key: str) -> list[str]:
+def records_of(job: actions.Job, key: str) -> list[str]:
     """Every record of a job that is one object of JSON, and that of its key."""
     prefixes = names.job(job.job_id), names.beats_of(job.job_id)
     found = [entry.name for prefix in prefixes for entry in job.store.list(prefix)]
@@ -341,11 +343,11 @@ def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
         assert record is not None
         intent = watch.intent_at(record, job._job.backend, job.job_id, 1, job._job.within)
         assert (intent.placement, intent.unfound) == ({}, True)
-        assert act.release(job._job, 1, intent) is Freed.REFUSED
-        assert act.release(job._job, 1) is Freed.REFUSED
-    assert act.release(job._job, 1, intent) is not Freed.REFUSED
+        assert actions.release(job._job, 1, intent) is Freed.REFUSED
+        assert actions.release(job._job, 1) is Freed.REFUSED
+    assert actions.release(job._job, 1, intent) is not Freed.REFUSED
     deadline = time.monotonic() + 60
-    while not act.release(job._job, 1, intent):
+    while not actions.release(job._job, 1, intent):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert not [place for place in job._job.backend.leftovers() if place["job"] == job.job_id]

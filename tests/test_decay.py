@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import decay, launch
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs.cleanup import decay
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options

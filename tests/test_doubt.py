@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
-from kinetic_orchestration.follow import Follower, step_all
 from kinetic_orchestration.job import JobHandle, attach, reopened
+from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, step_all
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
@@ -26,7 +28,6 @@ from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK, mark
 from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.trust import Trust
 from tests.on_cloud import STAGED, Place, enter_deployment
 
 ZONES = ("us-east5-a", "us-east5-b")
@@ -100,8 +101,8 @@ ASKS: dict[str, Any] = {
     "logs": lambda handle: handle.logs(),
     "history": lambda handle: handle.history(),
     "cost": lambda handle: handle.cost(),
-    "release": lambda handle: act.release_all(handle._job, 3),
-    "forget": lambda handle: act.forget_secrets(handle._job),
+    "release": lambda handle: actions.release_all(handle._job, 3),
+    "forget": lambda handle: actions.forget_secrets(handle._job),
     "sensor": lambda handle: list(step_all([Follower(handle._job)], patience=5)),
 }
 
@@ -230,10 +231,10 @@ def test_a_stranger_cancels_by_the_jobs_own_records(here: Here) -> None:
     assert record is not None and json.loads(record.data)["reason"] == "enough"
     assert here.harm() == []
     own = JobHandle(reopened("job-000000000001", here.store, {"tpu-vm": here.backend}, here.settings))._job
-    believed = act.vouched(own, own.spec_digest)
+    believed = actions.vouched(own, own.spec_digest)
     assert not believed.doubt and not isinstance(believed.backend, Onlooker)
-    act.close(believed, 1, wire.CANCELLED, "enough")
-    act.release(believed, 1)
+    actions.close(believed, 1, wire.CANCELLED, "enough")
+    actions.release(believed, 1)
     here.cloud.wait_until(lambda: here.cloud.queued_resource(name) is None)
 
 
@@ -259,10 +260,10 @@ def test_an_onlooker_has_no_hands(here: Here) -> None:
 def test_what_an_intent_says_of_its_size_decides_no_number_of_calls(here: Here, change: dict[str, int]) -> None:
     here.make("job-000000000001")
     here.write("job-000000000001", place=change)
-    job = act.open_job("job-000000000001", here.store, here.backend, BELIEVES)
+    job = actions.open_job("job-000000000001", here.store, here.backend, BELIEVES)
     list(here.backend.leftovers())
     looked = len(here.calls())
-    assert act.glimpse(job, 1).intent is not None
+    assert actions.glimpse(job, 1).intent is not None
     assert len(here.calls()) <= looked + 3 * (MOST_UNLISTED + 2)  # as many looks as it takes until the clock is known
     assert here.harm() == []
 

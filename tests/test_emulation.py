@@ -14,7 +14,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
-from kinetic_orchestration.launch import planned
+from kinetic_orchestration.jobs.launch import planned
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch, trust
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.jobs import launch, trust
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
 from kinetic_orchestration.plan.identity import of
@@ -184,7 +185,7 @@ def test_a_cursor_takes_along_what_was_seen(elsewhere: Callable[[], None]) -> No
     assert Cursor.from_json(saved[:5]).ended == ""  # of an older version
     elsewhere()
     forge(job)
-    opened = act.open_job(job.job_id, job._job.store, job._job.backend, trust.of(settings.load()))
+    opened = actions.open_job(job.job_id, job._job.store, job._job.backend, trust.of(settings.load()))
     refused(lambda: follow(Follower(opened, Cursor.from_json(saved)), timeout=60))
     assert not begun(job, 2)
 
@@ -405,11 +406,11 @@ def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsew
 def test_what_a_handle_says_of_the_end_does_not_displace_what_was_seen(told: str) -> None:
     """Whoever launches a run chooses its tags, and a handle is a file."""
     job = succeeded(key=f"told {told}")
-    before = act.seen_end(job._job)
+    before = actions.seen_end(job._job)
     misled = replace(job._job, ended=told)
-    assert act.seen_end(misled) == before and act.has_ended(misled)
+    assert actions.seen_end(misled) == before and actions.has_ended(misled)
     forge(job)
-    refused(lambda: act.has_ended(misled))
+    refused(lambda: actions.has_ended(misled))
 
 
 def _word(key: str, record: bytes) -> str:
@@ -445,14 +446,14 @@ def test_the_signature_of_a_spec_is_none_in_another_deployment(elsewhere: Callab
         theirs.put(name, record.data)
     elsewhere()
     believed = trust.of(settings.load())
-    assert act.open_job(job.job_id, job.store, job.backend, believed).doubt == ""
-    assert "not signed" in act.open_job(job.job_id, theirs, job.backend, believed).doubt
+    assert actions.open_job(job.job_id, job.store, job.backend, believed).doubt == ""
+    assert "not signed" in actions.open_job(job.job_id, theirs, job.backend, believed).doubt
 
 
 @signing
 def test_a_client_signs_what_it_closes(elsewhere: Callable[[], None]) -> None:
     job = admitted(plain, trust.of(settings.load()))
-    act.cancel(job, "enough", "me")
+    actions.cancel(job, "enough", "me")
     with pytest.raises(JobCancelled):
         JobHandle(job).result(timeout=60)
     elsewhere()
@@ -464,11 +465,11 @@ def test_whoever_lacks_the_key_neither_starts_nor_closes_an_attempt(monkeypatch:
     monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
     signed = admitted(plain, trust.of(settings.load()))
     monkeypatch.setenv("KINETIC_SIGNING_KEY", "another key of that length")
-    job = act.open_job(signed.job_id, signed.store, signed.backend, trust.of(settings.load()))
+    job = actions.open_job(signed.job_id, signed.store, signed.backend, trust.of(settings.load()))
     assert job.doubt == ""  # its home remembers the spec
     follower = Follower(job)
     assert follower.step() is None and "KINETIC_SIGNING_KEY" in follower.waiting
-    act.cancel(job, "enough", "me")
+    actions.cancel(job, "enough", "me")
     assert follower.step() is None
     assert signed.store.read(names.verdict(job.job_id, 1)) is None and not begun(JobHandle(job), 1)
     assert JobHandle(signed).status() is JobStatus.CANCELLED  # by who has it
@@ -569,7 +570,7 @@ class Counting:
         return ""
 
 
-def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[act.Job, Counting]:
+def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[actions.Job, Counting]:
     """A job whose limit of cost pays for so many seconds."""
     make, counting = launch.make_plan, Counting()
     limits = Limits(run=7200.0, cost=5.0)
@@ -578,9 +579,9 @@ def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[act.Job, C
     return replace(job, backend=counting), counting  # type: ignore[arg-type]
 
 
-def ended_after(job: act.Job, attempt: int, held: float) -> None:
+def ended_after(job: actions.Job, attempt: int, held: float) -> None:
     """The attempt is over: its records tell of hosts that were there for so long."""
-    intent = act.intend(job, attempt)
+    intent = actions.intend(job, attempt)
     assert intent is not None
     now = job.store.now()
     job.store.create(names.host(job.job_id, attempt, 0, "started.json"), wire.encode({"up": 0.0}))
@@ -597,7 +598,7 @@ def ended_after(job: act.Job, attempt: int, held: float) -> None:
             os.utime(path, (now - held, now - held))
 
 
-def left(job: act.Job, attempt: int) -> float:
+def left(job: actions.Job, attempt: int) -> float:
     record = job.store.read(names.intent(job.job_id, attempt))
     assert record is not None
     return float(wire.decode(record.data)["affordable"])
@@ -606,31 +607,31 @@ def left(job: act.Job, attempt: int) -> float:
 def test_removed_records_of_an_attempt_give_no_money_back(monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = limited(1000.0, monkeypatch)
     ended_after(job, 1, 600.0)
-    assert act.intend(job, 2) is not None and left(job, 2) == pytest.approx(400.0, abs=5.0)
+    assert actions.intend(job, 2) is not None and left(job, 2) == pytest.approx(400.0, abs=5.0)
     for attempt in (1, 2):
         job.store.delete(names.intent(job.job_id, attempt))
         job.store.delete(names.host(job.job_id, attempt, 0, "started.json"))
-    assert act.intend(job, 1) is not None and left(job, 1) == pytest.approx(400.0, abs=5.0)
+    assert actions.intend(job, 1) is not None and left(job, 1) == pytest.approx(400.0, abs=5.0)
     bucket.rewrite(job.store, names.intent(job.job_id, 1), before=None)
-    assert act.intend(job, 2) is not None and left(job, 2) == pytest.approx(400.0, abs=5.0)
+    assert actions.intend(job, 2) is not None and left(job, 2) == pytest.approx(400.0, abs=5.0)
 
 
 def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the cloud's own word, while they were there: no record of theirs need be left."""
     job, counting = limited(1000.0, monkeypatch)
-    intent = act.intend(job, 1)
+    intent = actions.intend(job, 1)
     assert intent is not None
     now = job.store.now()
-    act.see_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
+    actions.see_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
     for name in (names.verdict(job.job_id, 1), names.host(job.job_id, 1, 0, "started.json")):
         assert job.store.read(name) is None
-    second = act.intend(job, 2)
+    second = actions.intend(job, 2)
     assert second is not None and left(job, 2) == pytest.approx(300.0, abs=5.0)
     bucket.rewrite(job.store, names.intent(job.job_id, 2), affordable=1e6, allowed=1e6)
-    assert act.submit(job, 2, Glimpse(now, second._replace(deadline=now + 1e6)), os.environ) == ""
-    assert counting.deadlines == [pytest.approx(300.0 + act.DEADLINE_ALLOWANCE, abs=40.0)]
-    act.see_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
-    assert act.intend(job, 3) is None
+    assert actions.submit(job, 2, Glimpse(now, second._replace(deadline=now + 1e6)), os.environ) == ""
+    assert counting.deadlines == [pytest.approx(300.0 + actions.DEADLINE_ALLOWANCE, abs=40.0)]
+    actions.see_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
+    assert actions.intend(job, 3) is None
     verdict = job.store.read(names.verdict(job.job_id, 3))
     assert verdict is not None and wire.Verdict.decode(verdict.data).cause == wire.DEADLINE
 
@@ -639,7 +640,7 @@ def test_of_a_job_in_doubt_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch
     job, _ = limited(1000.0, monkeypatch)
     now, doubted = job.store.now(), replace(job, doubt="nobody vouches for it")
     before = job.trust.memory_of(job.store, job.job_id).read_bytes()
-    act.see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
+    actions.see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
     assert job.trust.held(job.store, job.job_id) == {}
     assert job.trust.memory_of(job.store, job.job_id).read_bytes() == before
 
@@ -650,18 +651,18 @@ def test_no_record_tells_of_more_than_the_plan_allows(monkeypatch: pytest.Monkey
     bucket.rewrite(job.store, names.intent(job.job_id, 1), allowed=0)
     path = Path(job.store.root, names.intent(job.job_id, 1))  # type: ignore[attr-defined]
     os.utime(path, (time.time() - 1e7,) * 2)
-    assert act.intend(job, 2) is None
-    assert job.trust.held(job.store, job.job_id)[1] <= act._longest(job.plan(), 1000.0)
+    assert actions.intend(job, 2) is None
+    assert job.trust.held(job.store, job.job_id)[1] <= actions._longest(job.plan(), 1000.0)
 
 
 def test_another_process_of_the_same_home_knows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = limited(1000.0, monkeypatch)
-    act.intend(job, 1)
+    actions.intend(job, 1)
     now = job.store.now()
-    act.see_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
+    actions.see_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
     trust._SEEN.clear()
-    opened = act.open_job(job.job_id, job.store, job.backend, trust.of(settings.load()))
-    assert act.intend(opened, 2) is None
+    opened = actions.open_job(job.job_id, job.store, job.backend, trust.of(settings.load()))
+    assert actions.intend(opened, 2) is None
 
 
 # ---- digests ---------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.follow import SLOW_STEP, Follower, Hands, afollow
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs.following.follow import SLOW_STEP, Follower, Hands, afollow
+from kinetic_orchestration.jobs.watching.watch import watcher_of
 from kinetic_orchestration.plan.values import Event, JobStatus, Output
-from kinetic_orchestration.watch import watcher_of
 
 pytestmark = pytest.mark.usefixtures("home")
 

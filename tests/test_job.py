@@ -27,9 +27,9 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.job import JobHandle, located
+from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.results import collect
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, launch
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.job import open_place
+from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.identity import job_id, of
 from kinetic_orchestration.platforms.local.backend import LocalBackend
@@ -34,7 +35,7 @@ def test_a_job_that_ends_is_waited_for_before_its_identity_begins_anew(home: Pat
     """Its verdict is there already, and its program may still write what the next job goes on from."""
     job = kinetic.command(["sh", "-c", SLOW_TO_END, str(tmp_path)], accelerator="cpu", key="k")
     wait_until(lambda: "up" in (job.logs() or ""))
-    act.cancel(job._job, "its task was killed", "a test", anew=True)
+    actions.cancel(job._job, "its task was killed", "a test", anew=True)
     wait_until(lambda: job._job.store.read(names.verdict(job.job_id, 1)) is not None)
     assert not (tmp_path / "ended").exists()
     later = threading.Timer(1.0, (tmp_path / "may end").touch)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import lifecycle
-from kinetic_orchestration.lifecycle import (
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.lifecycle import (
     Close,
     Intend,
     Interrupt,

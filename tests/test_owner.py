@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import owner
-from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import JobNotFound
-from kinetic_orchestration.lifecycle import Policy
+from kinetic_orchestration.jobs.cleanup import owner
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names

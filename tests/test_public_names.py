@@ -68,8 +68,8 @@ def test_decorating_loads_no_sdk_either() -> None:
         "import kinetic_orchestration as kinetic; kinetic.run(accelerator='v5e-8')(print); kinetic.current"
     )
     assert not {name.partition(".")[0] for name in loaded} & SDKS
-    assert importlib.util.find_spec("kinetic_orchestration.launch") is not None
-    assert "asyncio" not in loaded and "kinetic_orchestration.launch" not in loaded
+    assert importlib.util.find_spec("kinetic_orchestration.jobs.launch") is not None
+    assert "asyncio" not in loaded and "kinetic_orchestration.jobs.launch" not in loaded
 
 
 def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> None:
@@ -77,7 +77,7 @@ def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> N
     unwanted = {
         "kinetic_orchestration.protocol.wire",
         "kinetic_orchestration.job",
-        "kinetic_orchestration.launch",
+        "kinetic_orchestration.jobs.launch",
         "kinetic_orchestration.plan.declare.keras_kinetic",
         "kinetic_orchestration.plan.planner",
         "kinetic_orchestration.plan.values",

@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, errors, reaper
+from kinetic_orchestration import errors
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.job import open_place
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.cleanup.reaper import reap
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.reaper import reap
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.trust import Trust
 from tests.on_cloud import STAGED, Place, enter_deployment
 
 DAY = 86400.0
@@ -190,20 +192,20 @@ class Here(Place):
         super().__init__(cloud, ZONES)
         self.made = 0
 
-    def admit(self, **plan: Any) -> act.Job:
+    def admit(self, **plan: Any) -> actions.Job:
         self.made += 1
         job = f"job-{self.made:012d}"
         fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": {}}
         self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
-        return act.open_job(job, self.store, self.backend, Trust(everything=True))
+        return actions.open_job(job, self.store, self.backend, Trust(everything=True))
 
-    def submit(self, job: act.Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
+    def submit(self, job: actions.Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
         """The intent and the create call; the name of what is there then."""
-        act.intend(job, attempt)
+        actions.intend(job, attempt)
         return self.make(job.job_id, attempt, deadline=deadline, zone=zone)
 
-    def judge(self, job: act.Job, attempt: int = 1) -> None:
-        act.close(job, attempt, wire.CANCELLED, "enough")
+    def judge(self, job: actions.Job, attempt: int = 1) -> None:
+        actions.close(job, attempt, wire.CANCELLED, "enough")
 
     def reap(self, *, dry_run: bool = False, patience: float = 60.0) -> list[reaper.Reaped]:
         return reap(self.store, self.backend, self.settings, dry_run=dry_run, patience=patience)
@@ -249,7 +251,7 @@ def test_an_attempt_that_has_just_ended_is_left_to_its_own_hosts_unless_another_
     here.submit(job)
     here.judge(job)
     assert here.reap() == []
-    act.intend(job, 2)
+    actions.intend(job, 2)
     assert [reaped.why for reaped in here.reap()] == ["a later attempt has taken its place"]
     here.cloud.ledger.assert_nothing_left()
 
@@ -300,7 +302,7 @@ def test_what_was_handed_over_and_nobody_took_goes_and_may_be_had_anew(here: Her
     (reaped,) = here.reap()
     assert reaped.why.startswith("nobody has taken it over within 0 s")
     assert reaped.name.endswith(f"{job.job_id.removeprefix('job-')}-1")
-    assert act.may_begin_anew(job)
+    assert actions.may_begin_anew(job)
     record = here.store.read(names.verdict(job.job_id, 1))
     assert record is not None and wire.Verdict.decode(record.data).cause == wire.CANCELLED
 
@@ -542,7 +544,7 @@ def test_secrets_of_jobs_that_are_over_are_destroyed(here: Here, monkeypatch: py
     monkeypatch.setattr(reaper, "ENDED", -OLD)
     over, live = here.admit(), here.admit()
     for job in (over, live):
-        act.intend(job, 1)
+        actions.intend(job, 1)
         here.make(job.job_id, TOKEN="hush")
     here.judge(over)
     assert [reaped.name for reaped in here.reap() if reaped.what == "secret"] == [names.secret(over.job_id, "TOKEN")]
@@ -609,7 +611,7 @@ def test_what_a_remaining_job_is_made_of_is_asked_for_in_few_requests(here: Here
     """A listing tells when all jobs ended. Nothing of a job is read unless something may go that it might name."""
     for _ in range(30):
         job = here.admit()
-        act.intend(job, 1)
+        actions.intend(job, 1)
         here.judge(job)
     before = len(here.cloud.storage.calls)
     assert list(reaper._records(here.store, here.settings, dry_run=False)) == []

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration import act
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
-from kinetic_orchestration.follow import LONGEST_FRAME, Follower
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import LONGEST_FRAME, Follower
+from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -33,7 +34,6 @@ from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNA
 from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.storage.server import StorageServer
-from kinetic_orchestration.trust import Trust
 from tests import bucket
 from tests.exchanges.recorder import Recorder
 
@@ -252,7 +252,7 @@ class Watched(LocalBackend):
 
 
 @pytest.fixture
-def looked_at(home: Path, tmp_path: Path) -> Iterator[act.Job]:
+def looked_at(home: Path, tmp_path: Path) -> Iterator[actions.Job]:
     """A job in a bucket that is vouched for, whose first attempt has ended; nothing of it ever ran."""
     (tmp_path / "store" / "d").mkdir(parents=True)
     store = bucket.Bucket(str(tmp_path / "store" / "d"), "d")
@@ -263,18 +263,18 @@ def looked_at(home: Path, tmp_path: Path) -> Iterator[act.Job]:
     intent = {"attempt": 1, "boot": "b", "placement": placement, "allowed": 0.0, "affordable": 0.0, "before": None}
     store.put(names.intent(JOB, 1), wire.encode(intent))
     store.put(names.verdict(JOB, 1), wire.Verdict(wire.CLOSED, "w", 1.0, wire.CONFIGURATION, None, "r").encode())
-    yield act.open_job(JOB, store, backend, Trust(everything=True))
+    yield actions.open_job(JOB, store, backend, Trust(everything=True))
 
 
-def ask(job: act.Job) -> None:
+def ask(job: actions.Job) -> None:
     for look in (
         lambda: JobHandle(job).peek(),
         lambda: JobHandle(job).status(),
         lambda: JobHandle(job).history(),
         lambda: JobHandle(job).cost(),
         lambda: list(JobHandle(job).events()),
-        lambda: act.release_all(job, 1),
-        lambda: act.forget_secrets(job),
+        lambda: actions.release_all(job, 1),
+        lambda: actions.forget_secrets(job),
     ):
         try:
             look()
@@ -287,7 +287,7 @@ CHANGED = [-1, 10**9, "../../../etc/passwd", "a\nb", "/tmp", [], {}, None]
 
 @pytest.mark.parametrize("name", [names.intent(JOB, 1), names.verdict(JOB, 1)])
 def test_a_look_at_a_changed_record_ends_in_an_error_of_ours_or_in_none_and_harms_nothing(
-    looked_at: act.Job, tmp_path: Path, name: str
+    looked_at: actions.Job, tmp_path: Path, name: str
 ) -> None:
     store, backend = looked_at.store, looked_at.backend
     valuable = tmp_path / "valuable" / f"{JOB}-1"
@@ -304,25 +304,27 @@ def test_a_look_at_a_changed_record_ends_in_an_error_of_ours_or_in_none_and_harm
     assert valuable.is_dir()
 
 
-def test_the_folder_of_an_intent_is_never_removed_but_the_attempts_own(looked_at: act.Job, tmp_path: Path) -> None:
+def test_the_folder_of_an_intent_is_never_removed_but_the_attempts_own(looked_at: actions.Job, tmp_path: Path) -> None:
     """Its name is right, and it lies where the attacker wants it to."""
     valuable = tmp_path / "valuable" / f"{JOB}-1"
     (valuable / "deep").mkdir(parents=True)
     placement = {"backend": "local", "run": str(valuable), "hosts": 1, "machine": processes.machine()}
     bucket.rewrite(looked_at.store, names.intent(JOB, 1), placement=placement)
     Follower(looked_at).step()
-    act.release_all(looked_at, 1)
+    actions.release_all(looked_at, 1)
     assert (valuable / "deep").is_dir()
     backend = looked_at.backend
     assert isinstance(backend, LocalBackend)
     own = backend._runs / f"{JOB}-1"
     own.mkdir(parents=True)
     bucket.rewrite(looked_at.store, names.intent(JOB, 1), placement={**placement, "run": str(own)})
-    act.release(looked_at, 1)
+    actions.release(looked_at, 1)
     assert not own.exists() and valuable.is_dir()
 
 
-def test_hosts_of_another_home_of_this_machine_are_judged_by_their_beats(looked_at: act.Job, tmp_path: Path) -> None:
+def test_hosts_of_another_home_of_this_machine_are_judged_by_their_beats(
+    looked_at: actions.Job, tmp_path: Path
+) -> None:
     place = looked_at.backend.place(looked_at.plan(), JOB, 1)
     (seen,) = looked_at.backend.observe([{**place, "run": str(tmp_path / "other" / "run" / f"{JOB}-1")}])
     assert (seen.state, "another home" in seen.message) == ("elsewhere", True)
@@ -396,7 +398,7 @@ def test_signals_that_are_too_large_tell_nothing_and_few_plain_ones_are_read(
         assert len(storage.calls) <= 20
 
 
-def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looked_at: act.Job) -> None:
+def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looked_at: actions.Job) -> None:
     store = looked_at.store
     first = frames.encode(frames.OUT, 1.0, b"before\n")
     vast = b"\x1eo 1 %d\n" % (LONGEST_FRAME + 1) + b"x" * (2 << 20)
@@ -410,7 +412,7 @@ def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looke
 
 
 @pytest.mark.parametrize("where", ["first", "next", "without an end"])
-def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: act.Job, where: str) -> None:
+def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: actions.Job, where: str) -> None:
     written = [frames.encode(frames.OUT, 1.0, b"before\n"), frames.encode(frames.OUT, 1.5, b"hit\n")]
     written.append(frames.encode(frames.NEXT, 2.0, b""))
     hit = 1 if where == "first" else 2
@@ -426,7 +428,7 @@ def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: act.Job, where: 
     assert [bytes(line) for line in lines] == [*kept, b"after\n"]
 
 
-def test_the_longest_line_that_a_host_writes_is_still_read(looked_at: act.Job) -> None:
+def test_the_longest_line_that_a_host_writes_is_still_read(looked_at: actions.Job) -> None:
     data = b"x" * (frames.LONGEST_LINE + 1000)
     looked_at.store.put(names.segment(JOB, 1, 0, 0), frames.encode(frames.OUT, 1.0, data))
     (event,) = list(JobHandle(looked_at).events())

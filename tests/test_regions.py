@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import cli, launch
+from kinetic_orchestration import cli
 from kinetic_orchestration.errors import BackendError, NoPlace
+from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware import regions

@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act
 from kinetic_orchestration.errors import (
     JobCancelled,
     JobError,
@@ -37,6 +36,7 @@ from kinetic_orchestration.errors import (
     Unsupported,
     UsageError,
 )
+from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan import values
 from kinetic_orchestration.plan.planner import DEBUG_PORT
 from kinetic_orchestration.protocol import names, wire
@@ -793,7 +793,7 @@ def test_an_attempt_that_is_over_has_no_fence_any_more_and_the_next_one_a_greate
     seen = tmp_path / "seen"
     job = fenced.run_async(str(seen))
     wait_until(seen.exists)
-    act.close(job._job, 1, wire.PREEMPTION, "its machine is taken")
+    actions.close(job._job, 1, wire.PREEMPTION, "its machine is taken")
     wait_until((tmp_path / "seen.refused").exists)
     assert (tmp_path / "seen.refused").read_text().startswith(f"attempt 1 of {job.job_id} has its verdict")
     assert job.result(timeout=60) == 2

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, KineticError, ResultNotTrusted, StoreError
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.prepare import prepare, toolbox
 from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.job import JobHandle, all_jobs, attach
+from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.packaging.source import tree as trees
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
@@ -69,10 +70,10 @@ def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
     return JobHandle(launch.launch(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)))
 
 
-_ended: dict[Any, tuple[act.Job, dict[str, bytes]]] = {}
+_ended: dict[Any, tuple[actions.Job, dict[str, bytes]]] = {}
 
 
-def ended(function: Any) -> act.Job:
+def ended(function: Any) -> actions.Job:
     """A job of the function that is over, with its records as its hosts and its submitter left them; as a process sees
     it that knows its spec, and has not seen its end.
     """
@@ -90,7 +91,7 @@ def ended(function: Any) -> act.Job:
     return job
 
 
-def records_of(job: act.Job) -> set[str]:
+def records_of(job: actions.Job) -> set[str]:
     return {entry.name for prefix in (names.job, names.beats_of) for entry in job.store.list(prefix(job.job_id))}
 
 
@@ -118,7 +119,7 @@ def test_a_spec_that_is_garbage(data: bytes) -> None:
     with pytest.raises(StoreError, match=names.spec(job.job_id)):
         attach(job.job_id)  # its home knows better
     with pytest.raises(StoreError, match=r"spec\.json"):
-        act.open_job(job.job_id, job.store, job.backend)  # whoever knows nothing
+        actions.open_job(job.job_id, job.store, job.backend)  # whoever knows nothing
 
 
 @client
@@ -128,7 +129,7 @@ def test_a_spec_with_absurd_hosts(hosts: Any) -> None:
     plan = job.spec()["plan"]
     bucket.rewrite(job.store, names.spec(job.job_id), plan={**plan, "slices": hosts})
     with pytest.raises(StoreError, match=r"spec\.json"):
-        act.open_job(job.job_id, job.store, job.backend)
+        actions.open_job(job.job_id, job.store, job.backend)
 
 
 @client
@@ -176,7 +177,7 @@ def test_an_intent_that_names_what_is_not_the_jobs(tmp_path: Path) -> None:
     valuable.mkdir()
     intent = names.intent(job.job_id, 1)
     bucket.rewrite(job.store, intent, placement={"backend": "local", "run": str(valuable), "hosts": 1, "machine": "m"})
-    act.release(job, 1)
+    actions.release(job, 1)
     assert Follower(job).step() is not None
     job.store.delete(names.verdict(job.job_id, 1))
     assert follow(Follower(job), timeout=60) is not None  # the attempt that is made in its place, to its end

@@ -119,7 +119,7 @@ def test_a_plain_run_finds_no_checkpoints_of_another(tmp_path: Path) -> None:
 FORKED = """
 import os, sys, time
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import owner
+from kinetic_orchestration.jobs.cleanup import owner
 
 @kinetic.run(accelerator="cpu")
 def sleeper():

@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, launch, lifecycle, preflight, trust
+from kinetic_orchestration import preflight
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle, attach
+from kinetic_orchestration.jobs import launch, lifecycle, trust
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.watching.watch import look
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
@@ -26,7 +29,6 @@ from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
-from kinetic_orchestration.watch import look
 
 from . import bucket
 
@@ -85,7 +87,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch, shared_home: Path, tmp_path: Path)
     return tmp_path / "elsewhere"
 
 
-def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> act.Job:
+def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> actions.Job:
     """A job whose submitter died between its spec and its first attempt."""
     spec = spec_of(function)
     here = launch.settings_for(spec)
@@ -97,7 +99,7 @@ def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> act.Job:
         staged = launch.stage(launch.package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
     written = launch.admit(store, job_id, identity, plan, staged, believed)
     assert written is not None
-    return act.at_rest(act.open_job(job_id, store, backend, believed, written=written))
+    return actions.at_rest(actions.open_job(job_id, store, backend, believed, written=written))
 
 
 # ---- starting attempts -----------------------------------------------------------------------------------------
@@ -139,17 +141,17 @@ def test_a_pickled_handle_takes_its_right_along(
     monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "third"))
     handle: JobHandle[Any] = pickle.loads(travelled)
     assert handle._job.doubt == "" and handle.result(timeout=60) == plain()
-    strangers = JobHandle(act.open_job(job.job_id, job.store, job.backend))
+    strangers = JobHandle(actions.open_job(job.job_id, job.store, job.backend))
     assert pickle.loads(pickle.dumps(strangers))._job.doubt  # who had no right gives none away
 
 
 def test_a_cursor_takes_the_right_along(stranger: Path) -> None:
     job = admitted(plain)
     saved = json.loads(json.dumps(Follower(job).cursor.to_json()))
-    follower = Follower(act.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved))
+    follower = Follower(actions.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved))
     assert follower.job.doubt == "" and follow(follower, timeout=60) is not None
     assert follower.cursor.spec == job.spec_digest  # also into later attempts, and to whoever comes next
-    assert Follower(act.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved[:4])).job.doubt
+    assert Follower(actions.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved[:4])).job.doubt
 
 
 def test_a_key_that_two_processes_share_vouches_for_the_spec(
@@ -174,7 +176,7 @@ def test_the_signature_of_one_job_is_none_for_another(stranger: Path) -> None:
     assert spec is not None and signature is not None
     one.store.put(names.spec(other.job_id), spec.data)
     one.store.put(names.signature(other.job_id, one.spec_digest), signature.data)
-    assert "not signed" in act.open_job(other.job_id, one.store, one.backend, believed).doubt
+    assert "not signed" in actions.open_job(other.job_id, one.store, one.backend, believed).doubt
 
 
 def test_a_signature_that_a_flipped_bit_damaged_vouches_for_nothing_and_a_job_of_this_machine_goes_on(
@@ -235,12 +237,12 @@ def test_a_submission_that_died_after_its_spec_is_known_by_its_home(stranger: Pa
 
 def test_an_attempt_that_nobody_may_start_is_closed_in_the_end_and_the_next_launch_begins_anew(stranger: Path) -> None:
     own = admitted(plain)
-    job = act.open_job(own.job_id, own.store, own.backend)
+    job = actions.open_job(own.job_id, own.store, own.backend)
     glimpse = look(job.store, job.backend, job.job_id, 1, 1)
-    early = act.perform(lifecycle.Intend(), job, 1, glimpse, {})
+    early = actions.perform(lifecycle.Intend(), job, 1, glimpse, {})
     assert "waits for a process that may start it" in early
-    late = glimpse._replace(now=glimpse.now + act.TRUST_PATIENCE + 1)
-    assert act.perform(lifecycle.Intend(), job, 1, late, {}) == ""
+    late = glimpse._replace(now=glimpse.now + actions.TRUST_PATIENCE + 1)
+    assert actions.perform(lifecycle.Intend(), job, 1, late, {}) == ""
     with pytest.raises(JobError, match="nobody who may start attempt 1 did so"):
         attach(job.job_id).result()
     assert launch.failed(job.store, job.backend, job.job_id)
@@ -446,7 +448,7 @@ def test_a_handle_from_another_store_is_told_of_a_changed_spec(stranger: Path) -
     with pytest.raises(Corrupt, match=names.spec(job.job_id)):
         attach(job.job_id)
     with pytest.raises(Corrupt, match="not the one that was submitted"):
-        act.open_job(job.job_id, job.store, job.backend, spec_digest=job.spec_digest)
+        actions.open_job(job.job_id, job.store, job.backend, spec_digest=job.spec_digest)
 
 
 def test_a_folder_of_this_machine_is_trusted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

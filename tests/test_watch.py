@@ -11,6 +11,17 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
+from kinetic_orchestration.jobs.watching.watch import (
+    WATCHERS,
+    Distant,
+    Memory,
+    Rung,
+    Scene,
+    _same,
+    look,
+    pace_of,
+    watcher_of,
+)
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
@@ -22,7 +33,6 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.storage.server import StorageServer
-from kinetic_orchestration.watch import WATCHERS, Distant, Memory, Rung, Scene, _same, look, pace_of, watcher_of
 from tests.on_cloud import Place, enter_deployment
 
 ONE, TWO = "job-000000000001", "job-000000000002"

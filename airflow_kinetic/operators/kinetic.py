@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from kinetic_orchestration.act import Job
-    from kinetic_orchestration.follow import Follower
+    from kinetic_orchestration.jobs.following.actions import Job
+    from kinetic_orchestration.jobs.following.follow import Follower
     from kinetic_orchestration.protocol.system.ahead import Ahead
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
@@ -245,7 +245,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         from airflow_kinetic.shared.waiting.task_log import TaskLog
-        from kinetic_orchestration.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.follow import Follower, follow
 
         began = time.time()
         with self._leaving_nothing_undone():
@@ -275,7 +275,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Where a deferred task goes on: with its job ended, by whatever way, or because it is out of time."""
         from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
-        from kinetic_orchestration.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.follow import Follower, follow
 
         place, self._job_id = Place(**event["place"]), event["job_id"]
         self.kinetic_urls = urls_of(self._job_id, place)
@@ -348,7 +348,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 self.log.info("Job %s is left alone: it has another keeper by now", job.job_id)
 
     def _found(self) -> Job | None:
-        from kinetic_orchestration.launch import find
+        from kinetic_orchestration.jobs.launch import find
 
         if self._asked is None:
             return None
@@ -413,7 +413,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
-        from kinetic_orchestration.launch import planned, settings_for
+        from kinetic_orchestration.jobs.launch import planned, settings_for
 
         emulation.check_slice(spec, settings_for(spec))  # before the connection is opened for nothing
         place = Place.here(
@@ -428,7 +428,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
         from kinetic_orchestration.job import another
-        from kinetic_orchestration.launch import find, identity_of, launch
+        from kinetic_orchestration.jobs.launch import find, identity_of, launch
         from kinetic_orchestration.platforms.registry import open_store
 
         with place.acting():
@@ -502,7 +502,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _take_over(self, left: Job, *, cleared: bool) -> None:
         """The job of the try before, of which nobody knows yet whether it lives."""
-        from kinetic_orchestration.follow import Follower
+        from kinetic_orchestration.jobs.following.follow import Follower
 
         ownership.take(left.store, left.job_id, self._token)
         ownership.wait_for_the_end(
@@ -517,7 +517,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _adopts(self, kept: task_identity.Pin, place: Place) -> bool:
         """Tell whether a cleared task takes the value of the job that it had."""
-        from kinetic_orchestration.follow import Follower
+        from kinetic_orchestration.jobs.following.follow import Follower
 
         if self.on_clear != ADOPT or not kept.job_id or kept.place is None or kept.place[:2] != place[:2]:
             return False
@@ -545,7 +545,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _outlasts(self, job: Job, place: Place) -> bool:
         """Tell whether a job is worth a deferral: on this machine it may end sooner than that would take."""
         from airflow_kinetic.shared.configuration import defer_after
-        from kinetic_orchestration.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.follow import Follower, follow
 
         follower = Follower(job)
         return (follower.step() if place.backend != LOCAL else follow(follower, timeout=defer_after())) is None
@@ -569,10 +569,10 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _finish(self, context: Context, job: Job, outcome: Outcome, metrics: Mapping[str, float | str]) -> Any:
         from airflow_kinetic.shared.configuration import xcom_limit
-        from kinetic_orchestration import act
-        from kinetic_orchestration.results import error_of
+        from kinetic_orchestration.jobs.following import actions
+        from kinetic_orchestration.jobs.results import error_of
 
-        if outcome.status is JobStatus.CANCELLED and not self._killed and not act.may_begin_anew(job):
+        if outcome.status is JobStatus.CANCELLED and not self._killed and not actions.may_begin_anew(job):
             # By a person, who does not want to see it begin again; a retry would only find it cancelled.
             raise AirflowFailException(str(error_of(job, outcome)))
         profile, curves = self._show_profile(job), self._show_curves(job)
@@ -673,7 +673,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _tell_last_lines(self, job: Job, cursor: list[Any] | None) -> None:
         """Write what was said since the trigger read the log last, and what the program says to its end."""
         from airflow_kinetic.shared.waiting.task_log import TaskLog
-        from kinetic_orchestration.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.follow import Follower, follow
         from kinetic_orchestration.plan.values import Cursor
 
         if cursor is None:  # of an older trigger

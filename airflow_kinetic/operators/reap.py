@@ -59,8 +59,8 @@ class KineticReapOperator(BaseOperator):
         self.impersonation_chain = impersonation_chain
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from kinetic_orchestration import reaper
         from kinetic_orchestration.job import place_of
+        from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
         place = Place.here(

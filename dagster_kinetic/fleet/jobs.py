@@ -26,15 +26,15 @@ from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import Left, identity_of, leave, origin_of, place_of, whose
 from dagster_kinetic.step.summary import headline
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.follow import Follower, afollow, prefixed
 from kinetic_orchestration.job import JobHandle, another
-from kinetic_orchestration.launch import find, launch, planned, settings_for
+from kinetic_orchestration.jobs.following.follow import Follower, afollow, prefixed
+from kinetic_orchestration.jobs.launch import find, launch, planned, settings_for
+from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
 from kinetic_orchestration.protocol.system import visible
-from kinetic_orchestration.results import collect
 
 SUBMITTERS = 4  # jobs that are on their way at the same moment
 WAITING_EVENTS = 1000  # then the readers of the jobs' logs wait for the step

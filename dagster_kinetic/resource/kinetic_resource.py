@@ -156,7 +156,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         from dagster_kinetic.step.step import run_in_step
         from kinetic_orchestration.job import run_to_end
-        from kinetic_orchestration.launch import launch
+        from kinetic_orchestration.jobs.launch import launch
 
         context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
@@ -205,7 +205,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
         from dagster_kinetic.step.step import identity_of, launch_in_step, place_of
         from kinetic_orchestration.job import JobHandle
-        from kinetic_orchestration.launch import launch
+        from kinetic_orchestration.jobs.launch import launch
 
         context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)

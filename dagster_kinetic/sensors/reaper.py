@@ -15,7 +15,7 @@ from dagster_kinetic.sensors.branches import Branches, some
 from kinetic_orchestration.errors import KineticError
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.reaper import Reaped
+    from kinetic_orchestration.jobs.cleanup.reaper import Reaped
 
 
 def build_kinetic_reaper_sensor(
@@ -59,7 +59,7 @@ def build_kinetic_reaper_sensor(
 
 def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
     """Whether nothing is left of a closed branch deployment, and what was done."""
-    from kinetic_orchestration.reaper import DELETING, LEFT, UNREAD
+    from kinetic_orchestration.jobs.cleanup.reaper import DELETING, LEFT, UNREAD
 
     said = f"branch deployment {place['deployment']} is closed"
     try:
@@ -74,7 +74,7 @@ def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
 
 def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
     from kinetic_orchestration.job import place_of
-    from kinetic_orchestration.reaper import reap
+    from kinetic_orchestration.jobs.cleanup.reaper import reap
 
     store, backend, here = place_of(**place)
     return reap(store, backend, here)
@@ -82,14 +82,14 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
     """How many jobs were cancelled, and why others could not be."""
-    from kinetic_orchestration import act
     from kinetic_orchestration.job import list_jobs
+    from kinetic_orchestration.jobs.following import actions
 
     live = list_jobs(**place)
     troubles: list[KineticError] = []
     for job in live:
         try:
-            act.cancel(job._job, "its branch deployment was closed", act.ME)
+            actions.cancel(job._job, "its branch deployment was closed", actions.ME)
             job.status()  # nobody else may come to let go of its hosts
         except KineticError as error:
             troubles.append(error)
@@ -98,7 +98,7 @@ def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError
 
 def _tale(found: Sequence[Reaped]) -> str:
     """What was removed, in one line; and what could not be."""
-    from kinetic_orchestration.reaper import LEFT, UNREAD
+    from kinetic_orchestration.jobs.cleanup.reaper import LEFT, UNREAD
 
     done = [f"{each.what} {each.name} ({each.why})" for each in found if each.result not in (LEFT, UNREAD)]
     not_done = [f"{each.what} {each.name}: {each.why}" for each in found if each.result in (LEFT, UNREAD)]

@@ -9,7 +9,7 @@ import os
 from dagster_kinetic import _compat
 from dagster_kinetic.step.ticket import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.launch import planned
+from kinetic_orchestration.jobs.launch import planned
 from kinetic_orchestration.plan.declare.spec import JobSpec
 
 ELSEWHERE = "Set project= and a gs:// store= of KineticResource"

@@ -15,17 +15,17 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Narrator
-from kinetic_orchestration import act
-from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
-from kinetic_orchestration.follow import Emit
 from kinetic_orchestration.job import JobHandle, another
-from kinetic_orchestration.launch import find, launch, planned, refuse_another, settings_for
-from kinetic_orchestration.launch import identity_of as identity_by_itself
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.follow import Emit
+from kinetic_orchestration.jobs.launch import find, launch, planned, refuse_another, settings_for
+from kinetic_orchestration.jobs.launch import identity_of as identity_by_itself
+from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
-from kinetic_orchestration.results import collect
 
 LONGEST_ANCESTRY = 64
 MOST_NAMED = 5  # assets of one step: they are a column of `ko jobs`
@@ -327,7 +327,7 @@ def _cancelled(handles: Sequence[JobHandle[Any]], reason: str) -> list[KineticEr
 
     def ask(handle: JobHandle[Any]) -> None:
         if not handle.peek().status.final:
-            act.cancel(handle._job, reason, act.ME, anew=True)
+            actions.cancel(handle._job, reason, actions.ME, anew=True)
 
     side_by_side(each(ask), handles, REQUESTS)
     deadline = time.monotonic() + CANCEL_SECONDS

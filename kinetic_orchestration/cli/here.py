@@ -13,7 +13,7 @@ from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.decay import Damage, Found
+    from kinetic_orchestration.jobs.cleanup.decay import Damage, Found
     from kinetic_orchestration.plan.configuration.settings import Settings
     from kinetic_orchestration.plan.hardware.cost import Price
     from kinetic_orchestration.preflight import Report
@@ -57,8 +57,9 @@ def doctor(arguments: Namespace) -> int:
 
 def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
     """What doctor found, and besides whether every blob still is what was written."""
-    from kinetic_orchestration import decay, preflight
+    from kinetic_orchestration import preflight
     from kinetic_orchestration.errors import KineticError
+    from kinetic_orchestration.jobs.cleanup import decay
     from kinetic_orchestration.plan.configuration import settings
 
     here = settings.load(store=arguments.store, deployment=arguments.deployment)

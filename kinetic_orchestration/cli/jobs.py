@@ -23,8 +23,8 @@ from kinetic_orchestration.cli.output import (
     working,
 )  # fmt: skip
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
-from kinetic_orchestration.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
+from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
 from kinetic_orchestration.plan.text.wording import command

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kinetic_orchestration import launch
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
 from kinetic_orchestration.decorator import RemoteCallable
 from kinetic_orchestration.drawing import draw
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
+from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation

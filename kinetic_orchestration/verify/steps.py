@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import preflight, reaper
+from kinetic_orchestration import preflight
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.protocol.system import copies

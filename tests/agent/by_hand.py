@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import act
-from kinetic_orchestration.act import Job
-from kinetic_orchestration.launch import admit, claim, settings_for
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.launch import admit, claim, settings_for
+from kinetic_orchestration.jobs.watching.watch import look
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -19,7 +20,6 @@ from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.watch import look
 
 
 def intended(
@@ -37,8 +37,8 @@ def intended(
     with staging_folder(store, here.home) as folder:
         staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
         admit(store, job_id, identity, plan, staged)
-    job = act.open_job(job_id, store, backend)
-    act.intend(job, 1)
+    job = actions.open_job(job_id, store, backend)
+    actions.intend(job, 1)
     return job
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.launch import admit, settings_for
+from kinetic_orchestration.jobs.launch import admit, settings_for
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, errors
+from kinetic_orchestration import errors
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.system import processes
@@ -51,12 +52,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_jobs(tmp_path_factory.mktemp("host") / "project", "host_jobs")
 
 
-def launched(function: Any, *arguments: Any, **options: Any) -> act.Job:
+def launched(function: Any, *arguments: Any, **options: Any) -> actions.Job:
     """A job that runs, and that nobody follows."""
     return kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)._job
 
 
-def verdict_of(job: act.Job, attempt: int = 1) -> wire.Verdict:
+def verdict_of(job: actions.Job, attempt: int = 1) -> wire.Verdict:
     name = names.verdict(job.job_id, attempt)
     wait_until(lambda: job.store.read(name) is not None)
     record = job.store.read(name)
@@ -64,7 +65,7 @@ def verdict_of(job: act.Job, attempt: int = 1) -> wire.Verdict:
     return wire.Verdict.decode(record.data)
 
 
-def said(job: act.Job, what: str, times: int = 1) -> None:
+def said(job: actions.Job, what: str, times: int = 1) -> None:
     """Wait until its programs have printed it."""
     wait_until(lambda: (kinetic.attach(job.job_id).logs() or "").count(what) >= times)
 
@@ -144,7 +145,7 @@ def test_a_program_that_ignores_the_request_to_end_is_killed_after_its_grace(job
     tree = trees(job)[0]
     said(job, "ready")
     asked = time.monotonic()
-    act.cancel(job, "enough", "a test")
+    actions.cancel(job, "enough", "a test")
     with pytest.raises(JobCancelled, match="enough"):
         result(job)
     assert 0.6 < time.monotonic() - asked < rules.GRACE[wire.CANCELLED] - 5
@@ -162,7 +163,7 @@ def test_sessions_of_their_own_and_daemons_that_forked_twice_end_with_the_job(
     if how == "it ends":
         (tmp_path / "end").touch()
     elif how == "it is cancelled":
-        act.cancel(job, "", "a test")
+        actions.cancel(job, "", "a test")
     else:
         kill(tree.agent)
     wait_until(lambda: gone(*left) and nothing_left(shared_home))
@@ -252,7 +253,7 @@ def test_a_shells_child_is_asked_to_end_too(tmp_path: Path) -> None:
     shell = ["sh", "-c", f"{shlex.quote(sys.executable)} work.py; true"]
     job = kinetic.command(shell, accelerator="cpu", cwd=tmp_path)._job
     said(job, "ready")
-    act.cancel(job, "", "a test")
+    actions.cancel(job, "", "a test")
     assert text(events(job), 0) == "ready\nsaved the model\n"
 
 
@@ -588,7 +589,7 @@ def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoe
         return
     wait_until(lambda: seen.exists() and len(list(seen.iterdir())) > 1)  # the first look would have ended it
     assert job.store.read(names.cancel(job.job_id)) is None
-    act.cancel(job, "enough", "this test")
+    actions.cancel(job, "enough", "this test")
     assert verdict_of(job).cause == wire.CANCELLED
 
 
@@ -713,7 +714,7 @@ def test_a_dead_host_whose_last_words_had_no_room_left_a_sign_of_it(jobs: Any) -
     for mode, said in ((0o600, "host 0 and its guard were killed"), (0o700, "host 0 ended, as the disk of the store")):
         lock.chmod(mode)
         assert said in seen.peek().message
-    act.release_all(job, 1)
+    actions.release_all(job, 1)
     assert not run.exists()
 
 

@@ -740,7 +740,7 @@ def deferred_again(marker: str) -> dict[str, Any]:
     from airflow.sdk.exceptions import TaskDeferred
 
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration.follow import Follower
+    from kinetic_orchestration.jobs.following.follow import Follower
 
     state = State()
     left = begun(task_of(speaks_and_waits, op_args=[marker]), a_try(state), marker)
@@ -967,7 +967,7 @@ def while_locked(name: str) -> Any:
     """A trace function that sends this process SIGTERM when the main thread first has that lock."""
     import structlog._output
 
-    from kinetic_orchestration import watch
+    from kinetic_orchestration.jobs.watching import watch
 
     sent: list[bool] = []
 
@@ -1103,7 +1103,7 @@ def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
 
 def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
     """The image of the plan that a task with each of them leads to."""
-    from kinetic_orchestration.launch import settings_for
+    from kinetic_orchestration.jobs.launch import settings_for
     from kinetic_orchestration.plan.planner import make_plan
 
     given = {"op_args": ["no marker"], "accelerator": accelerator}
@@ -1350,7 +1350,7 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
 
     import kinetic_orchestration as kinetic
     from airflow_kinetic.operators import kinetic as operators
-    from kinetic_orchestration import act
+    from kinetic_orchestration.jobs.following import actions
 
     operators.HANDED_OVER = seconds
     found = {}
@@ -1375,7 +1375,7 @@ def nobody_takes_it(marker: str, seconds: float) -> dict[str, Any]:
     asyncio.run(scene())
     marked = found["marked"][1]
     told = {"marked": status_of(marked.job_id), "why": marked.peek().outcome.verdict.reason}
-    told |= {"anew": act.may_begin_anew(marked._job), "lives": not taken.status().final}
+    told |= {"anew": actions.may_begin_anew(marked._job), "lives": not taken.status().final}
     taken.cancel("the test is over")
     return told
 

@@ -330,8 +330,8 @@ def _sleeps() -> None:
 
 def _waits() -> None:
     from kinetic_orchestration.job import open_place
+    from kinetic_orchestration.jobs.watching.watch import watcher_of
     from kinetic_orchestration.protocol import names
-    from kinetic_orchestration.watch import watcher_of
     from tests.benchmarks import waiting as records
 
     store, backend = open_place()

@@ -430,14 +430,15 @@ def _read(job: str) -> None:
 
 
 def _followers(listed: str) -> Iterator[Any]:
-    from kinetic_orchestration import act, trust
-    from kinetic_orchestration.follow import Follower, afollow
     from kinetic_orchestration.job import place_of
+    from kinetic_orchestration.jobs import trust
+    from kinetic_orchestration.jobs.following import actions
+    from kinetic_orchestration.jobs.following.follow import Follower, afollow
 
     store, backend, here = place_of()
     believed = trust.of(here)
     for job, digest in json.loads(Path(listed).read_text()):
-        yield afollow(Follower(act.open_job(job, store, backend, believed, digest)))
+        yield afollow(Follower(actions.open_job(job, store, backend, believed, digest)))
 
 
 async def _follow(listed: str) -> None:

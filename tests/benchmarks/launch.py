@@ -52,7 +52,7 @@ def subprocess_once() -> Times:
 def launch_once() -> Times:
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration.launch import complete, launch
+    from kinetic_orchestration.jobs.launch import complete, launch
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.values import Output
 

@@ -119,7 +119,7 @@ def _read_pipe(argv: list[str], sink: Sink) -> None:
 
 
 def _follow_job(function: Callable[..., None], arguments: tuple[int, ...], sink: Sink) -> None:
-    from kinetic_orchestration.launch import complete, launch
+    from kinetic_orchestration.jobs.launch import complete, launch
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.values import Output
 

@@ -56,7 +56,9 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     """Jobs with an attempt that runs, record by record as a submitter and its hosts write them."""
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration import act, launch, roll
+    from kinetic_orchestration.jobs import launch
+    from kinetic_orchestration.jobs.following import actions
+    from kinetic_orchestration.jobs.watching import roll
     from kinetic_orchestration.plan import identity
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.planner import make_plan
@@ -74,7 +76,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
         job_id, _ = launch.claim(store, backend, who)
         roll.enter(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
-        act.intend(act.open_job(job_id, store, backend), 1)
+        actions.intend(actions.open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), beat(store.now()).encode())
         run = here.home / "run" / f"{job_id}-1"
         run.mkdir(parents=True)
@@ -104,19 +106,19 @@ def _hold(home: str) -> None:
 
 
 def _wait_for_jobs(traced: bool) -> None:
-    from kinetic_orchestration.follow import Follower, afollow
     from kinetic_orchestration.job import open_place
+    from kinetic_orchestration.jobs.following.follow import Follower, afollow
+    from kinetic_orchestration.jobs.watching.watch import watcher_of
     from kinetic_orchestration.protocol import names
-    from kinetic_orchestration.watch import watcher_of
 
     store, backend = open_place()
     ids = [entry.name.split("/")[1] for entry in store.list(names.JOBS) if entry.name.endswith("spec.json")]
     assert len(ids) == JOBS
 
     def follower(job_id: str) -> Follower:
-        from kinetic_orchestration import act
+        from kinetic_orchestration.jobs.following import actions
 
-        return Follower(act.open_job(job_id, store, backend))
+        return Follower(actions.open_job(job_id, store, backend))
 
     ways = [lambda job_id=job_id: afollow(follower(job_id)) for job_id in ids]
     asyncio.run(

@@ -23,7 +23,11 @@ import google.cloud.tpu_v2  # noqa: F401 - before any fork
 import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, batch, follow, job, launch, reaper, results, trust, watch
+from kinetic_orchestration import batch, job
+from kinetic_orchestration.jobs import launch, results, trust
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.packaging import staging
 from kinetic_orchestration.packaging.source import tree  # noqa: F401
 from kinetic_orchestration.plan import identity
@@ -34,7 +38,7 @@ from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
-    launch, act, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
+    launch, actions, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
     request, backend, store, requests,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
@@ -138,7 +142,7 @@ def submit_many(jobs: Any, marks: str, count: int, group: str, at: str = "", nth
 
 def leave(jobs: Any, function: str, arguments: list[Any], into: str, allowance: float, **limits: float) -> None:
     """Submit a job whose hosts have `allowance` seconds beyond its limits, write down its id, and be gone for ever."""
-    act.DEADLINE_ALLOWANCE = allowance
+    actions.DEADLINE_ALLOWANCE = allowance
     options = kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(**limits))
     Path(into).write_text(options(getattr(jobs, function)).run_async(*arguments).job_id)
     die()

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, lifecycle
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
-from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.protocol import names, wire
@@ -261,7 +262,7 @@ def test_f18_a_zombie_attempt_cannot_commit_late(
     zombie = vm(cloud, job)
     (node,) = nodes(cloud, job)
     zombie.freeze()
-    act.close(job._job, 1, wire.INFRASTRUCTURE, "given up")
+    actions.close(job._job, 1, wire.INFRASTRUCTURE, "given up")
     awake.touch()
     zombie.thaw()
     wait_until(lambda: node not in nodes(cloud, job), "the deletion by the zombie itself")
@@ -283,7 +284,7 @@ def test_f21_the_last_lines_on_sigterm_arrive(cloud: Emulator, jobs: Any, how: s
         (node,) = nodes(cloud, job)
         cloud.preempt(node, notice=60.0)
     else:
-        act.cancel(job._job, "enough", "a test")
+        actions.cancel(job._job, "enough", "a test")
     expected = "ready\n" + "".join(f"last word {number}\n" for number in range(100)) + "and the very last"
     assert lines(told(job)) == expected
 
@@ -327,7 +328,7 @@ def test_f27_clocks_that_are_off_by_ten_minutes_change_nothing(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: float
 ) -> None:
     """Ages and deadlines are the store's: nobody is taken for dead, stuck or late, and all lines lie in one time."""
-    monkeypatch.setattr(act, "DEADLINE_ALLOWANCE", 0.0)
+    monkeypatch.setattr(actions, "DEADLINE_ALLOWANCE", 0.0)
     cloud.storage.skew = store
     for worker in range(3):
         cloud.furnish({"clock_skew": (worker - 1) * 600.0}, worker=worker)
@@ -350,7 +351,7 @@ def test_f27_the_deadline_passes_by_the_stores_clock_on_a_host_that_is_ten_minut
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no agent left there, and nobody who looks."""
-    monkeypatch.setattr(act, "DEADLINE_ALLOWANCE", 0.0)
+    monkeypatch.setattr(actions, "DEADLINE_ALLOWANCE", 0.0)
     cloud.furnish({"clock_skew": -600.0})
     job = run(jobs.until, str(tmp_path / "never"), limits=kinetic.Limits(provision=30.0, run=30.0))
     wait_running(job)

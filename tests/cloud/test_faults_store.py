@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import follow
 from kinetic_orchestration.errors import Denied, Unreachable
+from kinetic_orchestration.jobs.following import follow
 from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.protocol import names

@@ -48,17 +48,17 @@ def assert_one_of_all(cloud: Emulator, marks: Path, values: list[str], slices: i
 @pytest.mark.parametrize(
     "at",
     [
-        pytest.param("kinetic_orchestration.launch.claim", id="before it asks for its job"),
-        pytest.param("kinetic_orchestration.launch.admit", id="before the spec"),
-        pytest.param("kinetic_orchestration.act.intend", id="before the intent"),
+        pytest.param("kinetic_orchestration.jobs.launch.claim", id="before it asks for its job"),
+        pytest.param("kinetic_orchestration.jobs.launch.admit", id="before the spec"),
+        pytest.param("kinetic_orchestration.jobs.following.actions.intend", id="before the intent"),
         pytest.param("kinetic_orchestration.platforms.google.tpu.client.create", id="after the intent"),
         pytest.param(
             "kinetic_orchestration.platforms.google.tpu.client._error_of",
             id="after the create call, before its operation is kept",
         ),
-        pytest.param("kinetic_orchestration.follow.follow", id="before it follows"),
-        pytest.param("kinetic_orchestration.act.release", id="before it releases the slice"),
-        pytest.param("kinetic_orchestration.results.collect", id="before it collects"),
+        pytest.param("kinetic_orchestration.jobs.following.follow.follow", id="before it follows"),
+        pytest.param("kinetic_orchestration.jobs.following.actions.release", id="before it releases the slice"),
+        pytest.param("kinetic_orchestration.jobs.results.collect", id="before it collects"),
     ],
 )
 def test_f01_a_submitter_is_killed_and_the_next_one_with_the_same_key_goes_on(
@@ -109,7 +109,12 @@ def test_f01_a_batch_whose_submitter_dies_within_it_gives_what_was_submitted_and
 ) -> None:
     marks = tmp_path / "marks"
     ended = submitters.do(
-        "submit_many", marks=str(marks), count=3, group="/nowhere", at="kinetic_orchestration.act.intend", nth=2
+        "submit_many",
+        marks=str(marks),
+        count=3,
+        group="/nowhere",
+        at="kinetic_orchestration.jobs.following.actions.intend",
+        nth=2,
     )
     assert ended == KILLED
     with pytest.warns(UserWarning, match="1 of its inputs have not been submitted"):
@@ -153,14 +158,14 @@ def test_f03_four_submitters_that_race_for_one_identity_get_one_job(
 @pytest.mark.parametrize(
     ("at", "remembered"),
     [
-        pytest.param("kinetic_orchestration.act.intend", True, id="before the intent"),
+        pytest.param("kinetic_orchestration.jobs.following.actions.intend", True, id="before the intent"),
         pytest.param("kinetic_orchestration.platforms.google.tpu.client.create", True, id="before the create call"),
         pytest.param(
             "kinetic_orchestration.platforms.google.tpu.client.create",
             False,
             id="before a create call that the API knows no more",
         ),
-        pytest.param("kinetic_orchestration.act.release", True, id="before it releases the slice"),
+        pytest.param("kinetic_orchestration.jobs.following.actions.release", True, id="before it releases the slice"),
     ],
 )
 def test_f04_a_submitter_that_wakes_up_after_its_job_has_ended_changes_nothing(
@@ -221,7 +226,10 @@ def test_f30_a_job_that_waits_for_hardware_is_cancelled_promptly(
     elif who == "another process":
         assert submitters.do("cancel", job_id=job.job_id) == 0
     else:
-        assert submitters.do("cancel", job_id=job.job_id, at="kinetic_orchestration.follow.follow") == KILLED
+        assert (
+            submitters.do("cancel", job_id=job.job_id, at="kinetic_orchestration.jobs.following.follow.follow")
+            == KILLED
+        )
     wait_until(lambda: not cloud.queued_resources(), "the end of the queued resource")
     took = time.monotonic() - began
     follower.join(WITHIN)
@@ -239,7 +247,12 @@ def test_f30_a_cancel_before_the_intent_makes_no_request_at_all(
     cloud: Emulator, submitters: Any, tmp_path: Path
 ) -> None:
     assert (
-        submitters.do("submit", key="early", marks=str(tmp_path / "marks"), at="kinetic_orchestration.act.intend")
+        submitters.do(
+            "submit",
+            key="early",
+            marks=str(tmp_path / "marks"),
+            at="kinetic_orchestration.jobs.following.actions.intend",
+        )
         == KILLED
     )
     (job,) = all_jobs()

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act, follow, lifecycle, reaper, watch
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.job import JobHandle, open_place
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
@@ -107,7 +110,7 @@ def test_f22_a_delete_that_answers_404_though_the_slice_is_there_ends_the_job_an
     cloud.fail("DeleteQueuedResource", 5, times=None)
     job = run(jobs.attempt)
     assert job.result(timeout=WITHIN) == 1
-    assert act.release(job._job, 1) is Freed.REFUSED
+    assert actions.release(job._job, 1) is Freed.REFUSED
     assert not is_gone(cloud)
     vm(cloud, job).freeze()  # it asks again and again, and could be first
     cloud.clear_faults()
@@ -120,12 +123,12 @@ def test_f22_a_slice_that_stays_deleting_keeps_neither_its_job_nor_the_next_one(
     cloud.stuck_delete()
     job = run(jobs.attempt)
     assert job.result(timeout=WITHIN) == 1
-    assert act.release(job._job, 1) is Freed.UNDER_WAY
+    assert actions.release(job._job, 1) is Freed.UNDER_WAY
     assert [queued["state"]["state"] for queued in cloud.queued_resources()] == ["DELETING"]
     assert run(jobs.attempt).result(timeout=WITHIN) == 1
     cloud.unstick()
     cloud.wait_until_empty(WITHIN)
-    assert act.release(job._job, 1) is Freed.DONE
+    assert actions.release(job._job, 1) is Freed.DONE
 
 
 def test_f22_deletes_that_are_throttled_are_asked_for_again_by_the_hosts_themselves(
@@ -135,7 +138,7 @@ def test_f22_deletes_that_are_throttled_are_asked_for_again_by_the_hosts_themsel
     cloud.fail("Delete*", refusal=THROTTLED, times=None)
     job = run(jobs.attempt)
     assert job.result(timeout=WITHIN) == 1
-    assert act.release(job._job, 1) is Freed.REFUSED
+    assert actions.release(job._job, 1) is Freed.REFUSED
     assert not is_gone(cloud)
     cloud.clear_faults()
     cloud.wait_until_empty(WITHIN)
@@ -172,7 +175,7 @@ def test_f22_an_attempt_whose_delete_is_refused_does_not_keep_the_next_one_waiti
     wait_running(job)
     cloud.fail("Delete*", refusal=THROTTLED, times=None, caller="vm")
     cloud.fail("Delete*", refusal=THROTTLED, times=2, caller="client")
-    act.close(job._job, 1, wire.INFRASTRUCTURE, "its hosts are thought dead")
+    actions.close(job._job, 1, wire.INFRASTRUCTURE, "its hosts are thought dead")
     (first,) = nodes(cloud, job)
     with ThreadPoolExecutor(1) as pool:
         value = pool.submit(job.result, timeout=WITHIN)

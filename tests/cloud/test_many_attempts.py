@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.follow import Follower
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.watching.watch import watcher_of
 from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.watch import watcher_of
 from tests.cloud.cases import WITHIN, changes, lines, nodes, run, told, wait_running, wait_until
 from tests.cloud.conftest import ZONES
 
@@ -51,8 +51,8 @@ def refuse(cloud: Emulator, job: JobHandle[Any], *, until: int = MANY) -> None:
     """Attempts of the job that got no hosts anywhere, as followers would have made and ended them."""
     for attempt in range(job._newest(), until + 1):
         if job._job.store.read(names.intent(job.job_id, attempt)) is None:
-            act.intend(job._job, attempt)
-        act.close(job._job, attempt, wire.STOCKOUT, "There is no more capacity in the zone")
+            actions.intend(job._job, attempt)
+        actions.close(job._job, attempt, wire.STOCKOUT, "There is no more capacity in the zone")
     for zone in ZONES:
         cloud.restock(zone)
     assert kinetic.attach(job.job_id)._newest() == until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.launch import launch
+from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.testing import Emulator
 

@@ -12,7 +12,7 @@ import pytest
 from dagster_kinetic import HostContext, KineticResource, kinetic_asset, kinetic_op
 from dagster_kinetic.step import events
 from dagster_kinetic.step.rate_limit import Paced
-from kinetic_orchestration import lifecycle
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.values import Change, Cursor, Glimpse, Intent
 from kinetic_orchestration.protocol import wire
 

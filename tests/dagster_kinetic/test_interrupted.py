@@ -11,7 +11,7 @@ from dagster_kinetic import KineticResource, kinetic_asset
 from dagster_kinetic.step.step import identity_of, left_if_interrupted, place_of
 from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import JobStatus, attach, list_jobs
-from kinetic_orchestration.launch import find
+from kinetic_orchestration.jobs.launch import find
 
 from .stored import messages
 

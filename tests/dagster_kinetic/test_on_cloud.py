@@ -15,7 +15,8 @@ from dagster_kinetic import (
     kinetic_asset,
 )
 from dagster_kinetic.step.ticket import tickets_of
-from kinetic_orchestration import attach, watch
+from kinetic_orchestration import attach
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.testing import Emulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

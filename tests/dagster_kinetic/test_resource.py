@@ -15,7 +15,7 @@ import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
-from kinetic_orchestration.launch import settings_for
+from kinetic_orchestration.jobs.launch import settings_for
 from kinetic_orchestration.plan.planner import make_plan
 
 from .many_assets import Kept  # noqa: F401 - its module is read by the code server's test

@@ -29,9 +29,10 @@ from dagster_kinetic import (
 from dagster_kinetic.resource.config import TAG
 from dagster_kinetic.sensors import branches, completion
 from dagster_kinetic.step.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket, tickets_of
-from kinetic_orchestration import JobStatus, attach, reaper
+from kinetic_orchestration import JobStatus, attach
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.protocol import names, wire
 from tests import bucket
 
@@ -547,7 +548,7 @@ def reaped(instance: dg.DagsterInstance, kinetic: KineticResource, cursor: str |
 
 @pytest.mark.slow
 def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, monkeypatch, home):
-    from kinetic_orchestration import act
+    from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.protocol.system import processes
 
     kinetic = KineticResource()
@@ -564,7 +565,7 @@ def test_the_reaper_says_what_it_removed_and_when_there_is_nothing(instance, mon
     for process in processes.marked(placement):  # or they may end by themselves before anybody looks
         processes.send(process.pid, signal.SIGSTOP)
     monkeypatch.setattr(reaper, "SETTLED", -60.0)  # so old a verdict has to be
-    act.close(handle._job, 1, "infrastructure", "for the test")  # and nobody follows the job
+    actions.close(handle._job, 1, "infrastructure", "for the test")  # and nobody follows the job
     told = reaped(instance, kinetic).skip_reason.skip_message
     assert "removed 1" in told and "its attempt has its verdict" in told
     handle.cancel()

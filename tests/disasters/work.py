@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import lifecycle
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.local import backend
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.act import Job
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.watching.watch import look
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Event, Output
 from kinetic_orchestration.platforms import agent_zip as agent
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.watch import look
 from tests.agent.by_hand import start_host
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import act
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.protocol import names, wire
 from tests.agent.by_hand import intended, words_of
@@ -44,7 +44,7 @@ ONE = kinetic.Retry(infra=1, preemption=1)
 NONE = kinetic.Retry(infra=0, preemption=0)
 
 
-def launched(function: Any, *arguments: Any, **options: Any) -> act.Job:
+def launched(function: Any, *arguments: Any, **options: Any) -> actions.Job:
     """A job that runs, and that nobody follows."""
     job = kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)
     return job._job
@@ -182,7 +182,7 @@ def test_f18_a_zombie_attempt_cannot_commit_late(jobs: Any, tmp_path: Path) -> N
     wait_until(lambda: asleep.exists() and asleep.read_text())
     zombie = int(asleep.read_text())
     wait_until(lambda: stopped(zombie))
-    act.close(job, 1, wire.INFRASTRUCTURE, "given up")
+    actions.close(job, 1, wire.INFRASTRUCTURE, "given up")
     follower = Follower(job)
     assert follower.step() is None
     kill(zombie, number=signal.SIGCONT)
@@ -216,7 +216,7 @@ def test_f19_a_store_that_refuses_for_a_moment_costs_nothing(jobs: Any, tmp_path
     assert kinetic.attach(job.job_id).attempts() == 1
 
 
-def _with_arguments(function: Any, *arguments: Any) -> act.Job:
+def _with_arguments(function: Any, *arguments: Any) -> actions.Job:
     import functools
 
     return intended(functools.partial(function, *arguments))
@@ -269,7 +269,7 @@ def test_f21_the_last_lines_on_sigterm_arrive(jobs: Any, tmp_path: Path, how: st
     if how == "preempted":
         kill(tree.guard, number=signal.SIGTERM)
     else:
-        act.cancel(job, "enough", "a test")
+        actions.cancel(job, "enough", "a test")
     said = text(events(job), 0)
     assert said == "ready\n" + "".join(f"last word {number}\n" for number in range(100)) + "and the very last"
 

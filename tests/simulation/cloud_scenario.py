@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kinetic_orchestration import act, launch, lifecycle, reaper
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, StoreError
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.host.machine import self_delete
+from kinetic_orchestration.jobs import launch, lifecycle
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.trust import ALONE, Trust
+from kinetic_orchestration.jobs.watching.watch import Distant
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
@@ -37,8 +41,6 @@ from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.wire import Verdict
-from kinetic_orchestration.trust import ALONE, Trust
-from kinetic_orchestration.watch import Distant
 from tests.simulation import cloud as api
 from tests.simulation.cloud import Cloud, QueuedResource, SimulatedTpus, TpuNode, Zone
 from tests.simulation.scenario import BUDGETS, DAY, STAGED, Judge, Schedule
@@ -669,7 +671,7 @@ class CloudSchedule(Schedule):
                 return
             self.world.reached.add("a failed job was asked for again")
 
-    def _launched(self, task: Task) -> act.Job:
+    def _launched(self, task: Task) -> actions.Job:
         store, backend = self._place(task)
         job, is_new = launch.claim(store, backend, self.identity, BELIEVES)
         written = None
@@ -681,7 +683,7 @@ class CloudSchedule(Schedule):
             written = launch.admit(store, job, self.identity, self.plan, STAGED, BELIEVES)
             self.staging -= 1
         self.jobs.add(job)
-        launched = act.open_job(job, store, backend, BELIEVES, written=written)
+        launched = actions.open_job(job, store, backend, BELIEVES, written=written)
         launch.provision(launched, is_new=written is not None)
         if self.plan.abort_without_owner:
             store.put(names.owner(job), wire.encode({"owner": task.name}))
@@ -698,7 +700,7 @@ class CloudSchedule(Schedule):
                 return
             self.world.sleep(5.0)
 
-    def _current(self, task: Task) -> act.Job | None:
+    def _current(self, task: Task) -> actions.Job | None:
         from kinetic_orchestration.plan.identity import job_id as job_id_of
 
         store, backend = self._place(task)
@@ -707,17 +709,17 @@ class CloudSchedule(Schedule):
             for generation in (3, 2, 1):
                 job = job_id_of(self.identity, generation)
                 if store.read(names.spec(job)) is not None:
-                    return act.open_job(job, store, backend, trust)
+                    return actions.open_job(job, store, backend, trust)
         except (StoreError, BackendError):
             pass
         return None
 
-    def _knows_nothing_of_acts(self, task: Task, job: act.Job) -> float:
+    def _knows_nothing_of_acts(self, task: Task, job: actions.Job) -> float:
         """A new follower has not heard of any, not even of its own process'."""
         self.judge.acted.pop((task, job.job_id), None)
         return 0.0
 
-    def _followed(self, job: act.Job, task: Task) -> Outcome:
+    def _followed(self, job: actions.Job, task: Task) -> Outcome:
         draw, world = self.world.random, self.world
         reader = Reader(self, job.job_id) if draw.random() < 0.2 else None
         follower, known = Follower(job), self._knows_nothing_of_acts(task, job)
@@ -764,7 +766,7 @@ class CloudSchedule(Schedule):
                 if reaped.what == "placement" and reaped.result != reaper.UNREAD:
                     self.world.reached.add(f"the reaper released a placement: {why}")
             list(reaper._beats(store, dry_run=False))
-            store.put(names.REAPED, wire.encode({"writer": act.ME, "ended": True}))
+            store.put(names.REAPED, wire.encode({"writer": actions.ME, "ended": True}))
         except (StoreError, BackendError):
             pass
 
@@ -846,13 +848,13 @@ class CloudSchedule(Schedule):
     def _ask_all(self, task: Task) -> None:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            self._followed(act.open_job(job_id, store, backend, BELIEVES), task)
+            self._followed(actions.open_job(job_id, store, backend, BELIEVES), task)
 
     def _cancel_all(self, task: Task) -> None:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            job = act.open_job(job_id, store, backend, BELIEVES)
-            act.cancel(job, "too late", task.name)
+            job = actions.open_job(job_id, store, backend, BELIEVES)
+            actions.cancel(job, "too late", task.name)
             self._followed(job, task)
 
 

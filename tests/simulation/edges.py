@@ -15,12 +15,15 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from kinetic_orchestration import act, follow, reaper, watch
 from kinetic_orchestration.host import host
 from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, segments
 from kinetic_orchestration.host.view.open_records import open_records
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions as act
+from kinetic_orchestration.jobs.following import follow
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.platforms.google.tpu import request
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes

@@ -112,12 +112,18 @@ CLOUD = (
     Mend(
         "an attempt that nobody who might start it started was closed as if it had been promised a place",
         (51004841,),
-        (Change("kinetic_orchestration/act.py", ", unplaced=seen.intent is None)", ")"),),
+        (Change("kinetic_orchestration/jobs/following/actions.py", ", unplaced=seen.intent is None)", ")"),),
     ),
     Mend(
         "a scene that was begun before an answer came hid what the answer had shown",
         (52000895,),
-        (Change("kinetic_orchestration/watch.py", "memory.not_before = store.now()  # a scene", "# a scene"),),
+        (
+            Change(
+                "kinetic_orchestration/jobs/watching/watch.py",
+                "memory.not_before = store.now()  # a scene",
+                "# a scene",
+            ),
+        ),
     ),
     Mend(
         "one answer that was lost, the first of all, left a machine's deadline to its own clock",

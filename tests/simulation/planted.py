@@ -33,7 +33,7 @@ class Planted(NamedTuple):
 PLANTED = (
     Planted(
         "a refused release is forgotten with its follower",
-        "follow.py",
+        "jobs/following/follow.py",
         "RELEASE_PAUSE / 2, True),) if last else ()",
         "RELEASE_PAUSE / 2, True),) if not last else ()",
     ),
@@ -75,13 +75,13 @@ PLANTED = (
     ),
     Planted(
         "a follower judges ages by its own clock",
-        "watch.py",
+        "jobs/watching/watch.py",
         "        taken = store.now()\n",
         "        taken = time.time()\n",
     ),
     Planted(
         "the reaper judges a deadline by its own clock",
-        "reaper.py",
+        "jobs/cleanup/reaper.py",
         "    now = store.now()\n    if expires and now > expires + EXPIRED:",
         "    now = time.time()\n    if expires and now > expires + EXPIRED:",
     ),
@@ -107,13 +107,13 @@ PLANTED = (
     ),
     Planted(
         "a scene older than one's own act is believed",
-        "watch.py",
+        "jobs/watching/watch.py",
         "        or scene.taken <= memory.not_before\n",
         "",
     ),
     Planted(
         "an intent comes before the verdict on the attempt before it",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "    elif state in (GONE, WOUNDED) or (state == ABSENT and (began or seen.shown)):\n",
         "    elif state == GONE:\n"
         '        return Step(Cursor(cursor.attempt + 1, "resuming", (), cursor.spent))\n'
@@ -121,13 +121,13 @@ PLANTED = (
     ),
     Planted(
         "the reaper ends a slice that lives",
-        "reaper.py",
+        "jobs/cleanup/reaper.py",
         "    if seen.state == GONE:\n        state = placement.get",
         "    if seen.state in (GONE, PRESENT):\n        state = placement.get",
     ),
     Planted(
         "the reaper deletes what lives, and writes no verdict",
-        "reaper.py",
+        "jobs/cleanup/reaper.py",
         '    if verdict is not None or placement["age"] < UNCLAIMED:\n        return "", ""',
         '    if verdict is not None or placement["age"] < UNCLAIMED:\n        return "it is old", ""',
     ),
@@ -163,7 +163,7 @@ PLANTED = (
     ),
     Planted(
         "another attempt is released",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "        ends = seen.cancel is not None or _over_total(seen, policy)\n"
         "        return Step(following, (Release(cursor.attempt),), () if ends else changes)",
         "        ends = seen.cancel is not None or _over_total(seen, policy)\n"
@@ -171,13 +171,13 @@ PLANTED = (
     ),
     Planted(
         "the last attempt is not released",
-        "follow.py",
+        "jobs/following/follow.py",
         "        if not any(refused.attempt == attempt for refused in self.refused):\n            self._release(attempt, seen)",
         "        if not seen:\n            self._release(attempt, seen)",
     ),
     Planted(
         "a client's second verdict takes the place of the first",
-        "act.py",
+        "jobs/following/actions.py",
         "    job.store.create(names.verdict(job.job_id, attempt), verdict.encode())\n",
         "    if job.store.create(names.verdict(job.job_id, attempt), verdict.encode()) is None:\n"
         "        record = job.store.read(names.verdict(job.job_id, attempt))\n"
@@ -191,13 +191,13 @@ PLANTED = (
     ),
     Planted(
         "a stockout spends the budget of infrastructure",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "    wire.STOCKOUT: (FREE, JobStatus.FAILED),",
         '    wire.STOCKOUT: ("infra", JobStatus.FAILED),',
     ),
     Planted(
         "a cancel is lost while its job waits in a queue",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "    elif seen.cancel is not None:\n        if state in",
         "    elif seen.cancel is not None and not _is_waiting(seen):\n        if state in",
     ),
@@ -209,7 +209,7 @@ PLANTED = (
     ),
     Planted(
         "a watcher looks ten times a second",
-        "watch.py",
+        "jobs/watching/watch.py",
         "        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)",
         "        return 0.1",
     ),
@@ -221,7 +221,7 @@ PLANTED = (
     ),
     Planted(
         "a refused place is asked for again at once",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "    return intent is not None and intent.wait > 0 and seen.now < intent.created + intent.wait",
         "    return False",
     ),
@@ -271,7 +271,7 @@ PLANTED = (
     ),
     Planted(
         "a total that is spent leads to one more attempt",
-        "lifecycle.py",
+        "jobs/lifecycle.py",
         "    if reason := _over_total(seen, policy):\n        return Step(cursor, (Close(wire.DEADLINE, reason, unplaced=True),))\n"
         "    return Step(cursor, (Intend(),))",
         "    return Step(cursor, (Intend(),))",

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from kinetic_orchestration import act, launch, lifecycle, reaper
 from kinetic_orchestration.errors import JobNotFound, StoreError, TooBig
-from kinetic_orchestration.follow import Follower
+from kinetic_orchestration.jobs import launch, lifecycle
+from kinetic_orchestration.jobs.cleanup import reaper
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
@@ -380,7 +382,7 @@ class Schedule:
                 return
             self.world.reached.add("a failed job was asked for again")
 
-    def _launched(self, task: Task) -> act.Job:
+    def _launched(self, task: Task) -> actions.Job:
         """As launch.launch, without the packing."""
         store, backend = self._place(task)
         job, is_new = launch.claim(store, backend, self.identity)
@@ -392,14 +394,14 @@ class Schedule:
             self.world.sleep(self.world.random.random() * 3.0)
             written = launch.admit(store, job, self.identity, self.plan, STAGED)
             self.staging -= 1
-        launched = act.open_job(job, store, backend, written=written)
+        launched = actions.open_job(job, store, backend, written=written)
         launch.provision(launched, is_new=written is not None)
         if self.plan.abort_without_owner:
             store.put(names.owner(job), wire.encode({"owner": task.name}))
             self.world.spawn(f"owner {task.name}", lambda _task: self._own(launched, task), delay=5.0)
         return launched
 
-    def _own(self, job: act.Job, task: Task) -> None:
+    def _own(self, job: actions.Job, task: Task) -> None:
         """As the owner's thread, which ends with its process."""
         while not task.greenlet.dead and job.job_id not in self.judge.outcomes:
             job.store.put(names.owner(job.job_id), wire.encode({"owner": task.name}))
@@ -416,18 +418,18 @@ class Schedule:
                 return
             self.world.sleep(5.0)
 
-    def _current(self, task: Task) -> act.Job | None:
+    def _current(self, task: Task) -> actions.Job | None:
         store, backend = self._place(task)
         try:
             for generation in (3, 2, 1):
                 job = job_id_of(self.identity, generation)
                 if store.read(names.spec(job)) is not None:
-                    return act.open_job(job, store, backend)
+                    return actions.open_job(job, store, backend)
         except (StoreError, Unreachable):
             pass
         return None
 
-    def _followed(self, job: act.Job, task: Task) -> Outcome:
+    def _followed(self, job: actions.Job, task: Task) -> Outcome:
         world, draw = self.world, self.world.random
         follower, pace = Follower(job), self.pace
         emit = (lambda _event: None) if draw.random() < 0.1 else None
@@ -447,11 +449,11 @@ class Schedule:
             world.sleep(pace * (0.5 + draw.random()))
             pace = min(60.0, pace * 1.1)
 
-    def _cleaned(self, job: act.Job, outcome: Outcome) -> None:
+    def _cleaned(self, job: actions.Job, outcome: Outcome) -> None:
         """As JobHandle.cleanup."""
         try:
             for attempt in range(1, outcome.attempt + 1):
-                act.release(job, attempt)
+                actions.release(job, attempt)
         except (StoreError, Unreachable):
             pass
 
@@ -460,7 +462,7 @@ class Schedule:
         if job is None:
             return
         try:
-            act.cancel(job, "enough", task.name)
+            actions.cancel(job, "enough", task.name)
         except StoreError:
             pass
         if self.world.random.random() < 0.5:
@@ -552,7 +554,7 @@ class Schedule:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
             try:
-                self._followed(act.open_job(job_id, store, backend), task)
+                self._followed(actions.open_job(job_id, store, backend), task)
             except JobNotFound:
                 self.world.reached.add("a job was asked for after it was forgotten")
 
@@ -560,8 +562,8 @@ class Schedule:
         """Another day later somebody cancels, and asks again."""
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            job = act.open_job(job_id, store, backend)
-            act.cancel(job, "too late", task.name)
+            job = actions.open_job(job_id, store, backend)
+            actions.cancel(job, "too late", task.name)
             self._followed(job, task)
 
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kinetic_orchestration import lifecycle
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.host import host
 from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import (
     ABSENT,

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import act, launch, lifecycle, watch
-from kinetic_orchestration.follow import Follower, follow
 from kinetic_orchestration.host.machine import self_delete
+from kinetic_orchestration.jobs import launch, lifecycle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
@@ -193,7 +195,7 @@ def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
             identity = Identity(DEPLOYMENT, "simulation", str(number))
             job, _ = launch.claim(store, backend, identity, BELIEVES)
             written = launch.admit(store, job, identity, plan, STAGED, BELIEVES)
-            launched = act.open_job(job, store, backend, BELIEVES, written=written)
+            launched = actions.open_job(job, store, backend, BELIEVES, written=written)
             launch.provision(launched, is_new=True)
             world.fork("follower", lambda _task, of=launched: follow(Follower(of)))
         world.sleep(3600.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration import lifecycle
+from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry
 from kinetic_orchestration.protocol import names, rules, wire

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_kinetic.shared.outcome import failures
-from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names
-from kinetic_orchestration.results import collect
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
 WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …

@@ -10,9 +10,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from kinetic_orchestration import act
-from kinetic_orchestration.act import Job
-from kinetic_orchestration.follow import Follower, follow
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
@@ -47,7 +47,7 @@ def cancel(job: Job, reason: str) -> None:
 
     The same task may be run again: its next try is another run of the job.
     """
-    act.cancel(job, reason, BY, anew=True)
+    actions.cancel(job, reason, BY, anew=True)
     Follower(job).step()
 
 
@@ -63,7 +63,7 @@ def wait_for_the_end(job: Job, tell: Callable[[], object] = lambda: None) -> Non
 
     `tell` is called if that takes any time.
     """
-    if not act.may_begin_anew(job):
+    if not actions.may_begin_anew(job):
         return
     follower = Follower(job)
     if follower.step() is None:

@@ -26,8 +26,8 @@ from typing import Any
 import structlog
 
 from airflow_kinetic.shared.configuration import log_lines_per_second
-from kinetic_orchestration.echoes import Echoes
-from kinetic_orchestration.follow import Printer
+from kinetic_orchestration.jobs.following.follow import Printer
+from kinetic_orchestration.jobs.following.secondary_errors import Echoes
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else

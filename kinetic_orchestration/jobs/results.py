@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from kinetic_orchestration.act import Job, doubt_of_value
 from kinetic_orchestration.errors import (
     Corrupt,
     JobCancelled,
@@ -20,6 +19,7 @@ from kinetic_orchestration.errors import (
     StoreError,
     Unreachable,
 )
+from kinetic_orchestration.jobs.following.actions import Job, doubt_of_value
 from kinetic_orchestration.packaging.call.pickling import load_value, revive
 from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome

@@ -17,10 +17,16 @@ from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration import act, owner, roll, trust
-from kinetic_orchestration.act import Job
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
-from kinetic_orchestration.follow import Emit, Follower, follow
+from kinetic_orchestration.jobs import trust
+from kinetic_orchestration.jobs.cleanup import owner
+from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.follow import Emit, Follower, follow
+from kinetic_orchestration.jobs.results import collect
+from kinetic_orchestration.jobs.trust import Trust
+from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan import emulation
@@ -41,9 +47,6 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.ahead import Ahead
-from kinetic_orchestration.reaper import reap_now_and_then
-from kinetic_orchestration.results import collect
-from kinetic_orchestration.trust import Trust
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -85,7 +88,7 @@ def launch(
     job, is_new = claim(store, backend, identity, believed)
     strict = spec.options.on_conflict == "error"
     if strict and not is_new:
-        refuse_another(spec, identity, act.open_job(job, store, backend, believed))
+        refuse_another(spec, identity, actions.open_job(job, store, backend, believed))
     if claimed is not None:
         claimed(job)
     if is_new:
@@ -106,7 +109,7 @@ def launch(
         if noted is not None:
             noted()
         written = admit(store, job, identity, plan, staged, believed, asked, spec.origin)
-    launched = act.open_job(job, store, backend, believed, written=written)
+    launched = actions.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker
         refuse_another(spec, identity, launched)
     try:
@@ -158,8 +161,8 @@ def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str]
         try:
             if (job := find(spec, identity)) is not None:
                 say(f"cancelling {job.job_id}")
-                act.cancel(job, "interrupted by Ctrl-C", act.ME)
-                say(act.how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
+                actions.cancel(job, "interrupted by Ctrl-C", actions.ME)
+                say(actions.how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
         except KineticError as error:  # Ctrl-C stays what it is
             say(f"what was on its way could not be called back: {error}")
         raise
@@ -228,8 +231,8 @@ def refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
             f"this step has {found}: nothing else has run, and that job goes on. To end it: "
             f"kinetic-orchestration cancel {job.job_id}"
         )
-    act.cancel(job, "its step asks for another call now, and on_conflict is 'error'", act.ME, anew=True)
-    ended = act.how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
+    actions.cancel(job, "its step asks for another call now, and on_conflict is 'error'", actions.ME, anew=True)
+    ended = actions.how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
     raise KeyTaken(f"this step has {found}: it was cancelled ({ended}), and nothing else has run")
 
 
@@ -268,7 +271,7 @@ def find(spec: JobSpec, identity: Identity) -> Job | None:
     job = job_id(identity, _meant(store, identity, record)["generation"])
     if store.read(names.spec(job)) is None:
         return None
-    return act.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
+    return actions.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
 
 
 def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = trust.ALONE) -> tuple[str, bool]:
@@ -286,7 +289,7 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
             continue
         fields = _meant(store, identity, record)
         if fields.pop("damaged", False):
-            act.set_aside(store, name, record.data)
+            actions.set_aside(store, name, record.data)
             store.swap(name, wire.encode(fields), record.generation)
             continue
         generation = fields["generation"]
@@ -348,9 +351,9 @@ def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALO
     if store.read(names.spec(job)) is None:
         return True
     try:
-        opened = act.open_job(job, store, backend, believed)
+        opened = actions.open_job(job, store, backend, believed)
     except Corrupt as error:
-        act.abandon(store, backend, job, str(error), act.ME, patience=CANCEL_SECONDS)
+        actions.abandon(store, backend, job, str(error), actions.ME, patience=CANCEL_SECONDS)
         return True
     follower = Follower(opened)
     while True:
@@ -364,7 +367,7 @@ def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALO
 
 def _is_failure(job: Job, outcome: Outcome) -> bool:
     if outcome.status is JobStatus.CANCELLED:
-        return act.may_begin_anew(job)
+        return actions.may_begin_anew(job)
     return outcome.status is JobStatus.FAILED
 
 
@@ -470,9 +473,9 @@ def provision(job: Job, *, is_new: bool = False) -> None:
 
     Of a job that was made here just now all is known but whether somebody else was quicker, or has ended it already.
     """
-    intent = act.intend(job, 1) if is_new else None
+    intent = actions.intend(job, 1) if is_new else None
     ended = names.cancel(job.job_id), names.verdict(job.job_id, 1)
     if intent is None or intent.wait or any(job.store.read_all(ended)):
         Follower(job).step()
     else:
-        act.submit(job, 1, Glimpse(intent.created, intent), copies.environ())
+        actions.submit(job, 1, Glimpse(intent.created, intent), copies.environ())

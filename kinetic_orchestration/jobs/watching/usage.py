@@ -22,8 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic_orchestration import attempts, goodput, lifecycle
 from kinetic_orchestration.errors import Corrupt
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.watching import attempts, goodput
 from kinetic_orchestration.plan.hardware.cost import Estimate, estimate, together
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.records import READY, fields_of, intent_of, verdict_at

@@ -11,8 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kinetic_orchestration import attempts, bill, lifecycle
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace, StoreError
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.trust import ALONE, HOSTS, Ended, Trust, gist
+from kinetic_orchestration.jobs.watching import attempts, usage
+from kinetic_orchestration.jobs.watching.watch import Memory, Scene, intent_at, look, place_by_name
 from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.plan.values import (
@@ -33,8 +36,6 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
-from kinetic_orchestration.trust import ALONE, HOSTS, Ended, Trust, gist
-from kinetic_orchestration.watch import Memory, Scene, intent_at, look, place_by_name
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
@@ -415,7 +416,10 @@ def _held(job: Job, plan: Plan, attempt: int) -> float:
     its records or by the cloud's word. Whoever removes records gives no money back; and none tells of more than the
     plan's deadline allows, at which machines end themselves.
     """
-    stays, most = bill.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else [], _longest(plan, plan.affordable)
+    stays, most = (
+        usage.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else [],
+        _longest(plan, plan.affordable),
+    )
     told = {stay.attempt: min(stay.ready, most) for stay in stays}
     for number, seconds in told.items():
         job.trust.saw_held(job.store, job.job_id, number, seconds)

@@ -14,10 +14,13 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import act, attempts, lifecycle, roll
-from kinetic_orchestration.act import Job
-from kinetic_orchestration.echoes import Echoes
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following import actions as act
+from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.secondary_errors import Echoes
+from kinetic_orchestration.jobs.watching import attempts, roll
+from kinetic_orchestration.jobs.watching.watch import Memory, Watcher, watcher_of
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.plan.values import (
     PRESENT,
@@ -38,7 +41,6 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies, visible
-from kinetic_orchestration.watch import Memory, Watcher, watcher_of
 
 Emit = Callable[[Event], object]
 
