@@ -165,7 +165,7 @@ class _Detached:
         if _compat.is_direct(context):
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
         from dagster_kinetic.step.step import Place, hold_to, run_in_step
-        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.launch import settings_for
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
@@ -192,7 +192,7 @@ class _Detached:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
         from dagster_kinetic.step.step import Place, identity_of, left_if_interrupted, place_of
-        from kinetic_orchestration.job import runs
+        from kinetic_orchestration.api.handle import runs
         from kinetic_orchestration.jobs.launch import settings_for
 
         refuse_if_it_would_end_with_its_run(spec, context)

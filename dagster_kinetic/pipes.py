@@ -29,7 +29,7 @@ from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.values import Output
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.jobs.following.follow import Emit
     from kinetic_orchestration.plan.values import Event
 

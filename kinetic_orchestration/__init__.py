@@ -11,9 +11,9 @@ TYPE_CHECKING = False  # typing itself costs more than all the rest of this impo
 if TYPE_CHECKING:
     from typing import Any
 
-    from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
-    from kinetic_orchestration.decorator import RemoteCallable, command, run
-    from kinetic_orchestration.job import JobHandle, attach, list_jobs
+    from kinetic_orchestration.api.batch import BatchError, BatchHandle, attach_batch
+    from kinetic_orchestration.api.decorator import RemoteCallable, command, run
+    from kinetic_orchestration.api.handle import JobHandle, attach, list_jobs
     from kinetic_orchestration.plan.declare.data import Data
     from kinetic_orchestration.plan.declare.limits import Limits, Retry
     from kinetic_orchestration.plan.declare.profile import Profile
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BatchError": "batch",
-    "BatchHandle": "batch",
+    "BatchError": "api.batch",
+    "BatchHandle": "api.batch",
     "Data": "plan.declare.data",
     "HostContext": "program.context",
-    "JobHandle": "job",
+    "JobHandle": "api.handle",
     "JobStatus": "plan.values",
     "KineticCallback": "program.keras_callback",
     "Limits": "plan.declare.limits",
     "Profile": "plan.declare.profile",
-    "RemoteCallable": "decorator",
+    "RemoteCallable": "api.decorator",
     "Retry": "plan.declare.limits",
     "TpuVm": "plan.declare.spec",
     "Training": "program.loop",
     "TrainingEnded": "program.loop",
-    "attach": "job",
-    "attach_batch": "batch",
-    "command": "decorator",
+    "attach": "api.handle",
+    "attach_batch": "api.batch",
+    "command": "api.decorator",
     "current": "program.context",
-    "list_jobs": "job",
+    "list_jobs": "api.handle",
     "read_checkpoint": "program.reading",
-    "run": "decorator",
+    "run": "api.decorator",
 }
 
 _MODULES = ("collections", "data", "job_status")  # of Keras Kinetic, whose names programs may take from there

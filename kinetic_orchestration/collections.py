@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kinetic_orchestration.batch import BatchError, BatchHandle, attach_batch
-from kinetic_orchestration.decorator import RemoteCallable
+from kinetic_orchestration.api.batch import BatchError, BatchHandle, attach_batch
+from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 
 __all__ = ["BatchError", "BatchHandle", "attach_batch", "map"]

@@ -257,7 +257,7 @@ def test_a_store_written_by_a_newer_version_is_refused(home: Path) -> None:
 
 
 def test_a_job_on_a_backend_that_is_not_known_here_hides_no_other(home: Path) -> None:
-    from kinetic_orchestration.job import all_jobs
+    from kinetic_orchestration.api.handle import all_jobs
     from kinetic_orchestration.platforms.registry import open_store
 
     job = kinetic.run(accelerator="cpu")(abs).run_async(-1)

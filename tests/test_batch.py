@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.batch import child
+from kinetic_orchestration.api.batch import child
 from kinetic_orchestration.errors import (
     Corrupt,
     JobCancelled,

@@ -19,8 +19,8 @@ from typing import IO, Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import COMMANDS, main
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.protocol.system import processes
 from tests.pty_ends import read_out
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, JobFailed, KineticError, StoreError
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions

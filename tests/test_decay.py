@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import codes, main
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup import decay
 from kinetic_orchestration.plan.configuration.settings import load

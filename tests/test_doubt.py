@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.api.handle import JobHandle, attach, reopened
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
-from kinetic_orchestration.job import JobHandle, attach, reopened
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, step_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinetic_orchestration.drawing import draw
+from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.plan.hardware.accelerators import Slice, catalogue, parse
 
 V5E_8 = """\

@@ -244,15 +244,15 @@ def test_plan_shows_what_is_meant_and_says_what_a_job_lacks(
 
 
 def test_doctor_says_that_jobs_cannot_run_where_they_are_meant_to(home: Path) -> None:
-    from kinetic_orchestration import preflight
+    from kinetic_orchestration.cli import doctor
 
-    def backend(**environ: str) -> preflight.Check:
-        report = preflight.examine({**os.environ, "KINETIC_PROFILE_FILE": "/none", **environ})
+    def backend(**environ: str) -> doctor.Check:
+        report = doctor.examine({**os.environ, "KINETIC_PROFILE_FILE": "/none", **environ})
         return next(check for check in report.checks if check.name == "backend")
 
-    assert backend().state == preflight.OK and "emulated on its CPU" in backend().found
+    assert backend().state == doctor.OK and "emulated on its CPU" in backend().found
     refused = backend(KINETIC_PROJECT="p")
-    assert refused.state == preflight.FAILED and "KINETIC_STORE=gs://my-bucket/kinetic" in refused.fix
+    assert refused.state == doctor.FAILED and "KINETIC_STORE=gs://my-bucket/kinetic" in refused.fix
     assert "refuses that" in backend(KINETIC_REQUIRE_HARDWARE="true").found
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.api.handle import JobHandle, attach
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
-from kinetic_orchestration.job import JobHandle, attach
 from kinetic_orchestration.jobs import launch, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow

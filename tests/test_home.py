@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import preflight
+from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import home as homes
 from kinetic_orchestration.plan.configuration.settings import load
@@ -198,12 +198,12 @@ def test_a_user_whom_an_image_does_not_know_is_given_a_home_and_told_where(top: 
 
 
 def test_doctor_tells_whose_the_home_is_and_who_may_read_it(home: Path) -> None:
-    def found() -> list[preflight.Check]:
-        return [check for check in preflight.examine(dict(os.environ)).checks if str(home) in check.found + check.fix]
+    def found() -> list[doctor.Check]:
+        return [check for check in doctor.examine(dict(os.environ)).checks if str(home) in check.found + check.fix]
 
     home.chmod(0o755)
     assert any("mode 0700" in check.found and "it belongs to" in check.found for check in found())
     home.chmod(0o777)
-    refused = [check for check in found() if check.state == preflight.FAILED]
+    refused = [check for check in found() if check.state == doctor.FAILED]
     home.chmod(0o700)
     assert [f"chmod 700 {home}" in check.fix for check in refused] == [True]

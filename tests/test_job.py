@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import links
+from kinetic_orchestration.api import links
+from kinetic_orchestration.api.handle import JobHandle, located
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import (
     ConflictingSettings,
@@ -26,7 +27,6 @@ from kinetic_orchestration.errors import (
     NewerWire,
     UsageError,
 )
-from kinetic_orchestration.job import JobHandle, located
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import open_place
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.job import open_place
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.plan.configuration import settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kinetic_orchestration import links
+from kinetic_orchestration.api import links
 
 
 def test_a_job_in_the_cloud_has_pages_of_its_records_and_of_its_slices():

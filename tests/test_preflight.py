@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import preflight
-from kinetic_orchestration.cli import main
+from kinetic_orchestration.cli import doctor, main
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
 
 
-def examine(**environ: str) -> preflight.Report:
-    return preflight.examine({**os.environ, **environ})
+def examine(**environ: str) -> doctor.Report:
+    return doctor.examine({**os.environ, **environ})
 
 
-def check(report: preflight.Report, name: str) -> preflight.Check:
+def check(report: doctor.Report, name: str) -> doctor.Check:
     return next(entry for entry in report.checks if entry.name == name)
 
 
@@ -35,7 +34,7 @@ def test_a_machine_that_is_well_passes_every_check(home: Path) -> None:
 def test_every_setting_is_shown_with_its_value_and_where_it_came_from(home: Path, tmp_path: Path) -> None:
     profiles = tmp_path / "profiles.toml"
     profiles.write_text('[default]\nzone = "us-east5-a"\nretention = "3d"\n', encoding="utf-8")
-    report = preflight.examine(
+    report = doctor.examine(
         {**os.environ, "KINETIC_PROFILE_FILE": str(profiles), "KINETIC_PROJECT": "ours"}, deployment="staging"
     )
     shown = {entry.name: (entry.value, entry.source) for entry in report.settings}
@@ -70,14 +69,14 @@ def test_a_variable_that_reads_like_a_setting_and_is_none_is_named(home: Path) -
     report = examine(KINETIC_STROE="gs://bucket/x", **others)
     assert [entry.name for entry in report.checks].count("settings") == 1
     warned = check(report, "settings")
-    assert (warned.state, warned.found.split()[0]) == (preflight.WARNING, "KINETIC_STROE")
+    assert (warned.state, warned.found.split()[0]) == (doctor.WARNING, "KINETIC_STROE")
     assert warned.fix == "did you mean KINETIC_STORE?"
 
 
 def test_a_store_that_cannot_be_is_named_with_its_fix(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     failed = check(examine(KINETIC_STORE=str(tmp_path / "file")), "store")
-    assert failed.state == preflight.FAILED
+    assert failed.state == doctor.FAILED
     assert "KINETIC_STORE" in failed.fix
 
 
@@ -87,13 +86,13 @@ def test_a_bucket_that_cannot_be_asked_is_named_with_the_next_step(home: Path) -
         KINETIC_STORE="gs://bucket/x", KINETIC_DEPLOYMENT="production", GOOGLE_APPLICATION_CREDENTIALS=none
     )
     failed = check(report, "store")
-    assert failed.state == preflight.FAILED
+    assert failed.state == doctor.FAILED
     assert failed.fix
 
 
 def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None:
     failed = check(examine(KINETIC_BACKEND="gke"), "backend")
-    assert failed.state == preflight.FAILED
+    assert failed.state == doctor.FAILED
     assert "the GKE backend is not part of this version" in failed.found
     assert "KINETIC_BACKEND=local" in failed.fix
 
@@ -106,8 +105,8 @@ def test_a_home_in_a_temporary_folder_is_said_aloud(tmp_path: Path, monkeypatch:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "data").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    warned = check(preflight.examine(os.environ), "settings")
-    assert warned.state == preflight.WARNING
+    warned = check(doctor.examine(os.environ), "settings")
+    assert warned.state == doctor.WARNING
     assert "set KINETIC_HOME" in warned.fix
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration import preflight
+from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -165,7 +165,7 @@ def test_without_credentials_the_login_command_is_named(tmp_path: Path) -> None:
 
 
 def test_doctor_shows_it_all(cloud: Emulator, tmp_path: Path) -> None:
-    report = preflight.examine({**os.environ, **cloud.environ(), "KINETIC_HOME": str(tmp_path)})
+    report = doctor.examine({**os.environ, **cloud.environ(), "KINETIC_HOME": str(tmp_path)})
     names = [check.name for check in report.checks]
     assert names[-9:] == [
         "credentials", "Cloud TPU API", "permissions", "service account", "bucket", "egress", "Secret Manager", "quota",

@@ -76,7 +76,7 @@ def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> N
     loaded = loaded_by("import kinetic_orchestration as kinetic; kinetic.run(accelerator='v5e-1')(lambda: None)")
     unwanted = {
         "kinetic_orchestration.protocol.wire",
-        "kinetic_orchestration.job",
+        "kinetic_orchestration.api.handle",
         "kinetic_orchestration.jobs.launch",
         "kinetic_orchestration.plan.declare.keras_kinetic",
         "kinetic_orchestration.plan.planner",

@@ -17,8 +17,8 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
+from kinetic_orchestration.api.handle import open_place
 from kinetic_orchestration.cli import codes, main
-from kinetic_orchestration.job import open_place
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
@@ -417,7 +417,7 @@ def test_a_dry_run_names_everything_and_deletes_nothing(here: Here, capsys: pyte
 def test_a_deletion_that_does_not_end_is_told_as_one(
     here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinetic_orchestration.cli.upkeep.DELETION_PATIENCE", 0.3)
+    monkeypatch.setattr("kinetic_orchestration.cli.commands.upkeep.DELETION_PATIENCE", 0.3)
     job = here.admit()
     name = here.submit(job)
     here.judge(job)
@@ -434,7 +434,7 @@ def test_a_deletion_that_does_not_end_is_told_as_one(
 def test_a_deletion_that_is_refused_is_told_with_what_it_costs(
     here: Here, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinetic_orchestration.cli.upkeep.DELETION_PATIENCE", 0.0)
+    monkeypatch.setattr("kinetic_orchestration.cli.commands.upkeep.DELETION_PATIENCE", 0.0)
     job = here.admit()
     name = here.submit(job)
     here.judge(job)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import LONGEST_FRAME, Follower
 from kinetic_orchestration.jobs.trust import Trust

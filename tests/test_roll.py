@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import open_place
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.job import open_place
 from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.api.handle import JobHandle, all_jobs, attach
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, KineticError, ResultNotTrusted, StoreError
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.prepare import prepare, toolbox
 from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.host.prepare.fetch import Blobs
-from kinetic_orchestration.job import JobHandle, all_jobs, attach
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
@@ -354,7 +354,7 @@ def test_what_the_store_remembers_of_a_project(data: bytes, tmp_path: Path) -> N
 def test_group_records(data: bytes) -> None:
     store = ended(seven).store
     store.put(names.group("grp-1"), data)
-    from kinetic_orchestration.batch import attach_batch
+    from kinetic_orchestration.api.batch import attach_batch
 
     with pytest.raises(KineticError, match="grp-1"):
         attach_batch("grp-1")

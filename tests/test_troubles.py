@@ -12,7 +12,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import errors
-from kinetic_orchestration.job import all_jobs
+from kinetic_orchestration.api.handle import all_jobs
 
 INTERRUPTED = """
 import os, signal, sys, time

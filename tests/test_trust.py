@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import preflight
+from kinetic_orchestration.api.handle import JobHandle, attach
+from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
-from kinetic_orchestration.job import JobHandle, attach
 from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
@@ -203,7 +203,7 @@ def test_the_key_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch, shared_home: 
     monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
     here = settings.load()
     assert KEY not in repr(here) and KEY not in repr(trust.of(here))
-    shown = list(preflight._settings(here, os.environ))
+    shown = list(doctor._settings(here, os.environ))
     assert KEY not in str(shown)
     assert next(row.value for row in shown if row.name == "signing_key") == "(set, not shown)"
     job = submitted(plain)

@@ -65,7 +65,7 @@ class KineticHook(Connection):
 
     def jobs(self) -> list[JobHandle[Any]]:
         """Return the handles of all jobs of the deployment that have not ended, the newest first."""
-        from kinetic_orchestration.job import live_jobs
+        from kinetic_orchestration.api.handle import live_jobs
 
         place = self._place()
         with place.acting():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperatorLink
 
 from airflow_kinetic.shared.location import Place
-from kinetic_orchestration import links
+from kinetic_orchestration.api import links
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.protocol import names
 

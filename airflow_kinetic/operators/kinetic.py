@@ -427,7 +427,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
-        from kinetic_orchestration.job import another
+        from kinetic_orchestration.api.handle import another
         from kinetic_orchestration.jobs.launch import find, identity_of, launch
         from kinetic_orchestration.platforms.registry import open_store
 
@@ -591,7 +591,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """Say at once which job it is, so that who looks at a task that waits, or waits for its job elsewhere, finds
         it. Airflow's server hears it beside the block, in which nothing else is asked of it.
         """
-        from kinetic_orchestration.job import runs
+        from kinetic_orchestration.api.handle import runs
 
         self.log.info(
             "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, runs(job), job.job_id
@@ -605,7 +605,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _show_profile(self, job: Job) -> str:
         """Where it lies; "" if there is none."""
-        from kinetic_orchestration.job import profile_of
+        from kinetic_orchestration.api.handle import profile_of
 
         if place := profile_of(job):
             self.log.info("The profile of job %s: %s", job.job_id, names.xprof(place))
@@ -614,7 +614,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _show_curves(self, job: Job) -> str:
         """Where the picture is of what it reported and of what its devices did; "" if there is none."""
-        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.plan.hardware.cost import times, went_to
 
         handle: JobHandle[Any] = JobHandle(job)

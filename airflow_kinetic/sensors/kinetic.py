@@ -110,7 +110,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         return self._value(job)
 
     def _tell_where(self, context: Context) -> None:
-        from kinetic_orchestration.job import runs
+        from kinetic_orchestration.api.handle import runs
 
         job = self._opened(self._place(), "")
         self.log.info("Job %s. It runs %s", job.job_id, runs(job))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from kinetic_orchestration.job import reopened
+from kinetic_orchestration.api.handle import reopened
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings

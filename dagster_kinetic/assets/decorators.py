@@ -24,7 +24,7 @@ from dagster_kinetic.detached import RESULTS, as_detached, refuse_store_of_its_o
 from dagster_kinetic.resource.config import TAG, KineticRunConfig, from_tag
 from dagster_kinetic.resource.kinetic_resource import KineticResource, options_of, plain_function
 from dagster_kinetic.step.ticket import ASSET_WAITS
-from kinetic_orchestration.decorator import RemoteCallable
+from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, Options, name_of, slice_of
 from kinetic_orchestration.program.context import HERE, HostContext

@@ -25,8 +25,8 @@ from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import Left, identity_of, leave, origin_of, place_of, whose
 from dagster_kinetic.step.summary import headline
+from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.job import JobHandle, another
 from kinetic_orchestration.jobs.following.follow import Follower, afollow, prefixed
 from kinetic_orchestration.jobs.launch import find, launch, planned, settings_for
 from kinetic_orchestration.jobs.results import collect

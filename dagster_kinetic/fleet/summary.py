@@ -14,7 +14,7 @@ import dagster as dg
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Observations, add_metadata
 from dagster_kinetic.step.summary import LAST, headline, named, number
-from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.plan.hardware.cost import Estimate
 from kinetic_orchestration.plan.values import Metrics
 from kinetic_orchestration.protocol.output import curves as picture

@@ -29,7 +29,7 @@ from dagster_kinetic.resource.config import (
     refuse_unknown,
 )
 from dagster_kinetic.resource.labels import labels_of
-from kinetic_orchestration.decorator import RemoteCallable
+from kinetic_orchestration.api.decorator import RemoteCallable
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import (
@@ -46,7 +46,7 @@ from kinetic_orchestration.plan.emulation import kinetics_own
 if TYPE_CHECKING:
     from dagster_kinetic.fleet.jobs import MapResult
     from dagster_kinetic.resource.keywords import OfCall
-    from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.api.handle import JobHandle
 
 # What runs jobs is imported where one is run: code servers only read definitions, and many.
 
@@ -155,7 +155,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         where that order is not fixed. `options` are those of `kinetic_orchestration.run`.
         """
         from dagster_kinetic.step.step import run_in_step
-        from kinetic_orchestration.job import run_to_end
+        from kinetic_orchestration.api.handle import run_to_end
         from kinetic_orchestration.jobs.launch import launch
 
         context = of_step(context)
@@ -204,7 +204,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
         from dagster_kinetic.step.step import identity_of, launch_in_step, place_of
-        from kinetic_orchestration.job import JobHandle
+        from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.launch import launch
 
         context = of_step(context)
@@ -235,7 +235,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         finds the jobs again by their places among the inputs, or by `keys` where the order is not fixed.
         """
         from dagster_kinetic.fleet.jobs import map_in_step
-        from kinetic_orchestration.batch import arguments
+        from kinetic_orchestration.api.batch import arguments
 
         context = of_step(context)
         inputs = list(inputs)
@@ -254,7 +254,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def attach(self, job_id: str) -> JobHandle[Any]:
         """The handle of a job that any process submitted."""
-        from kinetic_orchestration.job import attach
+        from kinetic_orchestration.api.handle import attach
 
         return attach(job_id, **self.place())
 

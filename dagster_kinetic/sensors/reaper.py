@@ -73,7 +73,7 @@ def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
 
 
 def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
-    from kinetic_orchestration.job import place_of
+    from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.jobs.cleanup.reaper import reap
 
     store, backend, here = place_of(**place)
@@ -82,7 +82,7 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
     """How many jobs were cancelled, and why others could not be."""
-    from kinetic_orchestration.job import list_jobs
+    from kinetic_orchestration.api.handle import list_jobs
     from kinetic_orchestration.jobs.following import actions
 
     live = list_jobs(**place)

@@ -15,8 +15,8 @@ import dagster as dg
 
 from dagster_kinetic import _compat
 from dagster_kinetic.step.events import Narrator
+from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
-from kinetic_orchestration.job import JobHandle, another
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit

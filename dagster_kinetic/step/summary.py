@@ -12,9 +12,10 @@ from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration import job, links
+from kinetic_orchestration.api import handle as job
+from kinetic_orchestration.api import links
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.plan.hardware.cost import went_to
 from kinetic_orchestration.plan.values import Outcome

@@ -68,7 +68,7 @@ def tag_of(kind: str, step: str) -> str:
 
 def opened(ticket: Ticket, place: Mapping[str, str | None], ended: str = "") -> Any:
     """The job of a ticket, in a process that did not submit it, in a store that this process's own settings name."""
-    from kinetic_orchestration.job import open_job
+    from kinetic_orchestration.api.handle import open_job
 
     return open_job(ticket.job, ticket.spec, ended, **place)
 

@@ -62,7 +62,7 @@ def _answered(argv: Sequence[str] | None) -> int:
 def _command(name: str) -> Callable[[Any], int]:
     import importlib
 
-    module = importlib.import_module(f"kinetic_orchestration.cli.{COMMANDS[name]}")
+    module = importlib.import_module(f"kinetic_orchestration.cli.commands.{COMMANDS[name]}")
     command: Callable[[Any], int] = getattr(module, name.replace("-", "_"))
     return command
 

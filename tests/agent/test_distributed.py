@@ -355,7 +355,7 @@ def test_an_installed_package_that_can_join_stays_usable_as_a_whole(jax: Path, t
     own.mkdir()
     (own / "kinetic_orchestration").symlink_to(SITE / "kinetic_orchestration")
     program = "import jax, kinetic_orchestration as k; print(k.__file__, k.JobHandle.__module__, isinstance(k.JobHandle, type))"
-    told = f"{own}/kinetic_orchestration/__init__.py kinetic_orchestration.job True\n"
+    told = f"{own}/kinetic_orchestration/__init__.py kinetic_orchestration.api.handle True\n"
     assert output(jax, program, own) == JOINED + told
 
 

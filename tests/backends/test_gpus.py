@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import cli, preflight
+from kinetic_orchestration import cli
+from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Change, Event
@@ -361,7 +362,7 @@ def test_doctor_and_accelerators_show_the_gpus_and_who_has_them(
     go.mkdir()
     job = kinetic.run(accelerator="gpu")(hold).run_async(str(go))
     until(lambda: list(go.iterdir()), "the program")
-    found = next(check for check in preflight.examine(os.environ).checks if check.name == "gpus")
+    found = next(check for check in doctor.examine(os.environ).checks if check.name == "gpus")
     assert (found.state, found.found) == ("ok", f"NVIDIA L4 (0): {job.job_id} has it; Tesla T4 (1): free")
     assert cli.main(["accelerators", "gpu"]) == 0
     shown = capsys.readouterr().out
@@ -386,6 +387,6 @@ def test_doctor_and_accelerators_show_the_gpus_and_who_has_them(
 
 def test_doctor_hears_a_driver_that_does_not_work(home: Path, tools: Callable[..., None]) -> None:
     tools(nvidia_smi="Unable to determine the device handle for GPU0: Unknown Error\n", code=255)
-    found = next(check for check in preflight.examine(os.environ).checks if check.name == "gpus")
+    found = next(check for check in doctor.examine(os.environ).checks if check.name == "gpus")
     assert found.state == "warning"
     assert "Unable to determine the device handle" in found.fix

@@ -430,7 +430,7 @@ def _read(job: str) -> None:
 
 
 def _followers(listed: str) -> Iterator[Any]:
-    from kinetic_orchestration.job import place_of
+    from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.jobs import trust
     from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.following.follow import Follower, afollow

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.wire import Beat

@@ -23,7 +23,8 @@ import google.cloud.tpu_v2  # noqa: F401 - before any fork
 import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import batch, job
+from kinetic_orchestration.api import batch
+from kinetic_orchestration.api import handle as job
 from kinetic_orchestration.jobs import launch, results, trust
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follow

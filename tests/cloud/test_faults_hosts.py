@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower

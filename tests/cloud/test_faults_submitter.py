@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.errors import JobCancelled
-from kinetic_orchestration.job import all_jobs
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.protocol import names
@@ -125,7 +125,7 @@ def test_f01_a_batch_whose_submitter_dies_within_it_gives_what_was_submitted_and
 
 
 def _only_group() -> str:
-    from kinetic_orchestration.job import place_of
+    from kinetic_orchestration.api.handle import place_of
 
     store, _, _ = place_of()
     (group,) = {entry.name.split("/")[1].partition(".")[0] for entry in store.list("groups/")}

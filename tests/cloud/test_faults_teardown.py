@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle, open_place
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
-from kinetic_orchestration.job import JobHandle, open_place
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follow

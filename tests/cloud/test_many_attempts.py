@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.jobs.watching.watch import watcher_of

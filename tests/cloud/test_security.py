@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.host.process import topology
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Output
 from kinetic_orchestration.platforms.google import secrets

@@ -49,10 +49,10 @@ def test_a_program_is_told_once_and_an_orchestrator_is_not(
     assert told() == [SAID]
     batch = run.run_async_map([{}])
     assert told() == []  # once in a process
-    monkeypatch.setattr("kinetic_orchestration.job._told", set())
+    monkeypatch.setattr("kinetic_orchestration.api.handle._told", set())
     assert run() == 1
     assert told() == [SAID]
-    monkeypatch.setattr("kinetic_orchestration.job._told", set())
+    monkeypatch.setattr("kinetic_orchestration.api.handle._told", set())
     another = run.run_async_map([{}])
     assert told() == [SAID]
     assert [job.result(), *batch.results(), *another.results()] == [1, 1, 1]

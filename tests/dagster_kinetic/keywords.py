@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_kinetic import _compat
-from kinetic_orchestration import decorator
+from kinetic_orchestration.api import decorator
 
 PATH = Path(__file__).parents[2] / "dagster_kinetic" / "resource" / "keywords.py"
 REFUSED = {"compute_fn", "required_resource_keys"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.job import JobHandle
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.jobs.watching.watch import look

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import JobCancelled
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.protocol import names, rules, wire
 from tests.agent.on_vms import constants
 from tests.faults.helpers import kill, kill_host, trees, wait_until

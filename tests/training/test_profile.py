@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration import links
+from kinetic_orchestration.api import links
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.host.process.frameworks import profiler, tracers, xplane

@@ -21,16 +21,16 @@ from typing import Any
 from google.cloud import tpu_v2
 from google.protobuf import json_format
 
+from kinetic_orchestration.cli.verify import comparison, runner
+from kinetic_orchestration.cli.verify.comparison import Facts
+from kinetic_orchestration.cli.verify.recording import MISSING, Recorder
+from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.cloud.lifecycle import Timing
-from kinetic_orchestration.verify import comparison, runner
-from kinetic_orchestration.verify.comparison import Facts
-from kinetic_orchestration.verify.recording import MISSING, Recorder
-from kinetic_orchestration.verify.redaction import Redactor
 
 ZONE = "us-west4-a"
 SLOWLY = Timing(accept=0.4, provision=0.6, suspend=0.4, delete=0.4)  # so that no state is missed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.cli import codes
-from kinetic_orchestration.verify import comparison, runner
+from kinetic_orchestration.cli.verify import comparison, runner
 from tests.verify import recorded
 
 WRITE = os.environ.get("KINETIC_TEST_BASELINE") == "write"

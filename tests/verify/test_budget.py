@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.cli import codes, main
+from kinetic_orchestration.cli.verify import budget, runner
+from kinetic_orchestration.cli.verify.recording import Recorder
+from kinetic_orchestration.cli.verify.redaction import Redactor
+from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
 from kinetic_orchestration.plan.hardware import cost
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.verify import budget, runner
-from kinetic_orchestration.verify.recording import Recorder
-from kinetic_orchestration.verify.redaction import Redactor
-from kinetic_orchestration.verify.steps import STEPS_IN_ORDER
 
 WISHES = [step.wish for step in STEPS_IN_ORDER]
 PAID = {wish.name for wish in WISHES if wish.slices}

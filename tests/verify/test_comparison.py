@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kinetic_orchestration.verify import comparison
-from kinetic_orchestration.verify.comparison import Difference, Facts
-from kinetic_orchestration.verify.recording import Echo, Entry, Seen
+from kinetic_orchestration.cli.verify import comparison
+from kinetic_orchestration.cli.verify.comparison import Difference, Facts
+from kinetic_orchestration.cli.verify.recording import Echo, Entry, Seen
 
 NODE = {
     "name": "projects/PROJECT/locations/us-west4-a/nodes/NAME-1",

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.cli.verify.recording import Recorder
+from kinetic_orchestration.cli.verify.redaction import GONE, Redactor, known_of
+from kinetic_orchestration.cli.verify.report import document, page, write
+from kinetic_orchestration.cli.verify.runner import FAILED, Report, Result
 from kinetic_orchestration.platforms.google import call_hook
-from kinetic_orchestration.verify.recording import Recorder
-from kinetic_orchestration.verify.redaction import GONE, Redactor, known_of
-from kinetic_orchestration.verify.report import document, page, write
-from kinetic_orchestration.verify.runner import FAILED, Report, Result
 
 PROJECT, NUMBER, OTHER_PROJECT = "acme-research-7", "918273645501", "globex-shared-vpc"
 BUCKET, ACCOUNT, PERSON = "acme-bucket-x", "robot@acme-research-7.iam.gserviceaccount.com", "alice.liddell@acme.example"

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from google.api_core.exceptions import NotFound
 
+from kinetic_orchestration.cli.verify import report as reports
+from kinetic_orchestration.cli.verify.comparison import Difference
+from kinetic_orchestration.cli.verify.recording import Entry, Recorder
+from kinetic_orchestration.cli.verify.redaction import Redactor
+from kinetic_orchestration.cli.verify.runner import FAILED, NOT_RUN, PASSED, Report, Result
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 from kinetic_orchestration.testing import Emulator
-from kinetic_orchestration.verify import report as reports
-from kinetic_orchestration.verify.comparison import Difference
-from kinetic_orchestration.verify.recording import Entry, Recorder
-from kinetic_orchestration.verify.redaction import Redactor
-from kinetic_orchestration.verify.runner import FAILED, NOT_RUN, PASSED, Report, Result
 
 
 def made(**options: object) -> Report:

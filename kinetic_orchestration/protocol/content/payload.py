@@ -315,7 +315,9 @@ MOVED = {
     f"kinetic_orchestration.{was}": f"kinetic_orchestration.{now}"
     for was, now in (
         ("agent.payload", "protocol.content.payload"),
+        ("batch", "api.batch"),
         ("context", "program.context"),
+        ("job", "api.handle"),
         ("limits", "plan.declare.limits"),
         ("profile", "plan.declare.profile"),
         ("spec", "plan.declare.spec"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kinetic_orchestration.job import JobHandle, all_jobs
+from kinetic_orchestration.api.handle import JobHandle, all_jobs
 from kinetic_orchestration.platforms.local.backend import marker
 from kinetic_orchestration.protocol.system import processes
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.platforms.google.call_hook import OK, Call
-from kinetic_orchestration.verify.redaction import Redactor
 
 MISSING = "404"
 _LISTS = ("queuedResources", "nodes")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
-from kinetic_orchestration.job import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.launch import launch, planned
 from kinetic_orchestration.jobs.watching.watch import Rung, watcher_of

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
-from kinetic_orchestration import links
+from kinetic_orchestration.api import links
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,

@@ -26,6 +26,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.cli.verify import budget, comparison
+from kinetic_orchestration.cli.verify.budget import Budget, Planned
+from kinetic_orchestration.cli.verify.comparison import Difference, Facts
+from kinetic_orchestration.cli.verify.recording import Entry, Recorder
+from kinetic_orchestration.cli.verify.redaction import Redactor, known_of
+from kinetic_orchestration.cli.verify.scene import Scene, Spent, TooLong
+from kinetic_orchestration.cli.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -37,13 +44,6 @@ from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import rate_limit, request
 from kinetic_orchestration.platforms.registry import open_store
-from kinetic_orchestration.verify import budget, comparison
-from kinetic_orchestration.verify.budget import Budget, Planned
-from kinetic_orchestration.verify.comparison import Difference, Facts
-from kinetic_orchestration.verify.recording import Entry, Recorder
-from kinetic_orchestration.verify.redaction import Redactor, known_of
-from kinetic_orchestration.verify.scene import Scene, Spent, TooLong
-from kinetic_orchestration.verify.steps import BUCKET, REAP, STEPS_IN_ORDER, Step
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 BASELINE = Path(__file__).parent / "baseline.json"

@@ -14,15 +14,15 @@ from kinetic_orchestration.errors import BackendError, CredentialsError, StoreEr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from kinetic_orchestration.cli.verify.budget import Budget
+    from kinetic_orchestration.cli.verify.runner import Report, Wanted
     from kinetic_orchestration.plan.configuration.settings import Settings
-    from kinetic_orchestration.verify.budget import Budget
-    from kinetic_orchestration.verify.runner import Report, Wanted
 
 
 def verify(arguments: Namespace) -> int:
+    from kinetic_orchestration.cli.verify import report as reports
+    from kinetic_orchestration.cli.verify import runner
     from kinetic_orchestration.plan.configuration import settings
-    from kinetic_orchestration.verify import report as reports
-    from kinetic_orchestration.verify import runner
 
     wanted = runner.Wanted(
         accelerator=arguments.accelerator, usd=arguments.budget, spot=arguments.spot, zones=tuple(arguments.zone),
@@ -95,7 +95,7 @@ def _document(planned: Budget) -> dict[str, Any]:
 
 
 def _tell(found: Report, page: Path, document: Path, *, as_json: bool) -> int:
-    from kinetic_orchestration.verify.runner import FAILED, PASSED
+    from kinetic_orchestration.cli.verify.runner import FAILED, PASSED
 
     passed, failed = (sum(result.state == state for result in found.results) for state in (PASSED, FAILED))
     if as_json:

@@ -23,8 +23,8 @@ from kinetic_orchestration.plan.declare.spec import (
 from kinetic_orchestration.plan.text.notices import warn, warn_once
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.batch import BatchHandle
-    from kinetic_orchestration.job import JobHandle
+    from kinetic_orchestration.api.batch import BatchHandle
+    from kinetic_orchestration.api.handle import JobHandle
     from kinetic_orchestration.plan.declare.data import Data
 
 P = ParamSpec("P")
@@ -129,7 +129,13 @@ class RemoteCallable(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
-        from kinetic_orchestration.job import check_terminal, run_to_end, say, tell_of_another, tell_of_requirements
+        from kinetic_orchestration.api.handle import (
+            check_terminal,
+            run_to_end,
+            say,
+            tell_of_another,
+            tell_of_requirements,
+        )
         from kinetic_orchestration.jobs.launch import cancel_if_interrupted, identity_of, launch
 
         if self.options.debug:
@@ -161,7 +167,7 @@ class RemoteCallable(Generic[P, R]):
         cluster: str | None = None,
     ) -> BatchHandle[R]:
         """One job for each input: a dict is passed as keyword arguments, a list or tuple as positional ones."""
-        from kinetic_orchestration.batch import submit_all
+        from kinetic_orchestration.api.batch import submit_all
 
         if project or cluster:
             warn_once("project= and cluster= of run_async_map have no meaning here: the jobs go where run() says")
@@ -216,7 +222,7 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 
 
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
-    from kinetic_orchestration.job import submitted, tell_of_another, tell_of_requirements
+    from kinetic_orchestration.api.handle import submitted, tell_of_another, tell_of_requirements
     from kinetic_orchestration.jobs.launch import launch
 
     job = launch(spec)

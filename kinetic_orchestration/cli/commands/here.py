@@ -13,14 +13,14 @@ from kinetic_orchestration.plan.hardware import accelerators as table
 from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
+    from kinetic_orchestration.cli.doctor import Report
     from kinetic_orchestration.jobs.cleanup.decay import Damage, Found
     from kinetic_orchestration.plan.configuration.settings import Settings
     from kinetic_orchestration.plan.hardware.cost import Price
-    from kinetic_orchestration.preflight import Report
 
 
 def doctor(arguments: Namespace) -> int:
-    from kinetic_orchestration import preflight
+    from kinetic_orchestration.cli import doctor as preflight
 
     report = preflight.examine(copies.environ(), store=arguments.store, deployment=arguments.deployment)
     read = None
@@ -57,7 +57,7 @@ def doctor(arguments: Namespace) -> int:
 
 def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
     """What doctor found, and besides whether every blob still is what was written."""
-    from kinetic_orchestration import preflight
+    from kinetic_orchestration.cli import doctor as preflight
     from kinetic_orchestration.errors import KineticError
     from kinetic_orchestration.jobs.cleanup import decay
     from kinetic_orchestration.plan.configuration import settings
@@ -84,7 +84,7 @@ def accelerators(arguments: Namespace) -> int:
 
     here = settings.load(store="", deployment="local")  # of no store
     if arguments.name:
-        from kinetic_orchestration.drawing import draw
+        from kinetic_orchestration.cli.drawing import draw
 
         slice_ = table.parse(arguments.name)
         if arguments.json:

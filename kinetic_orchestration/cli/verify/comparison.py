@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kinetic_orchestration.cli.verify.recording import MISSING, Echo, Entry, Seen, flat
+from kinetic_orchestration.cli.verify.redaction import REGION, ZONE
 from kinetic_orchestration.platforms.google.call_hook import OK
-from kinetic_orchestration.verify.recording import MISSING, Echo, Entry, Seen, flat
-from kinetic_orchestration.verify.redaction import REGION, ZONE
 
 ALWAYS, SOMETIMES = "always", "sometimes"
 NEVER = "nothing"

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
     age,
@@ -23,7 +24,6 @@ from kinetic_orchestration.cli.output import (
     working,
 )  # fmt: skip
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
-from kinetic_orchestration.job import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
 from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, pace
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kinetic_orchestration.cli.verify.comparison import general
+from kinetic_orchestration.cli.verify.recording import Entry
+from kinetic_orchestration.cli.verify.runner import FAILED, NOT_RUN, PASSED, Report
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.verify.comparison import general
-from kinetic_orchestration.verify.recording import Entry
-from kinetic_orchestration.verify.runner import FAILED, NOT_RUN, PASSED, Report
 
 VERSION = 1
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, all_jobs, find_job
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import age, dollars, note, show_fields, show_json, show_table, working
-from kinetic_orchestration.job import UNREADABLE, JobHandle, all_jobs, find_job
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware import cost as prices

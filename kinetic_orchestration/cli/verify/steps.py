@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from kinetic_orchestration import preflight
+from kinetic_orchestration.cli import doctor
+from kinetic_orchestration.cli.verify.budget import Wish
+from kinetic_orchestration.cli.verify.scene import Ended, Scene
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.protocol.system import copies
-from kinetic_orchestration.verify.budget import Wish
-from kinetic_orchestration.verify.scene import Ended, Scene
 
 LINES, BETWEEN = 5, 0.5  # of the job that prints: lines, and seconds between them
 STEPS, HELD = 6, 3  # of the training, and after how many its first attempt goes no further
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 def _doctor(scene: Scene) -> Seen:
-    report = preflight.examine(copies.environ(), store=scene.settings.store, deployment=scene.settings.deployment)
+    report = doctor.examine(copies.environ(), store=scene.settings.store, deployment=scene.settings.deployment)
     checks = [{"check": check.name, "state": check.state.upper(), "found": check.found} for check in report.checks]
     return {
         "checks": checks,

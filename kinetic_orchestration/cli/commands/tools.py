@@ -78,7 +78,7 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     cache, first_party = here.home / "locks", distributions_as_files()
     target, spec = arguments.target, None
     if ":" in target or target.endswith(".py"):
-        from kinetic_orchestration.cli.planning import spec_of
+        from kinetic_orchestration.cli.commands.planning import spec_of
 
         spec = spec_of(arguments)
         if spec.options.requirements is not None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from kinetic_orchestration.decorator import run
+from kinetic_orchestration.api.decorator import run
+from kinetic_orchestration.api.handle import JobHandle
+from kinetic_orchestration.cli.verify.budget import Planned
+from kinetic_orchestration.cli.verify.recording import Recorder, Slice
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.job import JobHandle
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import TpuVm
@@ -23,8 +25,6 @@ from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
-from kinetic_orchestration.verify.budget import Planned
-from kinetic_orchestration.verify.recording import Recorder, Slice
 
 LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two looks at a slice
 RELEASE = 600.0  # seconds that a deletion may take
