@@ -193,7 +193,7 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
 
-ROOMS = ("host", "jobs", "packaging", "plan", "platforms", "program", "protocol")
+ROOMS = ("api", "cli", "host", "jobs", "packaging", "plan", "platforms", "program", "protocol")
 
 
 @pytest.mark.parametrize("room", ROOMS)

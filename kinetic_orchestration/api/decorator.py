@@ -21,6 +21,7 @@ from kinetic_orchestration.plan.declare.spec import (
     options_from,
 )
 from kinetic_orchestration.plan.text.notices import warn, warn_once
+from kinetic_orchestration.program import client_only
 
 if TYPE_CHECKING:
     from kinetic_orchestration.api.batch import BatchHandle
@@ -128,7 +129,12 @@ class RemoteCallable(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name_of(function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it as a job: every host's lines appear as they are printed, and its value is returned."""
+        """Run it as a job: every host's lines appear as they are printed, and its value is returned.
+
+        On a host it is the plain function, which runs there.
+        """
+        if client_only.is_host():
+            return self.__kinetic_function__(*args, **kwargs)
         from kinetic_orchestration.api.handle import (
             check_terminal,
             run_to_end,
@@ -150,6 +156,7 @@ class RemoteCallable(Generic[P, R]):
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit it and return; the job needs this process no more."""
+        _refuse_on_host("run_async")
         return cast("JobHandle[R]", _submitted(self._spec(args, kwargs)))
 
     def run_async_map(
@@ -167,6 +174,7 @@ class RemoteCallable(Generic[P, R]):
         cluster: str | None = None,
     ) -> BatchHandle[R]:
         """One job for each input: a dict is passed as keyword arguments, a list or tuple as positional ones."""
+        _refuse_on_host("run_async_map")
         from kinetic_orchestration.api.batch import submit_all
 
         if project or cluster:
@@ -206,6 +214,7 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 
     The options are those of `run`. "python" is the interpreter of the job's environment.
     """
+    _refuse_on_host("command")
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
     checked = check_options(options_from(options))
@@ -229,3 +238,8 @@ def _submitted(spec: JobSpec) -> JobHandle[Any]:
     tell_of_another(spec, job)
     tell_of_requirements(spec, job)
     return submitted(job)
+
+
+def _refuse_on_host(name: str) -> None:
+    if client_only.is_host():
+        client_only.refuse(name)

@@ -1,8 +1,9 @@
-"""The agent as one deterministic zip: the pure-Python package and cloudpickle, for hosts that have neither.
+"""The agent as one deterministic zip: the part of the package that hosts need, and cloudpickle.
 
 Same files, same bytes: order, times and modes are fixed, and nothing is compressed, which each zlib does in its own
-way. `python agent.zip ASSIGNMENT` is a host. On this machine the zip is unpacked once per version, with its byte code,
-because an import from a zip is slower than the whole start of a job may be.
+way. An edit of what hosts do not need changes no byte. `python agent.zip ASSIGNMENT` is a host. On this machine the
+zip is unpacked once per version, with its byte code, because an import from a zip is slower than the whole start of a
+job may be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
+
+PACKAGE = Path(__file__).parent.parent
 
 _MAIN = """\
 import os
@@ -59,8 +62,13 @@ if __name__ == "__main__":
 # cloudpickle is imported from the zip whatever the job's environment has: what it pickled in one version, another
 # may not be able to read. It also is most of the time on the way to the first line, so it is imported early.
 
-# The emulator, and what verifies the real cloud.
-_NOT_ON_HOSTS = ("kinetic_orchestration/testing/", "kinetic_orchestration/verify/")
+# What hosts need, whole: the agent, what a program calls, what both sides speak, and what a module that declares jobs
+# imports. The rest of the public names can be named on a host, and refuse to be used.
+_ROOMS = ("host", "plan", "program", "protocol")
+_FILES = (
+    "__init__.py", "api/__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
+)  # fmt: skip
+_INSTEAD = {"api/batch.py": "api/on_hosts/batch.py", "api/handle.py": "api/on_hosts/handle.py"}
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 
@@ -70,12 +78,15 @@ class AgentZip(NamedTuple):
     digest: str
 
 
-def build() -> AgentZip:
-    """The zip, the same bytes wherever the same versions are installed."""
+def build(package: Path | None = None) -> AgentZip:
+    """Return the zip, the same bytes wherever the same versions are installed.
+
+    package: the folder of `kinetic_orchestration`; by default this one.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         contents = {"__main__.py": _MAIN.encode(), "child.py": _CHILD.encode()}
-        contents |= {f"site/{name}": path.read_bytes() for name, path in _sources()}
+        contents |= {f"site/{name}": path.read_bytes() for name, path in _sources(package or PACKAGE)}
         for name in sorted(contents):
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.create_system = 3
@@ -132,18 +143,23 @@ def _prune(parent: Path, now: float) -> None:
 
 
 @functools.cache
-def _sources() -> list[tuple[str, Path]]:
+def _sources(package: Path) -> list[tuple[str, Path]]:
+    """Return the name in the zip and the file of each source, sorted by name."""
     import cloudpickle
 
-    roots = (Path(__file__).parent.parent, Path(cloudpickle.__file__).parent)
-    found = ((path.relative_to(root.parent).as_posix(), path) for root in roots for path in root.rglob("*.py"))
-    return sorted((name, path) for name, path in found if not name.startswith(_NOT_ON_HOSTS))
+    pickler = Path(cloudpickle.__file__).parent
+    found = {f"{package.name}/{name}": package / name for name in _FILES}
+    found |= {f"{package.name}/{name}": package / file for name, file in _INSTEAD.items()}
+    for folder in (pickler, *(package / room for room in _ROOMS)):
+        top = pickler.parent if folder == pickler else package.parent
+        found |= {path.relative_to(top).as_posix(): path for path in folder.rglob("*.py")}
+    return sorted(found.items())
 
 
 def _fingerprint() -> str:
     """What the unpacked folder is made from, told without reading it: names, sizes and times of the sources."""
     facts = [f"{sys.implementation.cache_tag} {_MAIN}{_CHILD}"]
-    for name, path in _sources():
+    for name, path in _sources(PACKAGE):
         found = os.stat(path)
         facts.append(f"{name} {found.st_size} {found.st_mtime_ns}")
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

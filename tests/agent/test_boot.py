@@ -337,10 +337,11 @@ def test_an_agent_of_another_version_that_has_this_module_elsewhere_is_become_al
 ) -> None:
     """The script is of whoever submitted this attempt, and the agent of whoever submitted the first."""
     own = bootstrap.NAME.replace(".", "/")
-    there = [(name, path) for name, path in agent_zip._sources() if name != f"{own}.py"]
+    sources = agent_zip._sources(agent_zip.PACKAGE)
+    there = [(name, path) for name, path in sources if name != f"{own}.py"]
     moved = sorted([*there, (f"{own}/__init__.py", Path(bootstrap.__file__))])
-    assert len(moved) == len(agent_zip._sources()) == len(there) + 1
-    monkeypatch.setattr(agent_zip, "_sources", lambda: moved)
+    assert len(moved) == len(sources) == len(there) + 1
+    monkeypatch.setattr(agent_zip, "_sources", lambda package: moved)
     attempt = site.admit(jobs.attempt).start()
     assert attempt.verdict().kind == wire.COMMITTED, attempt.verdict()
     attempt.gone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import shutil
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.platforms import agent_zip
 from tests.agent.by_hand import intended, start_host
 
@@ -56,6 +59,210 @@ def test_it_holds_the_pure_package_and_cloudpickle_and_nothing_else(packed: Path
     assert [name for name in names if "/" not in name] == ["__main__.py", "child.py"]
     assert "site/kinetic_orchestration/host/process/hook/sitecustomize.py" in names
     assert not [name for name in names if "/test" in name or not name.endswith(".py")]
+
+
+ROOMS = {"host", "plan", "program", "protocol"}
+ALONE = {"__init__", "collections", "data", "errors", "job_status"}
+
+
+def test_it_holds_the_rooms_that_hosts_need_and_the_names_that_a_declaration_imports(packed: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        names = [Path(name).parts[2:] for name in archive.namelist() if "/kinetic_orchestration/" in name]
+    assert {parts[0] for parts in names if len(parts) > 1} == {*ROOMS, "api"}
+    assert {parts[0] for parts in names if len(parts) == 1} == {f"{name}.py" for name in ALONE}
+    assert {parts[1] for parts in names if parts[0] == "api"} == {
+        "__init__.py",
+        "batch.py",
+        "decorator.py",
+        "handle.py",
+    }
+
+
+def _copied(tmp_path: Path, name: str) -> Path:
+    copy = tmp_path / name.replace("/", "-") / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> None:
+    """Of every file of the command line, the life of a job, packaging, platforms, the emulated cloud, and the handles."""
+    here, copy = agent_zip.build().digest, _copied(tmp_path, "edited")
+    edited = [
+        path
+        for path in copy.rglob("*.py")
+        if (room := path.relative_to(copy).parts[0]) not in ROOMS
+        and room.removesuffix(".py") not in ALONE
+        and path.relative_to(copy).as_posix() not in ("api/__init__.py", "api/decorator.py")
+        and "on_hosts" not in path.parts
+    ]
+    assert {path.relative_to(copy).parts[0] for path in edited} == {
+        "api", "cli", "jobs", "packaging", "platforms", "testing"
+    }  # fmt: skip
+    for path in edited:
+        with path.open("a") as file:
+            file.write("\nEDITED = True\n")
+    assert agent_zip.build(copy).digest == here
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "__init__.py", "errors.py", "api/decorator.py", "api/on_hosts/handle.py", "host/host.py", "plan/planner.py",
+        "program/loop.py", "protocol/wire.py",
+    ],
+)  # fmt: skip
+def test_an_edit_of_what_hosts_run_changes_the_agent(tmp_path: Path, file: str) -> None:
+    copy = _copied(tmp_path, file)
+    assert agent_zip.build(copy).digest == agent_zip.build().digest
+    agent_zip._sources.cache_clear()
+    with (copy / file).open("a") as changed:
+        changed.write("\nEDITED = True\n")
+    assert agent_zip.build(copy).digest != agent_zip.build().digest
+
+
+# Modules that a file in the zip imports, and that a host has or needs not.
+ELSEWHERE = {
+    "kinetic_orchestration.jobs.launch": "a job is submitted by who has the whole package, as `client_only` says",
+    "platformdirs": "settings are loaded where jobs are launched from",
+}
+OF_THE_PROGRAM = {"cloudpickle", "debugpy", "keras", "libtpu", "ml_dtypes", "numpy", "pynvml", "torch"}
+
+
+def test_all_that_a_file_in_it_imports_is_in_it(packed: Path) -> None:
+    with zipfile.ZipFile(packed) as archive:
+        sources = {
+            ".".join(Path(name).with_suffix("").parts[1:]).removesuffix(".__init__"): archive.read(name).decode()
+            for name in archive.namelist()
+            if "/kinetic_orchestration/" in name
+        }
+    missing = {
+        imported
+        for text in sources.values()
+        for imported in _imported(ast.parse(text), set(sources))
+        if imported not in sources and imported.partition(".")[0] not in {*sys.stdlib_module_names, *OF_THE_PROGRAM}
+    }
+    assert missing == set(ELSEWHERE)
+
+
+def _imported(tree: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Every module that code imports, lazily too, but for what only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                yield below if below in modules else str(node.module)
+        else:
+            yield from _imported(node, modules)
+
+
+DECLARES = """
+from __future__ import annotations
+
+import asyncio
+import kinetic_orchestration as kinetic
+from kinetic_orchestration import {names}
+from kinetic_orchestration.collections import map
+from kinetic_orchestration.data import Data as SameData
+from kinetic_orchestration.errors import Unsupported
+
+Handles = JobHandle[int] | None
+Batches = list[BatchHandle[str]]
+
+@kinetic.run(limits=Limits(), retry=Retry(), cloud=TpuVm(), volumes={{"/data": Data("gs://bucket/folder/")}})
+def double(number: int) -> int:
+    return 2 * number
+
+@kinetic.run("tpu-v5e-1")
+async def later(number: int) -> int:
+    return 3 * number
+
+class Trainer:
+    @kinetic.run("tpu-v5e-1")
+    def train(self, number: int) -> int:
+        return 4 * number
+
+assert (double(3), asyncio.run(later(3)), Trainer().train(3)) == (6, 9, 12)
+assert not isinstance(double, JobHandle)
+refused = [
+    lambda: double.run_async(3), lambda: double.run_async_map([1]), lambda: command(["true"]), lambda: attach("job"),
+    lambda: list_jobs(), lambda: attach_batch("group"), lambda: JobHandle.from_dict({{}}), lambda: BatchHandle(),
+    lambda: map(double.run_async, [1]),
+]
+for use in refused:
+    try:
+        use()
+    except Unsupported as error:
+        print(str(error).partition(":")[0])
+try:
+    raise BatchError("some")
+except kinetic.BatchError:
+    pass
+"""
+
+
+def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run_there(
+    packed: Path, tmp_path: Path
+) -> None:
+    """With every public name, in a Python that has nothing else."""
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    module = DECLARES.format(names=", ".join(name for name in kinetic.__all__ if name != "KineticCallback"))
+    program = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); exec(compile({module!r}, 'lib.py', 'exec'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-W", "error", "-c", program],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    names = [
+        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle.from_dict",
+        "BatchHandle", "run_async_map",
+    ]  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [f"{name} is not for use on a host" for name in names]
+
+
+def test_a_decorated_function_that_a_host_imports_runs_there_and_submits_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "declared_lib.py").write_text(
+        "import kinetic_orchestration as kinetic\n\n\n@kinetic.run('cpu')\ndef double(number):\n    return 2 * number\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def compute(number: int) -> int:
+        import declared_lib  # type: ignore[import-not-found]
+
+        return int(declared_lib.double(number)) + 1
+
+    handle = kinetic.run("cpu", first_party=["declared_lib"])(compute).run_async(3)
+    assert handle.result() == 7
+    assert [job.job_id for job in all_jobs()] == [handle.job_id]
+
+
+def test_a_handle_that_is_handed_to_a_function_says_why_a_host_cannot_use_it(home: Path) -> None:
+    first = kinetic.run("cpu")(lambda: 1).run_async()
+    assert first.result() == 1
+
+    def use(handle: kinetic.JobHandle[int]) -> int:
+        return handle.result()
+
+    second = kinetic.run("cpu")(use).run_async(first)
+    with pytest.raises(kinetic.errors.Unsupported, match="a JobHandle is not for use on a host: jobs are submitted"):
+        second.result()
+    assert second.attempts() == 1
+
+
+def test_a_module_that_hosts_lack_is_named_with_what_has_it(home: Path) -> None:
+    def look() -> None:
+        import kinetic_orchestration.jobs.launch  # noqa: F401
+
+    handle = kinetic.run("cpu")(look).run_async()
+    with pytest.raises(ModuleNotFoundError) as caught:
+        handle.result()
+    assert "kinetic_orchestration.jobs is only where jobs are launched from" in "".join(caught.value.__notes__)
 
 
 def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:

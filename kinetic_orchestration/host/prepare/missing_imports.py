@@ -39,7 +39,7 @@ def explain(error: BaseException, beside: Mapping[str, str]) -> None:
     `beside` are modules that lie beside the code where the job comes from, and stayed there.
     """
     if text := _of_orchestrator(error):
-        error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined,unused-ignore]
+        _put_note(error, text)
     elif isinstance(error, ModuleNotFoundError):
         _explain_missing(error, beside)
 
@@ -83,7 +83,14 @@ def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> N
 
     from kinetic_orchestration.host.prepare.environment import MARKER
 
-    top = (error.name or "").partition(".")[0]
+    top, _, below = (error.name or "").partition(".")
+    if top == "kinetic_orchestration" and below:
+        text = (
+            f"{error.name} is only where jobs are launched from: a host has the part of kinetic-orchestration that "
+            "runs a program. A command whose requirements have kinetic-orchestration has all of it"
+        )
+        _put_note(error, text)
+        return
     if not top or importlib.util.find_spec(top) is not None:
         return
     line = DISTRIBUTIONS.get(top, top.replace("_", "-"))
@@ -104,6 +111,10 @@ def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> N
         )
     if _raised_in_keras(error):
         text += ". It is the backend that Keras was told to use; keras_backend= names another one"
+    _put_note(error, text)
+
+
+def _put_note(error: BaseException, text: str) -> None:
     # Not add_note, which a host's Python may be too old for; the exception takes it along all the same.
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined,unused-ignore]
 
