@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -36,6 +36,9 @@ from dagster_kinetic.step.ticket import (
 from kinetic_orchestration.errors import JobNotFound, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
 from kinetic_orchestration.plan.values import JobStatus
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.jobs.request import Draft
 
 RESULTS = (dg.MaterializeResult, dg.AssetCheckResult, dg.Output)  # some are tuples by themselves
 
@@ -166,12 +169,12 @@ class _Detached:
             return self._kinetic.run(function, args, kwargs, accelerator=accelerator, context=context, **options)
         from dagster_kinetic.step.step import Place, hold_to, run_in_step
         from kinetic_orchestration.api.handle import JobHandle
-        from kinetic_orchestration.jobs.launch import settings_for
+        from kinetic_orchestration.jobs.request import draft, settings_of
 
         spec = self._kinetic._spec(function, (args, kwargs), accelerator, context, options)
         ticket = _ticket_of(context)
         if ticket is not None:
-            here = settings_for(spec)
+            here = settings_of(spec)
             refuse_elsewhere(ticket, here.store, here.deployment)
             again = context.retry_number or context.run.parent_run_id
             place = {"project": here.project, "store": here.store, "deployment": here.deployment}
@@ -185,27 +188,26 @@ class _Detached:
                     identity = Place(ticket.run, ticket.step, ticket.partition, ticket.call).identity(here.deployment)
                     hold_to(spec, identity, job, context)
                     return run_in_step(spec, context, job=job)
-        self._submit(spec, context, ticket)
+        self._submit(draft(spec), context, ticket)
         raise _Submitted
 
-    def _submit(self, spec: Any, context: _compat.Context, ticket: Ticket | None) -> None:
+    def _submit(self, asked: Draft, context: _compat.Context, ticket: Ticket | None) -> None:
         """Again, where a try has failed: the next generation of the same identity, with its checkpoints."""
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step.step import Place, identity_of, left_if_interrupted, place_of
+        from dagster_kinetic.step.step import Place, left_if_interrupted, place_of, request_at
         from kinetic_orchestration.api.handle import runs
-        from kinetic_orchestration.jobs.launch import settings_for
 
-        refuse_if_it_would_end_with_its_run(spec, context)
-        here = settings_for(spec)
-        with left_if_interrupted(spec, context) as launching:
+        refuse_if_it_would_end_with_its_run(asked, context)
+        here = asked.settings
+        with left_if_interrupted(context) as launching:
             if ticket is None:
                 place = place_of(context, self._kinetic._call(context, None))
-                identity = identity_of(spec, place)
+                request = request_at(asked, place)
             else:
                 place = Place(ticket.run, ticket.step, ticket.partition, ticket.call)
-                identity = place.identity(here.deployment)
+                request = asked.open(place.identity(here.deployment))
             found = Ticket(
-                "", _compat.asset_names(context), identity.run, place.step, place.partition, place.call,
+                "", _compat.asset_names(context), request.identity.run, place.step, place.partition, place.call,
                 store=here.store, deployment=here.deployment,
             )  # fmt: skip
 
@@ -216,7 +218,7 @@ class _Detached:
                 context.instance.add_run_tags(_compat.run_id(context), tags)
 
             try:
-                job = launching.launch(lambda: identity, claimed=note)
+                job = launching.launch(request, claimed=note)
             except Exception:
                 if not launching.left() and not launching.troubles:  # no job came of it: nobody shall wait for one
                     context.instance.add_run_tags(
@@ -225,9 +227,9 @@ class _Detached:
                 raise
             note(job.job_id, "" if job.doubt else job.spec_digest)
         context.log.info(
-            f"job {job.job_id} runs {runs(job)}, and this run is over: the completion sensor starts another one when "
-            f"it has ended. To watch it: kinetic-orchestration logs -f {job.job_id}. To end it: kinetic-orchestration "
-            f"cancel {job.job_id}"
+            f"job {job.job_id} runs {runs(job, here)}, and this run is over: the completion sensor starts another one "
+            f"when it has ended. To watch it: kinetic-orchestration logs -f {job.job_id}. To end it: "
+            f"kinetic-orchestration cancel {job.job_id}"
         )
 
 

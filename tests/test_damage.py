@@ -18,9 +18,11 @@ from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, Jo
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching import watch
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
+from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed
 from kinetic_orchestration.protocol import names, wire
 from tests import bucket
@@ -50,7 +52,9 @@ def waits(until: str) -> int:
 
 
 def submitted(key: str, function: Any = seven, *arguments: Any) -> JobHandle[Any]:
-    return JobHandle(launch.launch(JobSpec("job", Options(accelerator="cpu", key=key), function, arguments)))
+    return JobHandle(
+        launch.launch(draft(JobSpec("job", Options(accelerator="cpu", key=key), function, arguments)).open())
+    )
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -83,7 +87,7 @@ def records_of(job: actions.Job, key: str) -> list[str]:
     prefixes = names.job(job.job_id), names.beats_of(job.job_id)
     found = [entry.name for prefix in prefixes for entry in job.store.list(prefix)]
     whole = [name for name in found if (record := job.store.read(name)) and record.data[:8] == b'{"wire":']
-    return [*whole, names.identity(launch.of("local", key).key)]
+    return [*whole, names.identity(of("local", key).key)]
 
 
 def test_no_flipped_bit_leaves_a_record_that_is_taken_for_whole() -> None:
@@ -149,13 +153,13 @@ def test_the_key_of_a_job_that_failed_begins_anew_also_when_its_identity_is_dama
     job = submitted("fails", fails)
     with pytest.raises((ZeroDivisionError, JobFailed)):  # of a bucket nobody vouches for what would be unpickled
         job.result()
-    store, name = job._job.store, names.identity(launch.of("local", "fails").key)
+    store, name = job._job.store, names.identity(of("local", "fails").key)
     record = store.read(name)
     assert record is not None
     store.put(name, damaged := at(record.data, place))
     again = submitted("fails")
     assert again.result() == 7
-    assert again.job_id == launch.job_id(launch.of("local", "fails"), 2) != job.job_id
+    assert again.job_id == launch.job_id(of("local", "fails"), 2) != job.job_id
     kept, made = store.read(f"{name}.damaged"), store.read(name)
     assert kept is not None and kept.data == damaged
     assert made is not None and wire.decode(made.data)["generation"] == 2
@@ -166,7 +170,7 @@ def test_the_key_of_a_job_that_runs_finds_it_also_when_its_identity_is_damaged(
     kind: str, place: str, tmp_path: Path
 ) -> None:
     job = submitted("goes on", waits, str(tmp_path / "go"))
-    store, name = job._job.store, names.identity(launch.of("local", "goes on").key)
+    store, name = job._job.store, names.identity(of("local", "goes on").key)
     record = store.read(name)
     assert record is not None
     store.put(name, at(record.data, place))
@@ -249,7 +253,7 @@ def test_of_a_job_that_runs(
     again = submitted("running", waits, str(tmp_path / "never"))
     if RUNNING[which] is ANEW:
         assert again.result(timeout=60) == 7
-        assert again.job_id == launch.job_id(launch.of("local", "running"), 2) != job.job_id
+        assert again.job_id == launch.job_id(of("local", "running"), 2) != job.job_id
     else:
         assert again.job_id == job.job_id
         with pytest.raises(JobCancelled, match="cancelled by its user"):

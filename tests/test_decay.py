@@ -17,6 +17,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup import decay
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -45,7 +46,9 @@ def raises(array: Any) -> None:
 
 
 def submitted(key: str, function: Any, *arguments: Any) -> JobHandle[Any]:
-    return JobHandle(launch.launch(JobSpec("job", Options(accelerator="cpu", key=key), function, arguments)))
+    return JobHandle(
+        launch.launch(draft(JobSpec("job", Options(accelerator="cpu", key=key), function, arguments)).open())
+    )
 
 
 def decay_of(path: Path, home: Path | None = None) -> None:

@@ -14,7 +14,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
-from kinetic_orchestration.jobs.launch import planned
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud
@@ -151,10 +151,10 @@ def test_required_hardware_refuses_every_emulation_and_says_whose_word_that_is(
     monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
     told = r"v5e-4 would be emulated on this machine's CPU.*KINETIC_PROJECT, KINETIC_STORE"
     with pytest.raises(NotEmulated, match=told):
-        planned(spec)
+        draft(spec)
     with pytest.raises(NotEmulated):  # also where it is asked for: a shared setting outranks one program
-        planned(JobSpec("train", Options(accelerator="v5e-4", backend="local")))
-    plan, _, _ = planned(JobSpec("train", Options(accelerator="cpu")))
+        draft(JobSpec("train", Options(accelerator="v5e-4", backend="local")))
+    plan = draft(JobSpec("train", Options(accelerator="cpu"))).plan
     assert not plan.stands_in and plan.where == "this machine's CPU"
 
 
@@ -164,11 +164,11 @@ def test_an_emulated_cloud_is_no_hardware_either(
     for name, value in tpu_cloud.environ().items():  # `home` has taken them away
         monkeypatch.setenv(name, value)
     spec = JobSpec("train", Options(accelerator="v5e-4"))
-    plan, _, _ = planned(spec)
+    plan = draft(spec).plan
     assert plan.where == "Cloud TPU v5litepod-4 of an emulated cloud"
     monkeypatch.setenv("KINETIC_REQUIRE_HARDWARE", "true")
     with pytest.raises(NotEmulated, match=r"of an emulated cloud.*unset KINETIC_EMULATOR"):
-        planned(spec)
+        draft(spec)
 
 
 def test_a_profile_may_require_hardware(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, Re
 from kinetic_orchestration.jobs import launch, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.request import draft
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
 from kinetic_orchestration.plan.identity import of
@@ -71,7 +73,9 @@ def failing() -> None:
 
 
 def ask(function: Any, key: str | None = None) -> JobHandle[Any]:
-    return JobHandle(launch.launch(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)))
+    return JobHandle(
+        launch.launch(draft(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)).open())
+    )
 
 
 def succeeded(function: Any = plain, key: str | None = None) -> JobHandle[Any]:
@@ -479,7 +483,9 @@ def test_whoever_lacks_the_key_neither_starts_nor_closes_an_attempt(monkeypatch:
 def test_the_key_of_hosts_is_in_no_record_and_in_no_command_line(shared_home: Path, tmp_path: Path) -> None:
     words = tmp_path / "words"
     function = _tell_commands
-    job = JobHandle(launch.launch(JobSpec("tells", Options(accelerator="cpu"), function, args=(str(words),))))
+    job = JobHandle(
+        launch.launch(draft(JobSpec("tells", Options(accelerator="cpu"), function, args=(str(words),))).open())
+    )
     assert follow(Follower(job._job), timeout=60) is not None
     key = job._job.trust.key("verdict", job._job.store, job.job_id, 1).encode()
     assert len(words.read_bytes()) > 0 and key not in words.read_bytes()
@@ -572,9 +578,9 @@ class Counting:
 
 def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[actions.Job, Counting]:
     """A job whose limit of cost pays for so many seconds."""
-    make, counting = launch.make_plan, Counting()
+    make, counting = planner.make_plan, Counting()
     limits = Limits(run=7200.0, cost=5.0)
-    monkeypatch.setattr(launch, "make_plan", lambda *args: replace(make(*args), affordable=seconds, limits=limits))
+    monkeypatch.setattr(planner, "make_plan", lambda *args: replace(make(*args), affordable=seconds, limits=limits))
     job = admitted(plain, trust.of(settings.load()))
     return replace(job, backend=counting), counting  # type: ignore[arg-type]
 

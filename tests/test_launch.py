@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import open_place
 from kinetic_orchestration.errors import StoreError
-from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs import launch, request
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.identity import job_id, of
 from kinetic_orchestration.platforms.local.backend import LocalBackend
@@ -46,6 +49,47 @@ def test_a_job_that_ends_is_waited_for_before_its_identity_begins_anew(home: Pat
     later.join()
     assert again.result(timeout=60) is None
     assert job.follow(timeout=60) is not None
+
+
+def _seven() -> int:
+    return 7
+
+
+def _each(number: int) -> int:
+    return number
+
+
+def _calls() -> dict[str, Callable[[], Any]]:
+    run = kinetic.run(accelerator="cpu")
+    return {
+        "a blocking call": run(_seven),
+        "a call that finds its job": kinetic.run(accelerator="cpu", key="found")(_seven),
+        "run_async": run(_seven).run_async,
+        "command": lambda: kinetic.command(["true"], accelerator="cpu"),
+        "three inputs": lambda: run(_each).run_async_map([1, 2, 3]).wait(),
+    }
+
+
+@pytest.mark.parametrize("name", list(_calls()))
+def test_a_call_is_resolved_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert kinetic.run(accelerator="cpu", key="found")(_seven)() == 7
+    counts: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def counted(*args: Any, **given: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **given)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(settings, "load")
+    count(planner, "make_plan")
+    count(request, "open_store")
+    _calls()[name]()
+    assert counts == {"load": 1, "make_plan": 1, "open_store": 1}
 
 
 class Forgetful(LocalStore):

@@ -78,6 +78,7 @@ def test_to_declare_a_function_loads_nothing_that_only_a_submission_needs() -> N
         "kinetic_orchestration.protocol.wire",
         "kinetic_orchestration.api.handle",
         "kinetic_orchestration.jobs.launch",
+        "kinetic_orchestration.jobs.request",
         "kinetic_orchestration.plan.declare.keras_kinetic",
         "kinetic_orchestration.plan.planner",
         "kinetic_orchestration.plan.values",

@@ -11,7 +11,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import BackendError, NoPlace
-from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs import launch, request
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware import regions
@@ -91,8 +91,7 @@ def asks_of(cloud: Emulator) -> list[str]:
 
 def asked(accelerator: str = "v6e-8", **options: Any) -> tuple[str, ...]:
     spec = JobSpec("train", Options(accelerator=accelerator, **options))
-    plan, here, _ = launch.planned(spec)
-    return launch.make_plan(spec, here, {}, launch.bucket_for(spec, plan, here)).zones
+    return request.located(request.draft(spec)).plan.zones
 
 
 def test_a_job_runs_in_its_buckets_region_alone(place: Any, tmp_path: Path) -> None:
@@ -180,9 +179,10 @@ def test_what_a_job_that_is_there_already_says_is_no_other_zone(place: Any, tmp_
     (tmp_path / "program").mkdir()
     options = Options(accelerator="v6e-1", key="k", requirements=[])
     spec = JobSpec("true", options, argv=("true",), cwd=str(tmp_path / "program"))
-    first = launch.launch(spec)
+    asked = request.draft(spec).open()
+    first = launch.launch(asked)
     kinetic.attach(first.job_id).result()
-    assert not launch.other_than_asked(spec, launch.launch(spec))
+    assert not request.differences(asked, launch.launch(asked))
 
 
 def test_the_location_is_cached_for_each_bucket(place: Any) -> None:

@@ -22,6 +22,7 @@ from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.packaging.source import tree as trees
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
@@ -67,7 +68,9 @@ def _bucket(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
-    return JobHandle(launch.launch(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)))
+    return JobHandle(
+        launch.launch(draft(JobSpec(function.__name__, Options(accelerator="cpu", key=key), function)).open())
+    )
 
 
 _ended: dict[Any, tuple[actions.Job, dict[str, bytes]]] = {}

@@ -20,10 +20,10 @@ from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNot
 from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching.watch import look
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.protocol import names, wire
@@ -59,7 +59,7 @@ def spec_of(function: Any, **options: Any) -> JobSpec:
 
 
 def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
-    return JobHandle(launch.launch(spec_of(function, key=key)))
+    return JobHandle(launch.launch(draft(spec_of(function, key=key)).open()))
 
 
 def test_what_a_home_remembers_is_read_again_only_when_it_has_changed(
@@ -89,17 +89,15 @@ def stranger(monkeypatch: pytest.MonkeyPatch, shared_home: Path, tmp_path: Path)
 
 def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> actions.Job:
     """A job whose submitter died between its spec and its first attempt."""
-    spec = spec_of(function)
-    here = launch.settings_for(spec)
-    plan = launch.make_plan(spec, here, os.environ)
-    store, backend = launch.open_store(plan.store, plan.deployment), launch.open_backend(plan.backend, here)
-    identity = of(plan.deployment, None)
-    job_id, _ = launch.claim(store, backend, identity)
+    request = draft(spec_of(function)).open()
+    store, plan, here = request.store, request.plan, request.settings
+    job_id, _ = launch.claim(store, request.backend, request.identity)
     with launch.staging_folder(store, here.home) as folder:
-        staged = launch.stage(launch.package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
-    written = launch.admit(store, job_id, identity, plan, staged, believed)
+        bundle = launch.package(request.spec, plan, here, folder, os.environ)
+        staged = launch.stage(bundle, store, here.retention, here.home)
+    written = launch.admit(store, job_id, request.identity, plan, staged, believed)
     assert written is not None
-    return actions.at_rest(actions.open_job(job_id, store, backend, believed, written=written))
+    return actions.at_rest(actions.open_job(job_id, store, request.backend, believed, written=written))
 
 
 # ---- starting attempts -----------------------------------------------------------------------------------------

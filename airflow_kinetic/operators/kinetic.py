@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.jobs.following.actions import Job
     from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.request import Draft, Request
     from kinetic_orchestration.protocol.system.ahead import Ahead
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
@@ -214,7 +215,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._token = ownership.new_token()
         self._job: Job | None = None
         self._job_id = ""  # once it is claimed
-        self._asked: tuple[JobSpec, Identity, Place] | None = None
+        self._asked: tuple[Request, Place] | None = None
         self._launching = self._executing = self._killed = False
         self._killing: threading.Thread | None = None
         check(
@@ -250,9 +251,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         began = time.time()
         with self._leaving_nothing_undone():
             self._refuse_if_killed()
-            spec, place = self._placed(self._spec(context))
+            asked, place = self._placed(self._spec(context))
             with self._looked_after(context, place):
-                job = self._launched(spec, place, context)
+                job = self._launched(asked, place, context)
                 self.kinetic_urls = urls_of(job.job_id, place)
                 with self._saying_where(context, job):
                     if not self.wait:
@@ -352,9 +353,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
         if self._asked is None:
             return None
-        spec, identity, place = self._asked
+        request, place = self._asked
         with place.acting():
-            return find(spec, identity)
+            return find(request)
 
     def _refuse_if_killed(self) -> None:
         if self._killed and self.cancel_on_kill:
@@ -411,25 +412,23 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             *(text.replace("project=", "project_id=") for text in emulation.kinetics_own(options)),
         )
 
-    def _placed(self, spec: JobSpec) -> tuple[JobSpec, Place]:
+    def _placed(self, spec: JobSpec) -> tuple[Draft, Place]:
         """Where it goes, and as whom. The connection is opened only if that is Google's."""
-        from kinetic_orchestration.jobs.launch import planned, settings_for
+        from kinetic_orchestration.jobs.request import draft, settings_of
 
-        emulation.check_slice(spec, settings_for(spec))  # before the connection is opened for nothing
+        emulation.check_slice(spec, settings_of(spec))  # before the connection is opened for nothing
         place = Place.here(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
         if place.is_google:
             spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project))
-        planned(spec)  # what is refused there is refused before anything is written down
-        return spec, place
+        return draft(spec), place  # what is refused there is refused before anything is written down
 
-    def _launched(self, spec: JobSpec, place: Place, context: Context) -> Job:
+    def _launched(self, asked: Draft, place: Place, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
         from kinetic_orchestration.api.handle import another
-        from kinetic_orchestration.jobs.launch import find, identity_of, launch
-        from kinetic_orchestration.platforms.registry import open_store
+        from kinetic_orchestration.jobs.launch import find, launch
 
         with place.acting():
             kept = pinned = None
@@ -438,12 +437,13 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 pinned = self._pinned(context, kept)._replace(place=place)
                 if kept is not None and kept.epoch != pinned.epoch and self._adopts(kept, place):
                     pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
-            identity = identity_of(spec) if pinned is None else _identity(place.deployment, context["ti"], pinned)
+            pinned_identity = None if pinned is None else _identity(place.deployment, context["ti"], pinned)
+            request = asked.open(pinned_identity)
             new: AbstractContextManager[Ahead | None] = nullcontext()
             if pinned is not None and kept is None:
                 # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
                 # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
-                pinned = pinned._replace(job_id=job_id_of(identity, 1))
+                pinned = pinned._replace(job_id=job_id_of(request.identity, 1))
                 new = beside(task_identity.keep, context, pinned)
             within = self._handed_over(context) if self.deferrable and self.wait else 0.0
 
@@ -456,24 +456,24 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     task_identity.keep(context, pinned._replace(job_id=job_id))
                 # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
                 # of its successor.
-                ownership.take(open_store(place.store, place.deployment), job_id, self._token, within=within)
+                ownership.take(request.store, job_id, self._token, within=within)
 
-            self._asked, self._launching = (spec, identity, place), True
+            self._asked, self._launching = (request, place), True
             try:
                 with new as keeping:
                     noted = None if keeping is None else keeping.result
                     if pinned is not None and kept is not None:
                         if kept.epoch != pinned.epoch:
                             self._call_back(kept)
-                        elif (left := find(spec, identity)) is not None:
+                        elif (left := find(request)) is not None:
                             self._take_over(left, cleared=task_identity.was_cleared(kept, pinned.clears))
-                    job = launch(spec, identity, claimed=claimed, noted=noted)
+                    job = launch(request, claimed=claimed, noted=noted)
                 self._job = job
             except KeyTaken as error:  # as it would be in each try
                 raise AirflowFailException(f"{error}. To have what is asked for now, clear the task") from error
             finally:
                 self._launching = False
-            differs, ended = another(spec, job)
+            differs, ended = another(request, job)
             if differs:
                 what = "has ended: the task has its value" if ended else "goes on as it is"
                 self.log.warning("Job %s was submitted before, with %s, and %s", job.job_id, differs, what)

@@ -23,16 +23,17 @@ from dagster_kinetic.fleet.summary import FleetSummary
 from dagster_kinetic.step.events import said, step_name, write
 from dagster_kinetic.step.host_logs import HostLogs
 from dagster_kinetic.step.rate_limit import Paced
-from dagster_kinetic.step.step import Left, identity_of, leave, origin_of, place_of, whose
+from dagster_kinetic.step.step import Left, leave, origin_of, place_of, request_at, whose
 from dagster_kinetic.step.summary import headline
 from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.jobs.following.follow import Follower, afollow, prefixed
-from kinetic_orchestration.jobs.launch import find, launch, planned, settings_for
+from kinetic_orchestration.jobs.launch import find, launch
+from kinetic_orchestration.jobs.request import Draft, Request, draft
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.spec import JobSpec
-from kinetic_orchestration.plan.identity import Identity, of
+from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output
 from kinetic_orchestration.protocol.system import visible
 
@@ -113,14 +114,15 @@ def map_in_step(
         return []
     origin = origin_of(context)
     specs = [replace(spec, origin=origin) for spec in specs]
-    plan, here, _ = planned(specs[0])  # what refuses one of them refuses all
+    asked = draft(specs[0])  # what refuses one of them refuses all
+    plan, here = asked.plan, asked.settings
     log = dg.get_dagster_logger() if context is None else context.log  # none of a map outside of any step
     log.info(f"{len(specs)} jobs run {plan.name}, each on {plan.hardware}{emulation.remark(plan, here)}")
     fleet: Fleet | None = None
     narrator: FleetNarrator | None = None
     ends: dict[int, Ended] = {}
     try:
-        fleet = Fleet(specs, _identities(specs, names, context, call), width)
+        fleet = Fleet(_requests(asked, specs, names, context, call), len(specs), width)
         narrator = FleetNarrator(context, specs[0].name, call, len(specs))
         with fleet:
             for news in fleet.news():
@@ -249,26 +251,36 @@ class FleetNarrator:
             getattr(self._context.log, level)(text)
 
 
-def _identities(
-    specs: Sequence[JobSpec], names: Sequence[str], context: _compat.Context, call: str
-) -> Callable[[int], Identity]:
-    """Each input's job is one of its own, whatever became of the others when the step was tried before."""
-    if context is None or _compat.is_direct(context):
-        deployment = settings_for(specs[0]).deployment
-        return lambda index: of(deployment, f"{call}[{names[index]}]" if call else None)
-    place = place_of(context, call)
-    return lambda index: identity_of(specs[index], place._replace(call=f"{call}[{names[index]}]"))
+def _requests(
+    asked: Draft, specs: Sequence[JobSpec], names: Sequence[str], context: _compat.Context, call: str
+) -> Callable[[int], Request]:
+    """Return what opens the request of one input, in the thread that submits it.
+
+    Each input's job is one of its own, whatever became of the others when the step was tried before.
+    """
+    deployment = asked.settings.deployment
+    direct = context is None or _compat.is_direct(context)
+    place = None if direct else place_of(context, call)
+
+    def request(index: int) -> Request:
+        name = f"{call}[{names[index]}]"
+        mine = replace(asked, spec=specs[index])
+        if place is None:
+            return mine.open(of(deployment, name if call else None))
+        return request_at(mine, place._replace(call=name))
+
+    return request
 
 
 class Fleet:
     """The jobs of one step. Entered, it submits and follows them in threads of its own."""
 
-    def __init__(self, specs: Sequence[JobSpec], identity: Callable[[int], Identity], width: int) -> None:
-        self._specs = specs
-        self._identity = identity
+    def __init__(self, request: Callable[[int], Request], jobs: int, width: int) -> None:
+        self._request = request
+        self._count = jobs
         self._width = width
         self._jobs: dict[int, JobHandle[Any]] = {}
-        self._begun: dict[int, Identity] = {}
+        self._begun: dict[int, Request] = {}
         self.unseen: list[KineticError] = []  # why it cannot be told of some whether they are there
         self._news: queue.Queue[News | BaseException | None] = queue.Queue(WAITING_EVENTS)
         self._stop = threading.Event()  # submit no more, and tell no more
@@ -309,13 +321,13 @@ class Fleet:
         begun, jobs = self._begun.copy(), self._jobs.copy()  # a thread that has not answered may still add to them
         for index in begun.keys() - jobs.keys():
             try:
-                job = find(self._specs[index], begun[index])
+                job = find(begun[index])
             except KineticError as error:
                 self.unseen.append(error)
             else:
                 if job is not None:
                     jobs[index] = JobHandle(job)
-        return [Left(jobs[index], begun[index].run) for index in sorted(jobs)]
+        return [Left(jobs[index], begun[index].identity.run) for index in sorted(jobs)]
 
     # ---- in the thread of the loop ---------------------------------------------------------------------------
 
@@ -331,7 +343,7 @@ class Fleet:
     async def _follow_all(self) -> None:
         gate = asyncio.Semaphore(self._width)
         async with asyncio.TaskGroup() as group:
-            for index in range(len(self._specs)):
+            for index in range(self._count):
                 await gate.acquire()
                 group.create_task(self._one(index)).add_done_callback(lambda _: gate.release())
 
@@ -354,12 +366,11 @@ class Fleet:
     # ---- in other threads ------------------------------------------------------------------------------------
 
     def _submit(self, index: int) -> JobHandle[Any]:
-        identity = self._identity(index)
-        self._begun[index] = identity
-        job = launch(self._specs[index], identity, say=lambda text: self._put(Said(index, text)))
+        request = self._begun[index] = self._request(index)
+        job = launch(request, say=lambda text: self._put(Said(index, text)))
         handle = self._jobs[index] = JobHandle(job)
-        other, _ = another(self._specs[index], job)
-        self._put(Launched(index, handle, other, identity.run))
+        other, _ = another(request, job)
+        self._put(Launched(index, handle, other, request.identity.run))
         return self._jobs[index]
 
     def _put(self, news: News | BaseException | None) -> None:

@@ -157,11 +157,13 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         from dagster_kinetic.step.step import run_in_step
         from kinetic_orchestration.api.handle import run_to_end
         from kinetic_orchestration.jobs.launch import launch
+        from kinetic_orchestration.jobs.request import draft
 
         context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None:
-            return run_to_end(launch(spec if key is None else _keyed(spec, key)))
+            request = draft(spec if key is None else _keyed(spec, key)).open()
+            return run_to_end(launch(request), request.settings)
         return run_in_step(spec, context, self._call(context, key))
 
     @overload
@@ -203,17 +205,18 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> JobHandle[Any]:
         """Bring the job on its way and return its handle; the job then needs neither step nor run."""
         from dagster_kinetic.step.containers import refuse_if_it_would_end_with_its_run
-        from dagster_kinetic.step.step import identity_of, launch_in_step, place_of
+        from dagster_kinetic.step.step import launch_in_step
         from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.jobs.launch import launch
+        from kinetic_orchestration.jobs.request import draft
 
         context = of_step(context)
         spec = self._spec(function, (args, kwargs), accelerator, context, options)
         if context is None or _compat.is_direct(context):
-            return JobHandle(launch(spec if key is None else _keyed(spec, key)))
-        refuse_if_it_would_end_with_its_run(spec, context)
-        call = self._call(context, key)
-        return JobHandle(launch_in_step(spec, context, lambda: identity_of(spec, place_of(context, call))))
+            return JobHandle(launch(draft(spec if key is None else _keyed(spec, key)).open()))
+        asked = draft(spec)
+        refuse_if_it_would_end_with_its_run(asked, context)
+        return JobHandle(launch_in_step(asked, context, self._call(context, key)))
 
     def map(
         self,

@@ -9,18 +9,17 @@ import os
 from dagster_kinetic import _compat
 from dagster_kinetic.step.ticket import Ticket, refuse_elsewhere
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.jobs.launch import planned
-from kinetic_orchestration.plan.declare.spec import JobSpec
+from kinetic_orchestration.jobs.request import Draft
 
 ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
 
 
-def refuse_if_it_would_end_with_its_run(spec: JobSpec, context: _compat.Context) -> None:
+def refuse_if_it_would_end_with_its_run(asked: Draft, context: _compat.Context) -> None:
     """A job on this machine, that nobody waits for, in a container that is gone as soon as the step is over."""
-    plan, _, _ = planned(spec)
+    plan = asked.plan
     if not plan.remote and _compat.is_contained(context):
         raise UsageError(
-            f"{spec.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "
+            f"{plan.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "
             f"this run and ends with it, and no sensor in another container could see its records. {ELSEWHERE}, or "
             "use run(), which waits for the job here"
         )

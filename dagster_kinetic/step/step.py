@@ -20,8 +20,8 @@ from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, S
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit
-from kinetic_orchestration.jobs.launch import find, launch, planned, refuse_another, settings_for
-from kinetic_orchestration.jobs.launch import identity_of as identity_by_itself
+from kinetic_orchestration.jobs.launch import find, launch, refuse_another
+from kinetic_orchestration.jobs.request import Draft, Request, draft
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity
@@ -69,58 +69,53 @@ class Left(NamedTuple):
     of: str = ""
 
 
-def identity_of(spec: JobSpec, place: Place) -> Identity:
-    """The job of a resumed run, if it left one; else this step's own."""
-    deployment = settings_for(spec).deployment
+def request_at(asked: Draft, place: Place) -> Request:
+    """Open the request for the job of a resumed run, if it left one; else for this step's own."""
+    deployment = asked.settings.deployment
+    own = asked.open(place.identity(deployment))
     for run in place.resumes:
-        left = place.identity(deployment, run)
-        if find(spec, left) is not None:
+        left = own.of(place.identity(deployment, run))
+        if find(left) is not None:
             return left
-    return place.identity(deployment)
+    return own
 
 
 @dataclass
 class Launching:
     """A job that a step brings on its way, as far as it has come."""
 
-    spec: JobSpec
     context: _compat.Context
-    identity: Identity | None = None
+    request: Request | None = None
     handle: JobHandle[Any] | None = None
     troubles: list[KineticError] = field(default_factory=list)
 
-    def launch(self, identity: Callable[[], Identity], claimed: Callable[[str], object] | None = None) -> Job:
-        """`identity` may have to look into the store, which takes as long as it takes."""
-        planned(self.spec)  # what is refused there is refused before a store is opened
-        self.spec = replace(self.spec, origin=origin_of(self.context))
-        self.identity = identity()
+    def launch(self, request: Request, claimed: Callable[[str], object] | None = None) -> Job:
+        self.request = request = replace(request, spec=replace(request.spec, origin=origin_of(self.context)))
         with _for_good(self.context):
-            job = launch(self.spec, self.identity, claimed=claimed, say=self.context.log.info)
+            job = launch(request, claimed=claimed, say=self.context.log.info)
         self.handle = JobHandle(job)
-        _warn_of_another_slice(self.spec, job, self.context)
-        if told := whose(job, self.identity.run, self.context):
+        _warn_of_another_slice(request, job, self.context)
+        if told := whose(job, request.identity.run, self.context):
             self.context.log.info(f"this step goes on with {told}")
         return job
 
     def left(self) -> list[Left]:
         """What there is of it when the step is interrupted: before its spec is stored, nothing."""
-        if self.handle is None and self.identity is not None:
+        if self.handle is None and self.request is not None:
             try:
-                job = find(self.spec, self.identity)
+                job = find(self.request)
             except KineticError as error:
                 self.troubles.append(error)
             else:
                 self.handle = None if job is None else JobHandle(job)
-        of = "" if self.identity is None else self.identity.run
+        of = "" if self.request is None else self.request.identity.run
         return [] if self.handle is None else [Left(self.handle, of)]
 
 
 @contextlib.contextmanager
-def left_if_interrupted(
-    spec: JobSpec, context: _compat.Context, forward_termination: bool = True
-) -> Iterator[Launching]:
+def left_if_interrupted(context: _compat.Context, forward_termination: bool = True) -> Iterator[Launching]:
     """Whatever a step does with one job: wherever it is interrupted, its job and its run become what they should."""
-    launching = Launching(spec, context)
+    launching = Launching(context)
     try:
         yield launching
     except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
@@ -129,10 +124,10 @@ def left_if_interrupted(
         raise
 
 
-def launch_in_step(spec: JobSpec, context: _compat.Context, identity: Callable[[], Identity]) -> Job:
-    """A job that the step does not wait for."""
-    with left_if_interrupted(spec, context) as launching:
-        return launching.launch(identity)
+def launch_in_step(asked: Draft, context: _compat.Context, call: str) -> Job:
+    """Launch a job that the step does not wait for."""
+    with left_if_interrupted(context) as launching:
+        return launching.launch(request_at(asked, place_of(context, call)))
 
 
 def run_in_step(
@@ -153,15 +148,14 @@ def run_in_step(
     Without `forward_termination` the job goes on when its run is terminated.
     """
 
-    def identity() -> Identity:
-        if _compat.is_direct(context):
-            return identity_by_itself(spec)
-        return identity_of(spec, place_of(context, call))
+    def request() -> Request:
+        asked = draft(spec)  # what is refused there is refused before a store is opened
+        return asked.open() if _compat.is_direct(context) else request_at(asked, place_of(context, call))
 
     told = contextlib.ExitStack()  # closed when an interrupted job is left already: to store its logs may take long
     try:
-        with left_if_interrupted(spec, context, forward_termination) as begun:
-            handle = begun.handle = JobHandle(job or begun.launch(identity))
+        with left_if_interrupted(context, forward_termination) as begun:
+            handle = begun.handle = JobHandle(job or begun.launch(request()))
             if made is not None:
                 made(handle)
             narrator = told.enter_context(Narrator(context, handle, call if shown is None else shown))
@@ -204,10 +198,17 @@ def _for_good(context: _compat.Context) -> Iterator[None]:
 
 def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
     """What a run before this one has submitted for it may be of other arguments: that is told, or refused."""
-    if spec.options.on_conflict == "error":
+    strict = spec.options.on_conflict == "error"
+    try:
+        request = draft(spec, found=True).open(identity)
+    except KineticError:
+        if strict:
+            raise
+        return
+    if strict:
         with _for_good(context):
-            refuse_another(spec, identity, job)
-    _warn_of_another_slice(spec, job, context)
+            refuse_another(request, job)
+    _warn_of_another_slice(request, job, context)
 
 
 def whose(job: Job, of: str, context: _compat.Context) -> str:
@@ -238,9 +239,9 @@ def _followers(context: _compat.Context, owners: Collection[str]) -> dict[str, s
     return found
 
 
-def _warn_of_another_slice(spec: JobSpec, job: Job, context: _compat.Context) -> None:
+def _warn_of_another_slice(request: Request, job: Job, context: _compat.Context) -> None:
     """A job that was found again stays what it was, whatever its launch says now."""
-    differs, ended = another(spec, job)
+    differs, ended = another(request, job)
     if differs and ended:
         context.log.warning(
             f"this step has the value of job {job.job_id}, which was submitted before with {differs}, and has ended"

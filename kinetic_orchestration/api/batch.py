@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.launch import launch, planned
+from kinetic_orchestration.jobs.launch import launch
+from kinetic_orchestration.jobs.request import Request, draft
 from kinetic_orchestration.jobs.watching.watch import Rung, watcher_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -32,7 +33,7 @@ from kinetic_orchestration.plan.text.notices import warn, warn_once
 from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.registry import open_backend, open_store
+from kinetic_orchestration.platforms.registry import open_backend
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
@@ -275,28 +276,28 @@ def submit_all(
             "key= names one job and has no meaning for a batch: whoever submits it again has new jobs. To find these "
             "again: kinetic.attach_batch(batch.group_id)"
         )
-    plan, here, _ = planned(specs[0])
-    store, backend = open_store(here.store, here.deployment), plan.backend
     group_id = f"grp-{secrets.token_hex(6)}x{len(specs)}"
+    asked = draft(specs[0])
+    here, plan = asked.settings, asked.plan
+    request = asked.open(child(here.deployment, group_id, 0))
     me = processes.find(os.getpid())
     record = {
         "name": name,
         "tags": dict(tags or {}),
         "size": len(specs),
         "deployment": here.deployment,
-        "backend": backend,
+        "backend": plan.backend,
         "submitter": {"machine": processes.machine(), "pid": os.getpid(), "started": me.started if me else ""},
     }
     try:
         encoded = wire.encode(record)
     except (TypeError, ValueError) as error:
         raise UsageError(f"name= and tags= are kept as JSON, which these cannot be: {error}") from None
-    store.create(names.group(group_id), encoded)
-    batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), store, open_backend(backend, here))
-    first = specs[0]
-    say(f"batch {group_id} runs {first.name} {len(specs)} times on {plan.hardware}{emulation.remark(plan, here)}")
+    request.store.create(names.group(group_id), encoded)
+    batch: BatchHandle[Any] = BatchHandle(group_id, name, tags or {}, len(specs), request.store, request.backend)
+    say(f"batch {group_id} runs {plan.name} {len(specs)} times on {plan.hardware}{emulation.remark(plan, here)}")
     driver = _Driver(
-        batch, specs, here.deployment, max_concurrent or len(specs),
+        batch, request, specs, max_concurrent or len(specs),
         fail_fast=fail_fast, cancel_running=fail_fast and cancel_running_on_fail,
     )  # fmt: skip
     batch._submits = True
@@ -311,14 +312,14 @@ class _Driver:
     """Submits the jobs of a batch, so many at once, until all are, or one failed, or somebody cancels."""
 
     def __init__(
-        self, batch: BatchHandle[Any], specs: list[JobSpec], deployment: str, width: int,
+        self, batch: BatchHandle[Any], request: Request, specs: list[JobSpec], width: int,
         *, fail_fast: bool, cancel_running: bool,
     ) -> None:  # fmt: skip
         self.batch = batch
         self.specs = specs
         self.width = width
         self.cancel_running = cancel_running
-        self._deployment = deployment
+        self._request = request
         self._fail_fast = fail_fast
         self._running: list[JobHandle[Any]] = []
 
@@ -357,8 +358,10 @@ class _Driver:
                         rung.wait(0.5)
                 if self._stopped():
                     return
+                me = child(self._request.settings.deployment, self.batch.group_id, index)
+                request = self._request.another_call(spec, me)
                 try:
-                    launched = launch(spec, child(self._deployment, self.batch.group_id, index))
+                    launched = launch(request)
                     job: JobHandle[Any] = JobHandle(launched)
                 except Unreachable:  # nor would the others come through
                     raise
@@ -367,7 +370,7 @@ class _Driver:
                     self._one_failed()
                     continue
                 if not self._running:
-                    tell_of_requirements(spec, launched)
+                    tell_of_requirements(request, launched)
                 _place(self.batch, index, job)
                 self.batch._follow(rung, job)
                 self._running.append(job)

@@ -142,17 +142,18 @@ class RemoteCallable(Generic[P, R]):
             tell_of_another,
             tell_of_requirements,
         )
-        from kinetic_orchestration.jobs.launch import cancel_if_interrupted, identity_of, launch
+        from kinetic_orchestration.jobs.launch import cancel_if_interrupted, launch
+        from kinetic_orchestration.jobs.request import draft
 
+        asked = draft(self._spec(args, kwargs))
         if self.options.debug:
-            check_terminal()
-        spec = self._spec(args, kwargs)
-        identity = identity_of(spec)
-        with cancel_if_interrupted(spec, identity, say):
-            job = launch(spec, identity)
-            tell_of_another(spec, job)
-            tell_of_requirements(spec, job)
-        return cast(R, run_to_end(job))
+            check_terminal(asked.settings)
+        request = asked.open()
+        with cancel_if_interrupted(request, say):
+            job = launch(request)
+            tell_of_another(request, job)
+            tell_of_requirements(request, job)
+        return cast(R, run_to_end(job, request.settings))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Submit it and return; the job needs this process no more."""
@@ -233,11 +234,13 @@ def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, *
 def _submitted(spec: JobSpec) -> JobHandle[Any]:
     from kinetic_orchestration.api.handle import submitted, tell_of_another, tell_of_requirements
     from kinetic_orchestration.jobs.launch import launch
+    from kinetic_orchestration.jobs.request import draft
 
-    job = launch(spec)
-    tell_of_another(spec, job)
-    tell_of_requirements(spec, job)
-    return submitted(job)
+    request = draft(spec).open()
+    job = launch(request)
+    tell_of_another(request, job)
+    tell_of_requirements(request, job)
+    return submitted(job, request.settings)
 
 
 def _refuse_on_host(name: str) -> None:

@@ -31,6 +31,7 @@ from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, follow, prefixed, sampled
+from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.watch import Memory
@@ -38,7 +39,6 @@ from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
-from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.emulation import remark
 from kinetic_orchestration.plan.hardware.cost import Estimate, times
 from kinetic_orchestration.plan.records import verdict_at
@@ -320,9 +320,11 @@ class JobHandle(Generic[R]):
 
     def cost(self) -> Estimate:
         """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
-        plan = self._job.plan()
-        here = settings.load(deployment=plan.deployment)
-        return usage.estimate_of(plan, usage.stays(self._job.store, self.job_id), here.prices, here.listed)
+        return self._cost(settings.load(deployment=self._job.plan().deployment))
+
+    def _cost(self, here: Settings) -> Estimate:
+        stays = usage.stays(self._job.store, self.job_id)
+        return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed)
 
     def seconds(self) -> float:
         """How long its hosts were held, over all attempts."""
@@ -454,17 +456,20 @@ def _cause_of(handle: JobHandle[Any]) -> str:
     return f"kinetic: job {handle.job_id} failed{where} ({outcome.cause}):{said}"
 
 
-def submitted(job: Job) -> JobHandle[Any]:
+def submitted(job: Job, here: Settings) -> JobHandle[Any]:
     """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
-    say(f"{job.job_id} {verb} {runs(job)}")
+    say(f"{job.job_id} {verb} {runs(job, here)}")
     return JobHandle(job)
 
 
-def runs(job: Job) -> str:
-    """Word what runs, and where: for the first line that anybody reads of a job."""
+def runs(job: Job, here: Settings | None = None) -> str:
+    """Word what runs, and where: for the first line that anybody reads of a job.
+
+    here: the settings that it was launched by; by default this process's own.
+    """
     plan = job.plan()
-    return f"{plan.name} on {plan.hardware}{remark(plan, settings.load(deployment=plan.deployment))}"
+    return f"{plan.name} on {plan.hardware}{remark(plan, here or settings.load(deployment=plan.deployment))}"
 
 
 def profile_of(job: Job) -> str:
@@ -475,24 +480,22 @@ def profile_of(job: Job) -> str:
         return ""
 
 
-def another(spec: JobSpec, job: Job) -> tuple[str, bool]:
+def another(request: Request, job: Job) -> tuple[str, bool]:
     """Word what of a job that was found again is another than its launch says, and tell whether it has ended.
 
     Nothing is another where its store does not say so: whoever follows it hears of that, with more patience.
     """
-    from kinetic_orchestration.jobs.launch import other_than_asked
-
     try:
-        other = other_than_asked(spec, job)
+        other = differences(request, job)
         ended = bool(other) and JobHandle[Any](job).peek().status.final
     except KineticError:
         return "", False
     return other.told(ended=ended), ended
 
 
-def tell_of_another(spec: JobSpec, job: Job) -> None:
+def tell_of_another(request: Request, job: Job) -> None:
     """Warn of what differs between a job that was found again by its key and its launch now."""
-    told, ended = another(spec, job)
+    told, ended = another(request, job)
     if told and ended:
         warn(
             f"this key names job {job.job_id}, which was submitted before with {told}, and has ended: its old value is "
@@ -508,15 +511,15 @@ def tell_of_another(spec: JobSpec, job: Job) -> None:
 _told: set[Path] = set()
 
 
-def tell_of_requirements(spec: JobSpec, job: Job) -> None:
+def tell_of_requirements(request: Request, job: Job) -> None:
     """Once, to whoever launches from a program: the file with requirements beside it that hosts elsewhere do not get.
 
     An orchestrator's project has such a file for other reasons, so its steps and tasks say nothing.
     """
-    if spec.options.requirements is not None or not job.written:
+    plan = request.plan
+    if request.spec.options.requirements is not None or not job.written or not plan.remote or plan.image:
         return
-    plan = job.plan()
-    if not plan.remote or plan.image or (found := unread(spec)) is None or found in _told:
+    if (found := unread(request.spec)) is None or found in _told:
         return
     _told.add(found)
     here = os.path.relpath(found)
@@ -527,9 +530,9 @@ def tell_of_requirements(spec: JobSpec, job: Job) -> None:
     )
 
 
-def check_terminal() -> None:
+def check_terminal(here: Settings) -> None:
     """A blocking call that waits for a debugger needs somebody who attaches one."""
-    if settings.load().no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
+    if here.no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
         return
     raise UsageError(
         "debug=True makes the call wait for a debugger, and there is no terminal here (stdin is not a TTY). Leave "
@@ -537,9 +540,12 @@ def check_terminal() -> None:
     )
 
 
-def run_to_end(job: Job) -> Any:
-    """What a blocking call does: every host's lines as they come, the cost, the value. Ctrl-C cancels."""
-    handle: JobHandle[Any] = submitted(job)
+def run_to_end(job: Job, here: Settings) -> Any:
+    """Stream the lines of all hosts, print the cost, return the value: what a blocking call does. Ctrl-C cancels.
+
+    here: the settings that the job was launched by.
+    """
+    handle: JobHandle[Any] = submitted(job, here)
     try:
         outcome = handle._watch(Printer(handle.hosts, _write, job_id=handle.job_id, changes=_write_error))
     except KeyboardInterrupt:
@@ -555,7 +561,7 @@ def run_to_end(job: Job) -> Any:
         raise
     assert outcome is not None
     try:
-        cost = handle.cost()
+        cost = handle._cost(here)
     except KineticError as error:  # no reason to keep its value back
         say(f"what it cost is not known: {error}")
     else:

@@ -1,7 +1,7 @@
 """The way of a job, from the call to the released slice, in two functions.
 
     declare ─▶ plan ─▶ package ─▶ stage ─▶ provision ─▶ run ─▶ stream ─▶ collect ─▶ teardown
-    JobSpec    Plan    Bundle     Staged   Placement    agent  lines     Outcome    Released
+    JobSpec    Request Bundle     Staged   Placement    agent  lines     Outcome    Released
 
 `launch` brings a job on its way and returns; `complete` sees it to its end. Between the two, and at any line of
 either, the process may die: whoever asks for the same identity again goes on from the records.
@@ -12,35 +12,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from types import MappingProxyType
 from typing import Any
 
-from kinetic_orchestration.errors import Corrupt, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
+from kinetic_orchestration.errors import Corrupt, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.cleanup import owner
 from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit, Follower, follow
+from kinetic_orchestration.jobs.request import Request, differences, located
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import roll
-from kinetic_orchestration.packaging.bundle import argument_digests, other_arguments, package
+from kinetic_orchestration.packaging.bundle import argument_digests, package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
-from kinetic_orchestration.plan import emulation
-from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.declare.spec import JobSpec, check_options
-from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.identity import Identity, job_id, of
-from kinetic_orchestration.plan.planner import make_plan, zones_named
+from kinetic_orchestration.plan.identity import Identity, job_id
+from kinetic_orchestration.plan.planner import completed
 from kinetic_orchestration.plan.records import IDENTITY, fields_of, spec_of
 from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan, Staged
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
@@ -58,13 +52,9 @@ KEEPING = ("airflow",)  # orchestrators of which a process keeps each job, and h
 NEVER_AGAIN = ("random", "group")  # identities that nobody can ask for a second time
 QUICK_BYTES = 4 << 20  # so much source is unpacked before a thread for it would have started
 
-# Set while a file is imported only to be looked at: a call at its top level must not become a job.
-only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
-
 
 def launch(
-    spec: JobSpec,
-    identity: Identity | None = None,
+    request: Request,
     *,
     claimed: Callable[[str], object] | None = None,
     noted: Callable[[], object] | None = None,
@@ -73,93 +63,70 @@ def launch(
     """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent,
     `noted` is called before it is admitted, and `say` hears a line before what may take long: packaging, submitting.
     """
-    _refuse_if_only_looking(spec)
-    plan, here, backend = planned(spec)
-    store = open_store(plan.store, plan.deployment)
-    backend.prepare()
-    if plan.remote:
-        from kinetic_orchestration.platforms.google import preflight
-
-        preflight.require(replace(here, service_account=str(plan.cloud["service_account"])))
-        plan = replace(make_plan(spec, here, copies.environ(), bucket_for(spec, plan, here)), emulated=plan.emulated)
-    identity = identity or identity_of(spec)
-    plan = replace(plan, cloud={**plan.cloud, **identity.labels()}) if plan.remote else plan
-    believed, written = trust.of(here), None
-    job, is_new = claim(store, backend, identity, believed)
-    strict = spec.options.on_conflict == "error"
+    request = _ready(request)
+    spec, store, backend, believed = request.spec, request.store, request.backend, request.trust
+    job, is_new = claim(store, backend, request.identity, believed)
+    strict, written = spec.options.on_conflict == "error", None
     if strict and not is_new:
-        refuse_another(spec, identity, actions.open_job(job, store, backend, believed))
+        refuse_another(request, actions.open_job(job, store, backend, believed))
     if claimed is not None:
         claimed(job)
     if is_new:
         entered = Ahead(roll.enter, store, job, beside=store.remote)
-        with staging_folder(store, here.home) as folder:
+        with staging_folder(store, request.settings.home) as folder:
             if say is not None:
                 say(f"packaging {spec.name}: its code, its arguments and what they need")
-            bundle = package(spec, plan, here, folder, copies.environ())
+            bundle = package(spec, request.plan, request.settings, folder, copies.environ())
             if say is not None:
                 say(f"submitting job {job}: {bundle.told} to {store.url}")
-            staged = stage(bundle, store, here.retention, here.home)
+            staged = stage(bundle, store, request.settings.retention, request.settings.home)
         logins = staged.environment.get("secrets", ())  # for a private package index
-        if unasked := [name for name in logins if name not in plan.secrets and name not in plan.secret_refs]:
+        known = {*request.plan.secrets, *request.plan.secret_refs}
+        if unasked := [name for name in logins if name not in known]:
             staged = replace(staged, environment={**staged.environment, "installer_only": unasked})
-        plan = replace(plan, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
-        asked = argument_digests(spec, here.home, bundle) if identity.orchestrator not in NEVER_AGAIN else {}
+        repeatable = request.identity.orchestrator not in NEVER_AGAIN
+        asked = argument_digests(spec, request.settings.home, bundle) if repeatable else {}
         entered.result()
         if noted is not None:
             noted()
-        written = admit(store, job, identity, plan, staged, believed, asked, spec.origin)
+        plan = completed(request.plan, request.identity, logins)
+        written = admit(store, job, request.identity, plan, staged, believed, asked, spec.origin)
     launched = actions.open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker
-        refuse_another(spec, identity, launched)
+        refuse_another(request, launched)
     try:
         provision(launched, is_new=written is not None)
     except Exception as error:  # and not Ctrl-C, which waits for nothing
         if isinstance(error, StoreError):  # its hosts may have been asked for, or be asked for by whoever looks
             error.add_note(f"Job {job} was submitted all the same; to see it: {command('status', str(job))}")
-        reap_now_and_then(store, backend, here)
+        reap_now_and_then(store, backend, request.settings)
         raise
-    reap_now_and_then(store, backend, here)
-    if plan.abort_without_owner:
+    reap_now_and_then(store, backend, request.settings)
+    if request.plan.abort_without_owner:
         owner.beat(launched)
     return launched
 
 
-def planned(spec: JobSpec, here: Settings | None = None) -> tuple[Plan, Settings, Backend]:
-    """Plan as far as it goes without asking anybody. Refuses what would be emulated though hardware is meant.
-    `here`: other settings than the spec's own, for a dry run.
-    """
-    here = here or settings_for(spec)
-    plan = make_plan(spec, here, copies.environ())
-    backend = open_backend(plan.backend, here)
-    backend.check(plan)  # says what of this machine's hardware is not there, before anything is said of emulation
-    plan = replace(plan, emulated=backend.emulates(plan.slice))
-    emulation.check_hardware(plan, here)
-    return plan, here, backend
+def _ready(request: Request) -> Request:
+    """Check what the job needs of the cloud, once in a process, and find the zones of the store's bucket."""
+    request.backend.prepare()
+    if not request.plan.remote:
+        return request
+    from kinetic_orchestration.platforms.google import preflight
 
-
-def bucket_for(spec: JobSpec, plan: Plan, here: Settings) -> Location | None:
-    """Return where the store's bucket lies, if that decides the zones."""
-    if not plan.remote or zones_named(spec.options, here):
-        return None
-    from kinetic_orchestration.platforms.google.storage.location import location_of
-
-    return location_of(here)
-
-
-def identity_of(spec: JobSpec) -> Identity:
-    """Who the job of a call outside any orchestrator is."""
-    return of(settings_for(spec).deployment, spec.options.key)
+    account = str(request.plan.cloud["service_account"])
+    preflight.require(replace(request.settings, service_account=account))
+    return located(request)
 
 
 @contextmanager
-def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str], object]) -> Iterator[None]:
+def cancel_if_interrupted(request: Request, say: Callable[[str], object]) -> Iterator[None]:
     """Ctrl-C while a job is being brought on its way: what of it is on the way already is called back."""
     try:
         yield
     except KeyboardInterrupt:
         try:
-            if (job := find(spec, identity)) is not None:
+            if (job := find(request)) is not None:
                 say(f"cancelling {job.job_id}")
                 actions.cancel(job, "interrupted by Ctrl-C", actions.ME)
                 say(actions.how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
@@ -168,55 +135,13 @@ def cancel_if_interrupted(spec: JobSpec, identity: Identity, say: Callable[[str]
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
-    """Describes what differs between a job that was found again and its launch now: where it runs, and the call."""
-
-    place: tuple[str, ...] = ()
-    call: tuple[str, ...] = ()
-
-    def told(self, *, ended: bool) -> str:
-        """Put the differences in words; where a job that has ended ran does not matter any more."""
-        return "; ".join(self.call if ended else (*self.place, *self.call))
-
-    def __bool__(self) -> bool:
-        return bool(self.place or self.call)
-
-
-def other_than_asked(spec: JobSpec, job: Job) -> Other:
-    """Of a job that was found again: what of it is another than its launch says now. It stays what it was."""
-    if job.written:  # by this process, just now
-        return Other()
-    here = settings_for(spec)
-    try:
-        has, had = job.plan(), job.spec().get("arguments")
-    except (StoreError, JobNotFound):  # whoever follows it hears of that, with more patience
-        return Other()
-    wanted = make_plan(spec, here, copies.environ())
-    wanted = make_plan(spec, here, copies.environ(), bucket_for(spec, wanted, here))
-    named = {
-        "hardware": (has.asked, wanted.asked),
-        "spot": (has.spot, wanted.spot),
-        "zones": (", ".join(has.zones) or "any", ", ".join(wanted.zones) or "any"),
-    }
-    place = tuple(f"{name} {had}, not {now}" for name, (had, now) in named.items() if had != now)
-    if has.name != wanted.name:
-        return Other(place, (f"another function: {has.name!r:.100}",))
-    if has.argv != wanted.argv:
-        return Other(place, (f"another command: {list(has.argv)!r:.200}",))
-    if not isinstance(had, dict) or not all(isinstance(each, str) for each in had.values()):
-        return Other(place)
-    names = other_arguments(spec, here.home, had)
-    of = "another value of" if len(names) == 1 else "other values of"
-    return Other(place, (f"{of} {', '.join(names)}",) if names else ())
-
-
-def refuse_another(spec: JobSpec, identity: Identity, job: Job) -> None:
+def refuse_another(request: Request, job: Job) -> None:
     """Refuse a job that is of another call. The one job of an orchestrator's step is ended: nobody else would come for
     it. One of several that a step has may have been begun in this very try, by who holds it.
     """
-    if not (other := other_than_asked(spec, job).told(ended=True)):
+    if not (other := differences(request, job).told(ended=True)):
         return
+    identity = request.identity
     found = f"job {job.job_id}, which was submitted before with {other}, and on_conflict is 'error'"
     if identity.orchestrator == "key":
         raise KeyTaken(
@@ -243,35 +168,16 @@ def complete(job: Job, emit: Emit | None = None) -> Any:
     return collect(job, outcome)
 
 
-def _refuse_if_only_looking(spec: JobSpec) -> None:
-    if only_looking.get():
-        raise UsageError(
-            f"importing the file calls {spec.name}, which would run it as a job: put that call in a function, or "
-            'below `if __name__ == "__main__":`'
-        )
-
-
-def settings_for(spec: JobSpec) -> Settings:
-    options = check_options(spec.options)
-    return settings.load(
-        store=options.store, deployment=options.deployment, project=options.project, zone=options.zone,
-        cluster=options.cluster, namespace=options.namespace, require_hardware=True if spec.require_hardware else None,
-    )  # fmt: skip
-
-
-def find(spec: JobSpec, identity: Identity) -> Job | None:
-    """The job that this identity means now, if one was admitted. Nothing is started."""
-    here = settings_for(spec)
-    plan = make_plan(spec, here, copies.environ())
-    store = open_store(plan.store, plan.deployment)
-    name = names.identity(identity.key)
-    record = store.read(name)
+def find(request: Request) -> Job | None:
+    """Return the job that the request's identity means now, if one was admitted. Nothing is started."""
+    store = request.store
+    record = store.read(names.identity(request.identity.key))
     if record is None:
         return None
-    job = job_id(identity, _meant(store, identity, record)["generation"])
+    job = job_id(request.identity, _meant(store, request.identity, record)["generation"])
     if store.read(names.spec(job)) is None:
         return None
-    return actions.open_job(job, store, open_backend(plan.backend, here), trust.of(here))
+    return actions.open_job(job, store, request.backend, request.trust)
 
 
 def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = trust.ALONE) -> tuple[str, bool]:

@@ -30,6 +30,7 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice, by_process
 from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.plan.values import Plan
 
@@ -59,11 +60,10 @@ NEVER_BY_WILDCARD = frozenset(
 DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
 
 
-def make_plan(
-    spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None, bucket: Location | None = None
-) -> Plan:
-    """From what was asked and what is set to what will be done. `environ` is where captured variables come from;
-    `bucket` is where the store lies: unless somebody names zones, they are those of it alone.
+def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
+    """From what was asked and what is set to what will be done. `environ` is where captured variables come from.
+
+    Zones that nobody named are all that have the slice, until the store's bucket is `located`.
     """
     options = spec.options
     emulation.check(spec, settings)
@@ -94,7 +94,7 @@ def make_plan(
         for name, limit in (("provision", limits.provision), ("run", limits.run)):
             if limit == math.inf:
                 raise UsageError(f"limits.{name} has no end, and a slice costs money until it has: say '30d', or so")
-        cloud = _cloud(options, settings, slice_, environ or {}, bucket)
+        cloud = _cloud(options, settings, slice_, environ or {})
         env.setdefault("KERAS_BACKEND", (environ or {}).get("KERAS_BACKEND") or "jax")  # for which the lock is made
     env = _with_keras_backend({**env, **spec.env}, options, spec.env)
     return Plan(
@@ -183,14 +183,24 @@ def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
     return tuple(cloud.zones) or ((options.zone,) if options.zone else settings.zones) or own
 
 
-def _cloud(
-    options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str], bucket: Location | None
-) -> dict[str, Any]:
+def located(plan: Plan, bucket: Location, settings: Settings) -> Plan:
+    """Return the plan, for which nobody named zones, with those near the store's bucket."""
+    zones = regions.near(plan.zones, bucket, plan.slice.name)
+    found = _affordable(plan.limits.cost, plan.slice, zones, plan.slices, settings, spot=plan.spot)
+    return replace(plan, zones=zones, affordable=found)
+
+
+def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
+    """Return the plan with what only its submission adds: labels that name the job, and the package index's logins."""
+    cloud = {**plan.cloud, **identity.labels()} if plan.remote else plan.cloud
+    return replace(plan, cloud=cloud, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
+
+
+def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str]) -> dict[str, Any]:
     """What a plan for other machines has besides."""
     cloud = options.cloud or TpuVm()
-    zones = zones_named(options, settings)
-    if not zones:
-        zones = zones_of(slice_) if bucket is None else regions.near(zones_of(slice_), bucket, slice_.name)
+    zones = zones_named(options, settings) or zones_of(slice_)
+    spot = options.spot or slice_.spot
     own = {
         "network": cloud.network or settings.network,
         "subnetwork": cloud.subnetwork or settings.subnetwork,
@@ -207,27 +217,22 @@ def _cloud(
         "slices": cloud.num_slices,
         "project": settings.project,
         "zones": zones,
-        "spot": options.spot or slice_.spot,
+        "spot": spot,
         "image": image_of(options),
         "cloud": {name: list(value) if isinstance(value, tuple) else value for name, value in {**plain, **own}.items()},
         "secret_refs": dict(options.secrets or {}),
-        "affordable": _affordable(options, slice_, zones, cloud.num_slices, settings),
+        "affordable": _affordable(options.limits.cost, slice_, zones, cloud.num_slices, settings, spot=spot),
         "zone_patience": settings.zone_patience,
     }
 
 
-def _affordable(options: Options, slice_: Slice, zones: Iterable[str], slices: int, settings: Settings) -> float:
-    usd = options.limits.cost
+def _affordable(
+    usd: float | None, slice_: Slice, zones: Iterable[str], slices: int, settings: Settings, *, spot: bool
+) -> float:
     if usd is None:
         return 0.0
     return affordable(
-        usd,
-        slice_,
-        tuple(zones),
-        slices=slices,
-        spot=options.spot or slice_.spot,
-        overrides=settings.prices,
-        listed=settings.listed,
+        usd, slice_, tuple(zones), slices=slices, spot=spot, overrides=settings.prices, listed=settings.listed
     )
 
 

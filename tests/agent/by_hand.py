@@ -11,7 +11,8 @@ from typing import Any
 
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
-from kinetic_orchestration.jobs.launch import admit, claim, settings_for
+from kinetic_orchestration.jobs.launch import admit, claim
+from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.jobs.watching.watch import look
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
@@ -28,7 +29,7 @@ def intended(
 ) -> Job:  # fmt: skip
     """A job in the store, with the intent of its first attempt, and nothing that runs yet. Of one host, as it is."""
     spec = JobSpec("by-hand", Options(**{"accelerator": "cpu", **options}), function, argv=tuple(argv), cwd=cwd)
-    here = settings_for(spec)
+    here = settings_of(spec)
     plan = make_plan(spec, here, os.environ)
     store = open_store(plan.store, plan.deployment)
     backend = LocalBackend(here.home, here.max_hosts, here.store, here.deployment)

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.jobs.launch import admit, settings_for
+from kinetic_orchestration.jobs.launch import admit
+from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.packaging.staging import stage
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -160,7 +161,7 @@ class Site:
         spec = JobSpec(
             "by-hand", Options(**{"accelerator": "cpu", **options}), function, args=arguments, argv=tuple(argv), cwd=cwd
         )
-        here = settings_for(spec)
+        here = settings_of(spec)
         plan = replace(
             make_plan(spec, here, os.environ), store=self.bucket + "/a prefix", deployment="prod",
             backend="tpu-vm", project="emulated", slices=slices,

@@ -1103,12 +1103,12 @@ def refused_elsewhere(accelerators: list[str]) -> dict[str, Any]:
 
 def images_of(words: list[str], accelerator: str) -> dict[str, Any]:
     """The image of the plan that a task with each of them leads to."""
-    from kinetic_orchestration.jobs.launch import settings_for
+    from kinetic_orchestration.jobs.request import settings_of
     from kinetic_orchestration.plan.planner import make_plan
 
     given = {"op_args": ["no marker"], "accelerator": accelerator}
     specs = [task_of(says_and_waits, container_image=word, **given)._spec({}) for word in words]
-    return {"images": [make_plan(spec, settings_for(spec)).image for spec in specs]}
+    return {"images": [make_plan(spec, settings_of(spec)).image for spec in specs]}
 
 
 def rendered_arguments(options: dict[str, Any], params: dict[str, Any], native: bool = False) -> dict[str, Any]:

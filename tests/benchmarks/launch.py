@@ -53,6 +53,7 @@ def launch_once() -> Times:
     from noop import noop  # type: ignore[import-not-found]
 
     from kinetic_orchestration.jobs.launch import complete, launch
+    from kinetic_orchestration.jobs.request import draft
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
     from kinetic_orchestration.plan.values import Output
 
@@ -64,6 +65,6 @@ def launch_once() -> Times:
             first = time.perf_counter()
 
     began = time.perf_counter()
-    assert complete(launch(JobSpec("noop", Options("cpu"), noop)), emit) == 1
+    assert complete(launch(draft(JobSpec("noop", Options("cpu"), noop)).open()), emit) == 1
     assert first
     return first - began, time.perf_counter() - began

@@ -56,7 +56,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     """Jobs with an attempt that runs, record by record as a submitter and its hosts write them."""
     from noop import noop  # type: ignore[import-not-found]
 
-    from kinetic_orchestration.jobs import launch
+    from kinetic_orchestration.jobs import launch, request
     from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.watching import roll
     from kinetic_orchestration.plan import identity
@@ -67,7 +67,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     from kinetic_orchestration.protocol import names
 
     spec = JobSpec("noop", Options("cpu"), noop)
-    here = launch.settings_for(spec)
+    here = request.settings_of(spec)
     plan = make_plan(spec, here)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
     staged = Staged({"digest": "0" * 64, "size": 1}, "0" * 64, "", (), (), (), (), {}, sys.executable)

@@ -26,6 +26,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.api import batch
 from kinetic_orchestration.api import handle as job
 from kinetic_orchestration.jobs import launch, results, trust
+from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follow
 from kinetic_orchestration.jobs.watching import watch
@@ -39,7 +40,7 @@ from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
-    launch, actions, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
+    resolved, launch, actions, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
     request, backend, store, requests,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}

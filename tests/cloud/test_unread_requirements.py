@@ -11,6 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.jobs.launch import launch
+from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.testing import Emulator
 
@@ -42,7 +43,9 @@ def test_a_program_is_told_once_and_an_orchestrator_is_not(
     def told() -> list[str]:
         return [line for line in capsys.readouterr().err.splitlines() if "requirements.txt" in line]
 
-    launch(JobSpec("one", Options(accelerator="v5e-1"), program.one))  # as an orchestrator's adapter does it
+    launch(
+        draft(JobSpec("one", Options(accelerator="v5e-1"), program.one)).open()
+    )  # as an orchestrator's adapter does it
     assert told() == []
     run = kinetic.run(accelerator="v5e-1")(program.one)
     job = run.run_async()

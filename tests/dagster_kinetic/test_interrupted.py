@@ -8,10 +8,11 @@ import dagster as dg
 import pytest
 
 from dagster_kinetic import KineticResource, kinetic_asset
-from dagster_kinetic.step.step import identity_of, left_if_interrupted, place_of
+from dagster_kinetic.step.step import left_if_interrupted, place_of, request_at
 from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import JobStatus, attach, list_jobs
 from kinetic_orchestration.jobs.launch import find
+from kinetic_orchestration.jobs.request import draft
 
 from .stored import messages
 
@@ -123,10 +124,10 @@ def test_a_job_that_is_only_submitted_ends_with_its_run_when_that_is_terminated_
 
     def body(context: Any, kinetic: KineticResource) -> None:
         spec = kinetic._spec(sleeps, ((), {}), "cpu", context, {})
-        with left_if_interrupted(spec, context) as launching:
-            jobs.append(launching.launch(lambda: identity_of(spec, place_of(context))))
+        with left_if_interrupted(context) as launching:
+            jobs.append(launching.launch(request_at(draft(spec), place_of(context))))
             launching.handle = None  # as if it had not been heard of yet
-            assert find(spec, identity_of(spec, place_of(context))) is not None
+            assert find(request_at(draft(spec), place_of(context))) is not None
             run.terminate(context)
             signal.raise_signal(signal.SIGINT)
 

@@ -15,7 +15,7 @@ import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
-from kinetic_orchestration.jobs.launch import settings_for
+from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.plan.planner import make_plan
 
 from .many_assets import Kept  # noqa: F401 - its module is read by the code server's test
@@ -96,7 +96,7 @@ def test_every_setting_becomes_an_option():
 def test_keras_kinetics_words_for_its_own_images_name_none(word):
     cloud = {"project": "p", "store": "gs://bucket/kinetic", "backend": "tpu-vm", "container_image": word}
     spec = KineticResource(**cloud)._spec(add, ((), None), "v5e-8", None, {})
-    assert make_plan(spec, settings_for(spec)).image == ""
+    assert make_plan(spec, settings_of(spec)).image == ""
 
 
 def test_the_cores_own_values_are_taken():

@@ -22,7 +22,7 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.cli.output import dollars, note, show_fields, show_json, working
 from kinetic_orchestration.errors import KineticError, NotEmulated, UsageError
-from kinetic_orchestration.jobs import launch
+from kinetic_orchestration.jobs import request
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.source.tree import Snapshot
 from kinetic_orchestration.plan import emulation
@@ -30,7 +30,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.plan.planner import backend_of, describe, make_plan, zones_named
+from kinetic_orchestration.plan.planner import backend_of, describe, located, zones_named
 from kinetic_orchestration.plan.text.notices import warn
 from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.plan.values import Plan
@@ -47,16 +47,17 @@ def plan(arguments: Namespace) -> int:
         warnings.simplefilter("always", UserWarning)
         spec = spec_of(arguments)
         with working(f"packaging {spec.name}"):
-            planned, bundle, egress = _dry_run(spec)
+            here = request.settings_of(spec)
+            planned, bundle, egress = _dry_run(spec, here)
     told = list(dict.fromkeys(str(entry.message) for entry in caught if issubclass(entry.category, UserWarning)))
     if arguments.json:
         show_json(_document(planned, bundle, told, files=arguments.files) | {"egress": egress or None})
         return codes.OK
     print(describe(planned))
     told_egress = [("egress     ", egress)] if egress else []
-    show_fields([*_prices(planned, launch.settings_for(spec)), *told_egress, *_contents(bundle)])
-    if request := open_backend(planned.backend, launch.settings_for(spec)).dry_run(planned):
-        print(f"\n{request}")
+    show_fields([*_prices(planned, here), *told_egress, *_contents(bundle)])
+    if call := open_backend(planned.backend, here).dry_run(planned):
+        print(f"\n{call}")
     if arguments.files and bundle.project is not None:
         print()
         for entry in bundle.project.entries:
@@ -89,16 +90,15 @@ def spec_of(arguments: Namespace) -> JobSpec:
     return JobSpec(name_of(function), replace(options, **place), function)
 
 
-def _dry_run(spec: JobSpec) -> tuple[Plan, Bundle, str]:
+def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
-    here = _complete(launch.settings_for(spec), spec)
-    planned, _, _ = launch.planned(spec, here)
-    egress = ""
+    here = _complete(own, spec)
+    planned, egress = request.draft(spec, here).plan, ""
     if planned.remote:
-        bucket, egress = _bucket(
-            here, zones_named(spec.options, here), real=launch.settings_for(spec).store == here.store
-        )
-        planned = replace(make_plan(spec, here, copies.environ(), bucket), emulated=planned.emulated)
+        named = zones_named(spec.options, here)
+        bucket, egress = _bucket(here, named, real=own.store == here.store)
+        if bucket is not None and not named:
+            planned = located(planned, bucket, here)
         egress = egress or regions.egress(planned.zones, bucket) if bucket else egress
     parent = here.home / "staging"
     parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _complete(here: Settings, spec: JobSpec) -> Settings:
 def _imported(file: str) -> ModuleType:
     """The file, or the module of that name, as a program would import it; what it prints is not our output."""
     path = Path(file)
-    token = launch.only_looking.set(True)
+    token = request.only_looking.set(True)
     try:
         with redirect_stdout(sys.stderr):
             return _load(path.resolve()) if path.is_file() else _module(file)
@@ -150,7 +150,7 @@ def _imported(file: str) -> ModuleType:
         where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}{where}") from error
     finally:
-        launch.only_looking.reset(token)
+        request.only_looking.reset(token)
 
 
 def _module(name: str) -> ModuleType:
