@@ -25,19 +25,20 @@ from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import (
     Fields,
     Wrong,
-    anything,
+    address,
     chips,
     count,
     digest,
+    environ,
     flag,
     hosts,
+    limit,
     line,
     many,
     matching,
     maybe,
     measure,
     moment,
-    number,
     path,
     plain,
     port,
@@ -45,7 +46,6 @@ from kinetic_orchestration.protocol.schema import (
     relative,
     resource,
     secret_ref,
-    setting,
     size,
     slices,
     table,
@@ -59,9 +59,6 @@ from kinetic_orchestration.protocol.wire import Verdict
 
 MOST_JOBS = 1 << 20  # of a batch
 
-_never = number(0, schema.NEVER)  # a limit, which may be none
-_limit = maybe(_never)
-_address = matching(r"[^\x00-\x1f\x7f]{0,4096}")  # a folder, or an address in a cloud
 _key = matching(r"[0-9a-f]{8,64}")
 
 SLICE = Fields(
@@ -106,15 +103,15 @@ PLAN = Fields(
         "name": text(),
         "slice": SLICE,
         "backend": resource,
-        "store": _address,
+        "store": address,
         "deployment": schema.deployment,
-        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), _limit)),
+        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), maybe(limit))),
         "retry": Fields({}, dict.fromkeys(("user", "preemption", "infra"), count)),
     },
     {
-        "output_dir": _address,
+        "output_dir": address,
         "partition_key": text(),
-        "env": table(setting, text(schema.PAGE), 10_000),
+        "env": environ,
         "secrets": many(variable, 1000),
         "volumes": many(path, 1000),
         "argv": many(text(schema.PAGE)),
@@ -127,23 +124,40 @@ PLAN = Fields(
         "image": line(),
         "cloud": CLOUD,
         "secret_refs": table(variable, secret_ref, 1000),
-        "affordable": _never,
-        "zone_patience": _never,
+        "affordable": limit,
+        "zone_patience": limit,
         "debug_port": port,
         "profile": plain(),
         "labels": table(text(), text(), 1000),
     },
 )
-_digested = Fields({}, {"digest": digest, "size": size})
-STAGED = Fields(
-    {"path": many(relative), "extra_path": many(path), "data": many(anything), "packages": many(anything)},
+PAYLOAD = Fields({}, {"digest": digest, "size": size})
+DATA_PIECE = Fields({"digest": digest}, {"file": relative, "here": path, "url": address})
+PACKAGE = Fields({"digest": digest}, {"at": relative})
+ENVIRONMENT = Fields(
+    {},
     {
-        "payload": _digested,
+        "lock": digest,
+        "interpreter": maybe(path),
+        "uv": path,
+        "settings": environ,
+        "python": maybe(path),
+        "platform": line(schema.WORD),
+        "packages": count,
+        "secrets": many(variable, 1000),
+        "uv_itself": text(schema.PAGE),
+        "warm": many(token, 100),
+        "compiles": table(token, token, 100),
+        "installer_only": many(variable, 1000),
+    },
+)
+STAGED = Fields(
+    {"path": many(relative), "extra_path": many(path), "data": many(DATA_PIECE), "packages": many(PACKAGE)},
+    {
+        "payload": PAYLOAD,
         "tree": digest,
         "cwd": relative,
-        "data": many(Fields({"digest": digest}, {"file": relative, "here": path, "url": _address})),
-        "packages": many(Fields({"digest": digest}, {"at": relative})),
-        "environment": Fields({}, {"lock": digest, "python": maybe(path), "interpreter": maybe(path)}),
+        "environment": ENVIRONMENT,
         "python": maybe(path),
         "agent": digest,
         "tools": plain(),
@@ -152,7 +166,7 @@ STAGED = Fields(
         "beside": table(text(), path, 10_000),
     },
 )
-TASK = Fields({}, {"output_dir": _address, "checkpoint_dir": _address})
+TASK = Fields({}, {"output_dir": address, "checkpoint_dir": address})
 SPEC = Fields(
     {"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK},
     {

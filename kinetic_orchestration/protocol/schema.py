@@ -133,10 +133,6 @@ def flag(value: Any) -> None:
         raise Wrong(value)
 
 
-def anything(value: Any) -> None:
-    """Accept any value: nothing but its presence counts."""
-
-
 def one_of(*known: str) -> Check:
     def check(value: Any) -> None:
         if type(value) is not str or value not in known:
@@ -256,6 +252,8 @@ secret_ref = matching(
 )
 relative = matching(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\x00-\x1f\x7f]{0,4096}")  # a path that stays where it begins
 path = matching(r"[^\x00]{0,4096}")  # of a file, as somebody chose it
+address = matching(r"[^\x00-\x1f\x7f]{0,4096}")  # a folder, or an address in a cloud
+environ = table(setting, text(PAGE), 10_000)
 
 count = whole(0, MOST_ATTEMPTS)
 attempt = whole(1, MOST_ATTEMPTS)
@@ -267,4 +265,5 @@ size = whole(0, LARGEST)
 port = whole(0, 65535)
 exit_code = whole(-(1 << 32), 1 << 32)
 seconds = number(0, LONGEST_WAIT)
+limit = number(0, NEVER)  # of seconds or of money, if there is one
 moment = number(-1e12, 1e12)  # by a store's clock
