@@ -43,6 +43,7 @@ from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
+from tests.tasks import in_spec
 
 
 @pytest.mark.parametrize(
@@ -413,7 +414,7 @@ def test_a_cost_limit_never_bites_on_this_machine_and_the_plan_says_so(tmp_path:
 
 
 def _job(records: Records, tmp_path: Path, plan: Plan) -> actions.Job:
-    records.write(names.spec(records.job), 0, name="train", plan=plan.to_json(), staged=STAGED, task={})
+    records.write(names.spec(records.job), 0, name="train", plan=plan.to_json(), staged=STAGED, task=in_spec())
     backend = _Nowhere(tmp_path, 0, str(tmp_path), "prod")
     return actions.open_job(records.job, records.store, backend, Trust(everything=True))
 

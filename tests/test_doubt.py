@@ -29,6 +29,7 @@ from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from tests.on_cloud import STAGED, Place, enter_deployment
+from tests.tasks import in_spec
 
 ZONES = ("us-east5-a", "us-east5-b")
 BELIEVES = Trust(everything=True)
@@ -51,7 +52,7 @@ class Here(Place):
 
     def write(self, job_id: str, *, attempts: int = 1, ended: bool = True, place: Any = None, **plan: Any) -> None:
         """A whole job, as anybody may write it who can write to the bucket."""
-        spec = {"name": "train", "plan": {**self.plan.to_json(), **plan}, "task": {}, "staged": STAGED.to_json()}
+        spec = {"name": "train", "plan": {**self.plan.to_json(), **plan}, "task": in_spec(), "staged": STAGED.to_json()}
         self.store.put(names.spec(job_id), wire.encode(spec))
         for attempt in range(1, attempts + 1):
             placement = {**self.backend.place(self.plan, job_id, attempt), **(place or {})}

@@ -31,6 +31,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
 from tests.on_cloud import STAGED, Place, enter_deployment
+from tests.tasks import in_spec
 
 DAY = 86400.0
 
@@ -195,7 +196,7 @@ class Here(Place):
     def admit(self, **plan: Any) -> actions.Job:
         self.made += 1
         job = f"job-{self.made:012d}"
-        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": {}}
+        fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": in_spec()}
         self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
         return actions.open_job(job, self.store, self.backend, Trust(everything=True))
 

@@ -33,9 +33,23 @@ from kinetic_orchestration.protocol.records.base import Record, TooLarge
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT
 from kinetic_orchestration.protocol.records.files import FileRecords
 from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.wire.task import (
+    DATA_PIECE,
+    ENVIRONMENT,
+    HARDWARE,
+    PAYLOAD,
+    TASK,
+    DataPiece,
+    Environment,
+    Hardware,
+    Package,
+    Payload,
+    Task,
+)
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests import bucket
 from tests.exchanges.recorder import Recorder
+from tests.tasks import in_spec
 
 JOB = "job-000000000001"
 DIGEST = "a" * 64
@@ -66,12 +80,28 @@ def test_every_field_of_a_plan_and_of_what_is_staged_is_checked() -> None:
     assert {entry.name for entry in fields(Staged)} == set(records.STAGED.checks)
 
 
+@pytest.mark.parametrize(
+    ("record", "check"),
+    [(Task, TASK), (Environment, ENVIRONMENT), (Hardware, HARDWARE), (Payload, PAYLOAD), (DataPiece, DATA_PIECE)],
+)
+def test_every_field_of_a_task_is_checked(record: Any, check: schema.Fields) -> None:
+    assert set(record._fields) == set(check.checks)
+
+
 def spec() -> dict[str, Any]:
     options = Options(accelerator="cpu", capture_env_vars=["LANG"])
     plan = make_plan(JobSpec("train", options, argv=("x",)), load(environ={}), {"LANG": "C"}).to_json()
     plan |= {"secrets": ["TOKEN"], "zones": ["us-a1-a"], "project": "example.com:proj", "secret_refs": {"A": "b"}}
     plan |= {"cloud": {"tags": ["x"], "service_account": "a@p.iam.gserviceaccount.com"}, "labels": {"team": "x"}}
-    task = {"output_dir": "outputs/x", "checkpoint_dir": "checkpoints/x"}
+    environment = Environment(
+        DIGEST, settings={"UV_NO_INDEX": "1"}, python="3.11", platform="linux", packages=1, secrets=("TOKEN",),
+        uv_itself="uv==1.0", warm=("jax",), compiles={"jaxlib": "0.10.2"}, installer_only=("TOKEN",),
+    )  # fmt: skip
+    task = in_spec(
+        data=(DataPiece(DIGEST, "rows", "", ""),), packages=(Package(DIGEST, "shared"),), volumes={"/data": 0},
+        environment=environment, kept=True, secrets={"TOKEN": "projects/p/secrets/token"}, tools={"uv": DIGEST},
+        env={"LANG": "C"}, beside={"fast": "/x/fast.so"},
+    )  # fmt: skip
     made: dict[str, Any] = json.loads(
         json.dumps(
             {"job": JOB, "name": "train", "identity": "0" * 32, "plan": plan, "staged": STAGED.to_json(), "task": task}

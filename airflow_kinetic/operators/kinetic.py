@@ -657,7 +657,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             accessor.extra = {**accessor.extra, **told}
 
     def _output(self) -> str:
-        return "" if self._job is None else str(self._job.spec()["task"]["output_dir"])
+        return "" if self._job is None else self._job.task().output_dir
 
     def _out_of_time(self, job: Job, limit: float | None) -> AirflowTaskTimeout:
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"

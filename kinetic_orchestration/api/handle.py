@@ -340,7 +340,7 @@ class JobHandle(Generic[R]):
 
     @property
     def output_dir(self) -> str:
-        return str(self._job.spec()["task"]["output_dir"])
+        return self._job.task().output_dir
 
     @property
     def where(self) -> str:

@@ -41,6 +41,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.wire.task import DataPiece, Environment, Hardware, Package, Payload, Task
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -300,7 +301,7 @@ def admit(
         "staged": staged.to_json(),
         "arguments": dict(arguments),
         **({"origin": dict(origin)} if origin else {}),
-        "task": render_task(plan, staged, store, job, identity),
+        "task": render_task(plan, staged, store, job, identity).to_json(),
     }
     spec = wire.encode(fields)
     try:
@@ -317,50 +318,50 @@ def admit(
     return Record(spec, generation, store.written_at(generation))
 
 
-def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> dict[str, Any]:
-    """What the hosts are told. Pure: the same plan and staged blobs give the same task."""
-    return {
-        "name": plan.name,
-        "argv": list(plan.argv),
-        "payload": staged.payload,
-        "tree": staged.tree,
-        "cwd": staged.cwd,
-        "path": list(staged.path),
-        "extra_path": list(staged.extra_path),
-        "data": list(staged.data),
-        "packages": list(staged.packages),
-        "volumes": {mount: index for index, mount in enumerate(plan.volumes, len(staged.data) - len(plan.volumes))},
-        "environment": staged.environment,
-        "python": staged.python,
-        "env": plan.env,
-        "devices": plan.slice.devices_per_host,
-        "emulated": plan.emulated,
-        "processes": plan.processes,
-        "distributed": plan.distributed,
-        "output_dir": plan.output_dir or f"{store.url}/{names.output_dir(job)}",
-        "checkpoint_dir": f"{store.url}/{names.checkpoint_dir(identity.key)}",
-        "partition_key": plan.partition_key,
+def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Identity) -> Task:
+    """Return what the hosts run. Pure: the same plan and staged blobs give the same task."""
+    return Task(
+        name=plan.name,
+        argv=tuple(plan.argv),
+        payload=Payload(**staged.payload) if staged.payload else None,
+        tree=staged.tree,
+        cwd=staged.cwd,
+        path=tuple(staged.path),
+        extra_path=tuple(staged.extra_path),
+        data=tuple(DataPiece(**piece) for piece in staged.data),
+        packages=tuple(Package(**package) for package in staged.packages),
+        volumes={mount: index for index, mount in enumerate(plan.volumes, len(staged.data) - len(plan.volumes))},
+        environment=Environment.from_json(staged.environment) if staged.environment else None,
+        python=staged.python,
+        env=plan.env,
+        devices=plan.slice.devices_per_host,
+        emulated=plan.emulated,
+        processes=plan.processes,
+        distributed=plan.distributed,
+        output_dir=plan.output_dir or f"{store.url}/{names.output_dir(job)}",
+        checkpoint_dir=f"{store.url}/{names.checkpoint_dir(identity.key)}",
+        partition_key=plan.partition_key,
         # Hosts of one slice come together, however long it was waited for.
-        "provision": min(float(plan.limits.provision or BARRIER_SECONDS), BARRIER_SECONDS),
+        provision=min(float(plan.limits.provision or BARRIER_SECONDS), BARRIER_SECONDS),
         # The total is the followers' to watch; a host that nobody follows at least ends itself after so long.
-        "run": min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
-        "affordable": plan.affordable,  # then the intent tells how much of it is left to its attempt
-        "stall": float(plan.limits.stall or 0.0),
-        "debug": plan.debug_port,
-        "profile": plan.profile,
-        "project": plan.project,
-        "accelerator": {"kind": plan.slice.kind, "generation": plan.slice.generation, "topology": plan.slice.topology},
-        "slices": plan.slices,
-        "secrets": secret_refs(plan, job),
-        "tools": staged.tools,
-        "beside": staged.beside,
-        "image": plan.image,
-        "owned": plan.abort_without_owner,
-        **({"kept": True} if identity.orchestrator in KEEPING else {}),
-        "compile_cache": plan.compile_cache,
-        "device_metrics": plan.device_metrics,
-        "quick": not (staged.environment or staged.data or plan.remote) and staged.size < QUICK_BYTES,
-    }
+        run=min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
+        affordable=plan.affordable,  # then the intent tells how much of it is left to its attempt
+        stall=float(plan.limits.stall or 0.0),
+        debug=plan.debug_port,
+        profile=plan.profile,
+        project=plan.project,
+        accelerator=Hardware(plan.slice.kind, plan.slice.generation, plan.slice.topology),
+        slices=plan.slices,
+        secrets=secret_refs(plan, job),
+        tools=staged.tools,
+        beside=staged.beside,
+        image=plan.image,
+        owned=plan.abort_without_owner,
+        kept=identity.orchestrator in KEEPING,
+        compile_cache=plan.compile_cache,
+        device_metrics=plan.device_metrics,
+        quick=not (staged.environment or staged.data or plan.remote) and staged.size < QUICK_BYTES,
+    )
 
 
 def secret_refs(plan: Plan, job: str) -> dict[str, str]:

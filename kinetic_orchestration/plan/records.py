@@ -1,6 +1,6 @@
 """Reads records for clients: what comes from a store is foreign until it has passed its schema.
 
-Each kind of record has one table here (or in `protocol/wire.py`, if hosts read it too), and each is read by one
+Each kind of record has one table here (or in `protocol/wire/`, if hosts read it too), and each is read by one
 function of this module, which refuses what does not pass with the record, the field and the beginning of its value.
 What a record says of a place is checked against the job's plan (`Within`), and what can be derived from names is
 derived, not read.
@@ -56,6 +56,7 @@ from kinetic_orchestration.protocol.schema import (
     zone,
 )
 from kinetic_orchestration.protocol.wire import Verdict
+from kinetic_orchestration.protocol.wire.task import DATA_PIECE, ENVIRONMENT, PACKAGE, PAYLOAD, TASK
 
 MOST_JOBS = 1 << 20  # of a batch
 
@@ -131,33 +132,13 @@ PLAN = Fields(
         "labels": table(text(), text(), 1000),
     },
 )
-PAYLOAD = Fields({}, {"digest": digest, "size": size})
-DATA_PIECE = Fields({"digest": digest}, {"file": relative, "here": path, "url": address})
-PACKAGE = Fields({"digest": digest}, {"at": relative})
-ENVIRONMENT = Fields(
-    {},
-    {
-        "lock": digest,
-        "interpreter": maybe(path),
-        "uv": path,
-        "settings": environ,
-        "python": maybe(path),
-        "platform": line(schema.WORD),
-        "packages": count,
-        "secrets": many(variable, 1000),
-        "uv_itself": text(schema.PAGE),
-        "warm": many(token, 100),
-        "compiles": table(token, token, 100),
-        "installer_only": many(variable, 1000),
-    },
-)
 STAGED = Fields(
     {"path": many(relative), "extra_path": many(path), "data": many(DATA_PIECE), "packages": many(PACKAGE)},
     {
-        "payload": PAYLOAD,
+        "payload": schema.empty_or(PAYLOAD),
         "tree": digest,
         "cwd": relative,
-        "environment": ENVIRONMENT,
+        "environment": schema.empty_or(ENVIRONMENT),
         "python": maybe(path),
         "agent": digest,
         "tools": plain(),
@@ -166,7 +147,6 @@ STAGED = Fields(
         "beside": table(text(), path, 10_000),
     },
 )
-TASK = Fields({}, {"output_dir": address, "checkpoint_dir": address})
 SPEC = Fields(
     {"name": text(), "plan": PLAN, "staged": STAGED, "task": TASK},
     {

@@ -4,7 +4,8 @@ Whoever can write to a store may have written any record in it. So each kind of 
 and each field as a check of its type, its bounds and its characters; nobody uses a field of a record before its table
 has passed it. Unknown fields are of a later version and are left alone; fields with a default may be missing.
 
-The tables of what hosts and clients both read are in `wire`; those that clients alone read are in the core's `records`.
+The tables of what hosts and clients both read are in `wire` and its `task`; those that clients alone read are in the
+core's `records`.
 """
 
 from __future__ import annotations
@@ -144,6 +145,16 @@ def one_of(*known: str) -> Check:
 def maybe(check: Check) -> Check:
     def either(value: Any) -> None:
         if value is not None:
+            check(value)
+
+    return either
+
+
+def empty_or(check: Check) -> Check:
+    """Accept {}, which stands for none, or what the check accepts."""
+
+    def either(value: Any) -> None:
+        if value != {}:
             check(value)
 
     return either

@@ -22,8 +22,8 @@ def main() -> None:
         op_args=[Data("gs://bucket/points/")],
         volumes={"/more": Data("gs://bucket/volume/")},
     )
-    spec = {"task": {"output_dir": "gs://bucket/kinetic/out"}}
-    task._job = SimpleNamespace(spec=lambda: spec)  # type: ignore[assignment] - a job that ended in a bucket
+    ran = SimpleNamespace(output_dir="gs://bucket/kinetic/out")
+    task._job = SimpleNamespace(task=lambda: ran)  # type: ignore[assignment] - a job that ended in a bucket
     found = ExtractorManager().extract_metadata(
         dagrun=SimpleNamespace(run_id="a run", conf={}),
         task=task,

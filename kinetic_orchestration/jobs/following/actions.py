@@ -36,6 +36,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.wire.task import Task
 
 ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
 
@@ -74,6 +75,9 @@ class Job:
         if self.store.remote and digest.of_bytes(record.data) != self.spec_digest:
             raise Corrupt(f"{names.spec(self.job_id)} in {self.store.url} was changed while the job was followed")
         return spec_of(record.data, self.job_id)
+
+    def task(self) -> Task:
+        return Task.from_json(self.spec()["task"])
 
     def plan(self) -> Plan:
         return plan_of(self.spec(), self.job_id)

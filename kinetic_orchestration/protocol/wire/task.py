@@ -1,0 +1,244 @@
+"""The task of a job: what each of its hosts runs, and in what.
+
+A client writes it into the spec, and hosts alone act on it; both use the classes of this module, so that a field is
+stated once. `TASK` says what each field may hold. A task of an older version lacks the fields that came later, which
+then have their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kinetic_orchestration.protocol import schema, wire
+from kinetic_orchestration.protocol.schema import Fields, digest, line, many, maybe, path, relative, table, text, token
+
+HARDWARE = Fields({}, dict.fromkeys(("kind", "generation", "topology"), line(schema.WORD)))
+PAYLOAD = Fields({"digest": digest, "size": schema.size})
+DATA_PIECE = Fields({"digest": digest}, {"file": relative, "here": path, "url": schema.address})
+PACKAGE = Fields({"digest": digest}, {"at": relative})
+ENVIRONMENT = Fields(
+    {"lock": digest},
+    {
+        "interpreter": maybe(path),
+        "uv": path,
+        "settings": schema.environ,
+        "python": maybe(path),
+        "platform": line(schema.WORD),
+        "packages": schema.count,
+        "secrets": many(schema.variable, 1000),
+        "uv_itself": text(schema.PAGE),
+        "warm": many(token, 100),
+        "compiles": table(token, token, 100),
+        "installer_only": many(schema.variable, 1000),
+    },
+)
+TASK = Fields(
+    {
+        "name": text(),
+        "argv": many(text(schema.PAGE)),
+        "payload": schema.empty_or(PAYLOAD),
+        "tree": digest,
+        "cwd": relative,
+        "path": many(relative),
+        "extra_path": many(path),
+        "data": many(DATA_PIECE),
+        "packages": many(PACKAGE),
+        "volumes": table(path, schema.whole(0, schema.MOST_ENTRIES), 1000),
+        "environment": schema.empty_or(ENVIRONMENT),
+        "python": maybe(path),
+        "env": schema.environ,
+        "devices": schema.whole(0, schema.MOST_CHIPS),
+        "emulated": schema.flag,
+        "distributed": schema.flag,
+        "output_dir": schema.address,
+        "checkpoint_dir": schema.address,
+        "partition_key": text(),
+        "provision": schema.limit,
+        "run": schema.limit,
+        "stall": schema.limit,
+        "debug": schema.port,
+        "quick": schema.flag,
+    },
+    {
+        "processes": schema.hosts,
+        "affordable": schema.limit,
+        "profile": schema.plain(),
+        "project": schema.project,
+        "accelerator": HARDWARE,
+        "slices": schema.slices,
+        "secrets": table(schema.variable, schema.secret_ref, 1000),
+        "tools": table(token, digest, 32),
+        "beside": table(text(), path, 10_000),
+        "image": line(),
+        **dict.fromkeys(("owned", "kept", "compile_cache", "device_metrics"), schema.flag),
+    },
+)
+
+
+class Hardware(NamedTuple):
+    """The accelerator that a program asked for."""
+
+    kind: str = ""
+    generation: str = ""
+    topology: str = ""
+
+
+class Payload(NamedTuple):
+    """The pickled call, by its digest."""
+
+    digest: str
+    size: int
+
+
+class DataPiece(NamedTuple):
+    """A folder or a file of data: in the store, on this machine, or in a bucket."""
+
+    digest: str
+    file: str = ""  # the name of the file, if it is one
+    here: str = ""
+    url: str = ""
+
+
+class Package(NamedTuple):
+    """The source of a package that lies beside the project."""
+
+    digest: str
+    at: str = ""  # its folder, below an entry of the path
+
+
+class Environment(NamedTuple):
+    """The environment of a program that does not run in its submitter's own Python."""
+
+    lock: str  # the digest of its lock
+    interpreter: str = ""  # on the submitter's machine
+    uv: str = ""  # idem
+    settings: Mapping[str, str] = {}  # of the package index
+    python: str = ""  # the version, of which hosts elsewhere take their own interpreter
+    platform: str = ""
+    packages: int | None = None  # in the lock; None for an environment on the submitter's machine
+    secrets: tuple[str, ...] = ()  # variables with the passwords of the package index
+    uv_itself: str = ""  # a requirement with hashes, by which pip installs uv
+    warm: tuple[str, ...] = ()  # modules that are slow to import for the first time
+    compiles: Mapping[str, str] = {}  # the packages on whose versions a compiled program depends
+    installer_only: tuple[str, ...] = ()  # of the secrets, those that the program does not get
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has no package: any Python of the version will do."""
+        return self.packages == 0
+
+    def to_json(self) -> dict[str, Any]:
+        fields = self._asdict()
+        if self.packages is None:
+            return {name: fields[name] for name in ("lock", "interpreter", "uv", "settings")}
+        if not self.installer_only:
+            del fields["installer_only"]
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Environment:
+        """Return the environment of fields that have passed ENVIRONMENT."""
+        known = ENVIRONMENT.known(fields, cls._fields)
+        for name in ("interpreter", "python"):
+            known[name] = known.get(name) or ""
+        for name in ("secrets", "warm", "installer_only"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+class Task(NamedTuple):
+    """What the hosts of a job run."""
+
+    name: str
+    argv: tuple[str, ...]  # of a command; a function has a payload
+    payload: Payload | None
+    tree: str  # the digest of the project
+    cwd: str
+    path: tuple[str, ...]
+    extra_path: tuple[str, ...]
+    data: tuple[DataPiece, ...]
+    packages: tuple[Package, ...]
+    volumes: Mapping[str, int]  # where each is shown, and which of `data` it is
+    environment: Environment | None  # None: the Python at `python`
+    python: str
+    env: Mapping[str, str]
+    devices: int  # of one host
+    emulated: bool
+    processes: int
+    distributed: bool
+    output_dir: str
+    checkpoint_dir: str
+    partition_key: str
+    provision: float  # the longest wait for the other hosts, in seconds
+    run: float  # in seconds; 0.0 for no limit
+    affordable: float  # the seconds that the limit of cost pays for; 0.0 for no limit
+    stall: float  # in seconds; 0.0 for no limit
+    debug: int  # the port of the debugger on host 0, or 0
+    profile: Mapping[str, Any]
+    project: str  # of the machines
+    accelerator: Hardware
+    slices: int
+    secrets: Mapping[str, str]  # for each variable the secret in Secret Manager
+    tools: Mapping[str, str]  # digests of uv and an interpreter in the store
+    beside: Mapping[str, str]  # modules beside the code that stay on the submitter's machine, and where
+    image: str
+    owned: bool  # the job ends with its submitter
+    kept: bool  # a process looks after the job, and hands it over to another
+    compile_cache: bool
+    device_metrics: bool
+    quick: bool  # preparing takes less time than starting a thread for it
+
+    def to_json(self) -> dict[str, Any]:
+        fields = self._asdict() | {
+            "payload": {} if self.payload is None else self.payload._asdict(),
+            "data": [piece._asdict() for piece in self.data],
+            "packages": [package._asdict() for package in self.packages],
+            "environment": {} if self.environment is None else self.environment.to_json(),
+            "accelerator": self.accelerator._asdict(),
+        }
+        if not self.kept:
+            del fields["kept"]
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Task:
+        """Return the task of fields that have passed TASK."""
+        known = {**_LATER, **TASK.known(fields, cls._fields)}
+        payload, environment = known["payload"], known["environment"]
+        return cls(
+            **{
+                **known,
+                **{name: tuple(known[name]) for name in ("argv", "path", "extra_path")},
+                "payload": Payload(**PAYLOAD.known(payload, Payload._fields)) if payload else None,
+                "data": tuple(DataPiece(**DATA_PIECE.known(piece, DataPiece._fields)) for piece in known["data"]),
+                "packages": tuple(Package(**PACKAGE.known(one, Package._fields)) for one in known["packages"]),
+                "environment": Environment.from_json(environment) if environment else None,
+                "python": known["python"] or "",
+                "accelerator": Hardware(**HARDWARE.known(known["accelerator"], Hardware._fields)),
+            }
+        )
+
+    @classmethod
+    def decode(cls, spec: bytes, name: str) -> Task:
+        """Return the task of a spec. Raises wire.Newer, wire.Unreadable."""
+        return cls.from_json(wire.fields_of(spec, _SPEC, name)["task"])
+
+
+_SPEC = Fields({"task": TASK})
+_LATER: dict[str, Any] = {  # fields that the first version did not write
+    "processes": 1,
+    "affordable": 0.0,
+    "profile": {},
+    "project": "",
+    "accelerator": {},
+    "slices": 1,
+    "secrets": {},
+    "tools": {},
+    "beside": {},
+    "image": "",
+    "owned": False,
+    "kept": False,
+    "compile_cache": False,
+    "device_metrics": False,
+}
