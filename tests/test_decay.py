@@ -25,6 +25,7 @@ from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import digest, file_stamps
 from kinetic_orchestration.protocol.content.verified import Verified
+from kinetic_orchestration.protocol.wire.task import DataPiece
 from tests import bucket
 
 
@@ -199,7 +200,7 @@ def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> 
     spool = tmp_path / "spool"
     spool.mkdir()
     sent = tree.upload(tree.snapshot(tmp_path / "some", index_dir=tmp_path / "index", spool=spool), store, spool=spool)
-    item = {"here": "", "url": "", "digest": sent.digest, "file": ""}
+    item = DataPiece(sent.digest)
     there = Path(prepare._data(store, prepare.Blobs(store, str(tmp_path / "blobs")), item, str(home)))
     assert not look().damaged
     decay_of(there / "deep" / "numbers")

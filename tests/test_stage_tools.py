@@ -32,10 +32,12 @@ import json, sys
 sys.path.insert(0, {site!r})
 from kinetic_orchestration.host.prepare import toolbox
 from kinetic_orchestration.protocol.records.files import FileRecords
+from kinetic_orchestration.protocol.wire.task import Environment
 told = json.load(sys.stdin)
 notes = []
 try:
-    print(toolbox.provide(FileRecords(told.pop("store")), note=notes.append, **told))
+    wanted = Environment.from_json(told.pop("wanted"))
+    print(toolbox.provide(FileRecords(told.pop("store")), wanted, note=notes.append, **told))
 except toolbox.BuildFailed as error:
     print("failed:", error)
 print(json.dumps(notes))

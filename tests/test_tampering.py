@@ -32,6 +32,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload, tree
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.wire.task import Payload
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests import bucket
 from tests.agent.on_vms import Attempt, Site
@@ -477,7 +478,7 @@ def test_a_host_fetches_no_more_than_its_spec_and_its_tree_say(site: Site, tmp_p
     blobs, digest = Blobs(site.records, str(tmp_path / "blobs")), "b" * 64
     site.records.put(names.blob(digest), b"x" * 5000)
     with pytest.raises(prepare.NotReady, match=rf"{digest} .*has 5,000 bytes, more than 4,999 bytes.* It was removed"):
-        prepare._payload(site.records, blobs, {"digest": digest, "size": 4999})
+        prepare._payload(site.records, blobs, Payload(digest, 4999))
     assert site.records.read(names.blob(digest)) is None
     entries, pack = [tree.Entry("a.py", tree.FILE, 0o644, 5000, hashlib.sha256(b"x" * 5000).hexdigest())], "c" * 64
     listed = tree.digest_of(entries)

@@ -28,6 +28,7 @@ from kinetic_orchestration.protocol.records.base import Record, TooLarge, read_b
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.system.ahead import Ahead
 from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
+from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.devices.measuring import Measuring
@@ -80,7 +81,7 @@ class Host:
 
             self.records.waits = functools.partial(mark_full, lock_of(assignment))
             self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
-        self.task: dict[str, Any] = {}
+        self._task: Task | None = None
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
             self.minder.take_on(started)
@@ -161,6 +162,12 @@ class Host:
             if self.measuring is not None:
                 self.devices = self.measuring.sample() or self.devices
 
+    @property
+    def task(self) -> Task:
+        """What is to be run, once the spec was read."""
+        assert self._task is not None
+        return self._task
+
     # ---- prepare -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -179,8 +186,11 @@ class Host:
                 f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
                 "run; submit the job again"
             )
-        self.task = wire.decode(spec.data, "spec.json")["task"]
-        self.minder.command, self.minder.emulated = bool(self.task["argv"]), bool(self.task.get("emulated"))
+        try:
+            self._task = Task.decode(spec.data, names.spec(self.at.job))
+        except (wire.Newer, wire.Unreadable) as error:
+            raise Refused(str(error)) from None
+        self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
         self.addresses = ["127.0.0.1"] * self.at.hosts
         if self.at.resource:
             self._ask_account()
@@ -191,7 +201,7 @@ class Host:
             self._watch_machine()
         if promise := promised.result():
             # The spec has been vouched for, and the intent has not: it can only take away.
-            limit = self.task.get("affordable") or 0.0
+            limit = self.task.affordable
             self.affordable = min(limit, promise.get("affordable") or limit)
             self.moved = min(int(promise["placement"].get("moved", 0)), self.at.attempt - 1)
         record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine()}
@@ -204,7 +214,7 @@ class Host:
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
         self.sight.open()
         self._set_state(wire.PREPARING)
-        if self.task["quick"]:
+        if self.task.quick:
             self._prepare()
             return
         import threading
@@ -241,17 +251,17 @@ class Host:
         """What the machine's own account has to be able to do. The answers are waited for before anything is run."""
         from kinetic_orchestration.host.machine import metadata
 
-        self.rights = Ahead(metadata.check_rights, self.task["project"]), Ahead(metadata.secrets, self.task["secrets"])
+        self.rights = Ahead(metadata.check_rights, self.task.project), Ahead(metadata.secrets, self.task.secrets)
 
     def _keep_or_end_program(self) -> None:
         """A machine of its own starts a process for the program before it knows what to run, and in what.
 
         It is of use to a command, and to a function whose environment turns out to be this Python's own.
         """
-        wanted = self.task["environment"] or {}
-        own = not wanted.get("packages", wanted) and self.task["python"] in ("", None, self.minder.python)
-        foreign = wanted and any(name in os.environ for name in pipes.FOREIGN)
-        if self.minder.child and (not own or foreign) and not self.task["argv"]:
+        wanted = self.task.environment
+        own = (wanted is None or wanted.is_bare) and self.task.python in ("", self.minder.python)
+        foreign = wanted is not None and any(name in os.environ for name in pipes.FOREIGN)
+        if self.minder.child and (not own or foreign) and not self.task.argv:
             self.minder.drop()
 
     def _on_notice(self, text: str) -> None:
@@ -271,7 +281,7 @@ class Host:
             if self.at.resource:
                 self._use_account()
                 self._open_compile_cache()
-            own = self.task["environment"].get("secrets", ()) if self.task["environment"] else ()
+            own = self.task.environment.secrets if self.task.environment is not None else ()
             uv = {**self.uv, **{name: self.secrets[name] for name in own if name in self.secrets}}
             self.ready = prepare.prepare(
                 self.records, self.task, self.scratch, self.at.home, uv, self._note, self._found_python
@@ -286,14 +296,15 @@ class Host:
         self._wake()
 
     def _open_compile_cache(self) -> None:
-        if not ((self.task["environment"] or {}).get("compiles") or self.task.get("image")):
+        wanted = self.task.environment
+        if not ((wanted is not None and wanted.compiles) or self.task.image):
             return  # there is no JAX that could use one
         from kinetic_orchestration.host.prepare import compile_cache
 
-        if (key := compile_cache.key(self.task)) and "JAX_COMPILATION_CACHE_DIR" not in self.task["env"]:
+        if (key := compile_cache.key(self.task)) and "JAX_COMPILATION_CACHE_DIR" not in self.task.env:
             self.compiled = compile_cache.CompileCache(
                 self.records, key, self.at.home, self._note,
-                pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task["env"],
+                pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task.env,
             )  # fmt: skip
 
     def _use_account(self) -> None:
@@ -325,7 +336,7 @@ class Host:
         from kinetic_orchestration.host.prepare import prepare
 
         try:
-            self.addresses = metadata.addresses(self.at, self.task.get("slices", 1))
+            self.addresses = metadata.addresses(self.at, self.task.slices)
         except metadata.Denied as error:
             raise prepare.NotReady(str(error)) from None
         except OSError as error:
@@ -339,16 +350,16 @@ class Host:
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
-        self.minder.spawn(python, kind, self._own_secrets(), isolated=bool(self.task["environment"]))
+        self.minder.spawn(python, kind, self._own_secrets(), isolated=self.task.environment is not None)
 
     def _own_secrets(self) -> dict[str, str]:
         """The program's: the passwords of a package index are for those who install from it."""
-        hidden = (self.task["environment"] or {}).get("installer_only", ())
+        hidden = self.task.environment.installer_only if self.task.environment is not None else ()
         return {name: value for name, value in self.secrets.items() if name not in hidden}
 
     def _start_ahead(self) -> None:
         """While code or data are still on their way, Python starts."""
-        wanted = self.python and not self.task["argv"] and not self.minder.running
+        wanted = self.python and not self.task.argv and not self.minder.running
         if wanted and self.exit is None and self.unready is None and self.verdict is None:
             if self.minder.child and self.minder.python != self.python:
                 self.minder.drop()
@@ -357,10 +368,10 @@ class Host:
 
     def _start(self) -> None:
         task = self.task
-        if self.minder.child and not task["argv"] and self.minder.python != self.ready.python:
+        if self.minder.child and not task.argv and self.minder.python != self.ready.python:
             self.minder.drop()
         if not self.minder.child:
-            if task["argv"]:  # what it becomes may be older than the agent is able to run, or no Python at all
+            if task.argv:  # what it becomes may be older than the agent is able to run, or no Python at all
                 self._spawn(sys.executable, pipes.COMMAND)
             else:
                 self._spawn(self.ready.python, pipes.FUNCTION)
@@ -371,21 +382,21 @@ class Host:
         self.minder.begin(message)
         self.run_began = self.minder.active
         self._set_state(wire.RUNNING)
-        if task.get("device_metrics"):
-            kind = "" if task["emulated"] else task["accelerator"]["kind"]
+        if task.device_metrics:
+            kind = "" if task.emulated else task.accelerator.kind
             seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
             if topology.OWN in message["env"]:  # of those that it shares with others
                 own = int(message["env"][topology.OWN])
                 seen = {name: value.split(",")[own] for name, value in seen.items()}
             variable, value = self.at.marker.split("=", 1)
-            environ = {**copies.environ(), **task["env"], **seen, variable: value}
+            environ = {**copies.environ(), **task.env, **seen, variable: value}
             self._measuring().begin(kind, self.ready.python, environ)
 
     def _compile_cache(self) -> dict[str, str]:
         """What JAX compiled before need not be compiled again, unless the user has a cache of their own."""
         if self.compiled is not None:
             return self.compiled.environ()
-        if not self.task["compile_cache"] or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        if not self.task.compile_cache or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             return {}
         return {"JAX_COMPILATION_CACHE_DIR": os.path.join(self.at.home, "cache", "compile")}
 
@@ -409,7 +420,7 @@ class Host:
         if self.measuring is None:
             from kinetic_orchestration.host.devices.measuring import Measuring
 
-            self.measuring = Measuring(self.records, self.sight, self.at, self.task["name"], self._note)
+            self.measuring = Measuring(self.records, self.sight, self.at, self.task.name, self._note)
         return self.measuring
 
     def _keep_profile(self, payload: bytes) -> None:
@@ -431,7 +442,7 @@ class Host:
                 self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
             return
         if self.exit is None:
-            self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task["argv"])))
+            self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task.argv)))
         self._record_exit()
         self._set_state(wire.ENDING)
 
@@ -485,7 +496,7 @@ class Host:
             for host in range(self.at.hosts):
                 if host not in self.exits and (code := self.sight.exit(host)) is not None:
                     self.exits[host] = (code, time.monotonic())
-        if self.task["owned"] and (owner := self.sight.owner()) is not None:
+        if self.task.owned and (owner := self.sight.owner()) is not None:
             self._watch_owner(*owner)
         self._watch_keeper()
         if self.exit is None:
@@ -530,7 +541,7 @@ class Host:
         may wake later than we do.
         """
         now = time.monotonic()
-        if not self.task.get("kept") or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
+        if not self.task.kept or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
             return
         self.keeper_looked = now
         if self.cancelled or self.verdict is not None:
@@ -590,7 +601,7 @@ class Host:
         """The user's; without one, that of hosts which wait for others that may be waiting for them. Once all are done,
         what they still do is theirs.
         """
-        if limit := self.task.get("stall"):
+        if limit := self.task.stall:
             return limit, ""
         waiting = sorted(self.returned.keys() - self.exits.keys())
         if not waiting or len(self.returned.keys() | self.exits.keys()) == self.at.hosts:
@@ -616,7 +627,7 @@ class Host:
             exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
             quiet=tuple((host, self.beats_read - seen) for host, (_, seen) in self.beats.items()),
             barrier_age=now - self.began,
-            barrier_limit=self.task["provision"],
+            barrier_limit=self.task.provision,
             run_age=now - self.run_began if self.minder.running else 0.0,
             run_limit=self._run_limit(),
             run_limit_of=", for which limits.cost pays" if self.affordable else "",
@@ -628,7 +639,7 @@ class Host:
     def _run_limit(self) -> float:
         """What the job's money is enough for counts from the host's first moment on, its limit from the program's."""
         affordable = round(max(1.0, self.affordable - (self.run_began - self.began)), 1) if self.affordable else 0.0
-        return min((limit for limit in (self.task["run"], affordable) if limit), default=0.0)
+        return min((limit for limit in (self.task.run, affordable) if limit), default=0.0)
 
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0 or self.exit.cause != wire.USER:
@@ -675,7 +686,8 @@ class Host:
         """Or it would be found there for ever, and never sent again."""
         from kinetic_orchestration.host.prepare import prepare
 
-        prepare.discard(self.records, names.blob(self.task["payload"]["digest"]))
+        if self.task.payload is not None:
+            prepare.discard(self.records, names.blob(self.task.payload.digest))
 
     def _try_to_commit(self) -> None:
         """What a job came to is worth more patience than any one request has; meanwhile the rules go on."""

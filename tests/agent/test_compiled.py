@@ -21,14 +21,13 @@ from kinetic_orchestration.host.prepare import compile_cache
 from kinetic_orchestration.host.prepare.compile_cache import CompileCache, key
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.files import FileRecords
+from kinetic_orchestration.protocol.wire.task import Environment, Hardware
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
+from tests.tasks import TASK
 
-TASK: dict[str, Any] = {
-    "compile_cache": True,
-    "emulated": False,
-    "accelerator": {"kind": "tpu", "generation": "v5e", "topology": "2x4"},
-    "environment": {"python": "3.11", "compiles": {"jaxlib": "0.10.2", "libtpu": "0.0.42"}},
-}
+HARDWARE = Hardware("tpu", "v5e", "2x4")
+BUILT = Environment("a" * 64, python="3.11", packages=9, compiles={"jaxlib": "0.10.2", "libtpu": "0.0.42"})
+ON_TPU = TASK._replace(accelerator=HARDWARE, environment=BUILT)
 
 
 class Cloud:
@@ -271,20 +270,25 @@ def test_only_host_0_writes(cloud: Cloud, machines: Machines) -> None:
 
 def test_what_does_not_suit_each_other_has_another_key() -> None:
     keys = {
-        key(TASK),
-        key(TASK | {"accelerator": {**TASK["accelerator"], "topology": "4x4"}}),
-        key(TASK | {"emulated": True}),
-        key(TASK | {"slices": 2}),
-        key(TASK | {"environment": {"python": "3.11", "compiles": {"jaxlib": "0.10.3", "libtpu": "0.0.42"}}}),
-        key(TASK | {"environment": {"python": "3.11", "compiles": {"jaxlib": "0.10.2", "libtpu": "0.0.43"}}}),
+        key(ON_TPU),
+        key(ON_TPU._replace(accelerator=HARDWARE._replace(topology="4x4"))),
+        key(ON_TPU._replace(emulated=True)),
+        key(ON_TPU._replace(slices=2)),
+        key(ON_TPU._replace(environment=BUILT._replace(compiles={"jaxlib": "0.10.3", "libtpu": "0.0.42"}))),
+        key(ON_TPU._replace(environment=BUILT._replace(compiles={"jaxlib": "0.10.2", "libtpu": "0.0.43"}))),
     }
     assert len(keys) == 6 and "" not in keys
 
 
 def test_without_jax_or_when_it_is_turned_off_there_is_no_cache() -> None:
-    assert key(TASK | {"compile_cache": False}) == ""
-    assert key(TASK | {"environment": {"python": "3.11", "compiles": {}}}) == ""
-    assert key(TASK | {"environment": {}}) == ""
+    assert key(ON_TPU._replace(compile_cache=False)) == ""
+    assert key(ON_TPU._replace(environment=BUILT._replace(compiles={}))) == ""
+    assert key(ON_TPU._replace(environment=None)) == ""
+
+
+def test_the_key_is_that_of_every_version_which_may_share_the_cache() -> None:
+    assert key(ON_TPU) == "1b25eb20a3587f3026a3"
+    assert key(ON_TPU._replace(environment=None, image="x/y:1", slices=2)) == "ae62851e7f4c5cba0fed"
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -437,6 +437,11 @@ def test_rights_that_cannot_be_checked_are_a_note(site: Site, jobs: Any) -> None
     assert "Cloud Resource Manager API has not" in attempt.log(kinds="n")
 
 
+def test_a_task_that_the_agent_cannot_read_is_no_failure_of_its_machine(site: Site, jobs: Any) -> None:
+    verdict = site.admit(jobs.attempt, task={"devices": "many"}).start().verdict()
+    assert (verdict.cause, "its task.devices is 'many'" in verdict.reason) == (wire.CONFIGURATION, True)
+
+
 def test_secrets_reach_the_program_and_nothing_else(site: Site, jobs: Any) -> None:
     secret = "correct horse battery staple"
     site.apis.secrets["projects/emulated/secrets/token/versions/latest"] = secret.encode()

@@ -84,6 +84,7 @@ def on_other_machines() -> Iterator[Figure]:
     from kinetic_orchestration.plan.configuration.settings import load
     from kinetic_orchestration.plan.hardware.accelerators import parse
     from kinetic_orchestration.platforms.registry import open_store
+    from kinetic_orchestration.protocol.wire.task import Environment
     from tests.packaging.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:
@@ -102,7 +103,7 @@ def on_other_machines() -> Iterator[Figure]:
         assert found.lock is not None
         staged = tools.stage_uv(store, here)
         list(tools.stage_wheels(store, found.lock, environ))
-        wanted = {"python": found.python, "packages": found.lock.packages, "lock": found.lock.digest}
+        wanted = Environment(found.lock.digest, python=found.python, packages=found.lock.packages)
         text = found.lock.text
 
         def fresh(kind: str) -> dict[str, str]:

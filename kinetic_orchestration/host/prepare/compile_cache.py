@@ -29,6 +29,8 @@ from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kinetic_orchestration.protocol.wire.task import Task
+
 FETCH_SECONDS = 30.0  # compiling starts then, whatever has not come
 FETCH_BYTES = 2 << 30
 KEPT = 2000  # entries in a list, the most recently used first
@@ -59,14 +61,15 @@ class Summary(NamedTuple):
     pushed: int
 
 
-def key(task: dict[str, Any]) -> str:
+def key(task: Task) -> str:
     """What entries must have in common to be of use to each other; "" if there is nothing to keep."""
-    wanted = task.get("environment") or {}
-    builds = wanted.get("compiles") or task.get("image") or ""
-    if not task.get("compile_cache") or not builds:
+    wanted = task.environment
+    builds = (wanted.compiles if wanted is not None else None) or task.image
+    if not task.compile_cache or not builds:
         return ""
-    facts = [builds, wanted.get("python", ""), task["accelerator"], task["emulated"], task.get("slices", 1)]
-    if task["emulated"]:
+    python = wanted.python if wanted is not None else ""
+    facts: list[Any] = [builds, python, task.accelerator._asdict(), task.emulated, task.slices]
+    if task.emulated:
         facts.append(_processor())  # programs for ordinary processors use all that these can do
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:20]
 

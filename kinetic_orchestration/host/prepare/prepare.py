@@ -19,6 +19,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
 from kinetic_orchestration.protocol.system.ahead import Ahead, Several
+from kinetic_orchestration.protocol.wire.task import DataPiece, Package, Payload, Task
 
 AGAIN = "submit the job again, which sends what is missing"
 DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
@@ -49,7 +50,7 @@ class Ready(NamedTuple):
 
 def prepare(
     records: Any,
-    task: dict[str, Any],
+    task: Task,
     scratch: str,
     home: str,
     uv: dict[str, str],
@@ -69,23 +70,23 @@ def prepare(
         return Ahead(_timed, spans, what, work, records, *rest, beside=records.remote)
 
     environment = begin("environment", _environment, task, home, uv, note)
-    payload = begin("payload", _payload, blobs, task["payload"])
+    payload = begin("payload", _payload, blobs, task.payload)
     brought = Several(
         lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
-        list(enumerate(task["data"])), most=DATA_AT_ONCE, beside=records.remote,
+        list(enumerate(task.data)), most=DATA_AT_ONCE, beside=records.remote,
     )  # fmt: skip
     code = begin("code", _code, blobs, task, root, scratch)
     warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=records.remote)
     packages = code.result()
     data = brought.result()
     python = warm.result()
-    volumes = _volumes(task["volumes"], data, home)
-    for folder in (task["output_dir"], task["checkpoint_dir"]):
+    volumes = _volumes(task.volumes, data, home)
+    for folder in (task.output_dir, task.checkpoint_dir):
         _make(folder)
-    cwd = os.path.join(root, task["cwd"]) if task["cwd"] else root
+    cwd = os.path.join(root, task.cwd) if task.cwd else root
     os.makedirs(cwd, exist_ok=True)
-    path = [os.path.normpath(os.path.join(root, entry)) for entry in task["path"]] + packages + task["extra_path"]
-    argv = list(task["argv"])
+    path = [os.path.normpath(os.path.join(root, entry)) for entry in task.path] + packages + list(task.extra_path)
+    argv = list(task.argv)
     if argv and argv[0] in ("python", "python3"):
         argv[0] = python
     return Ready(python, cwd, path, argv, payload.result(), data, volumes, spans)
@@ -103,7 +104,7 @@ def _warm(
     environment: Ahead,
     found: Callable[[str], None],
     others: Sequence[Ahead | Several],
-    task: dict[str, Any],
+    task: Task,
     spans: dict[str, tuple[float, float]],
     note: Callable[[str], None],
 ) -> str:
@@ -114,7 +115,7 @@ def _warm(
     """
     python: str = environment.result()
     found(python)
-    modules = (task["environment"] or {}).get("warm", ())
+    modules = task.environment.warm if task.environment is not None else ()
     if modules and any(other.pending for other in others):
         from kinetic_orchestration.host.prepare.environment import warm_up
 
@@ -122,25 +123,25 @@ def _warm(
     return python
 
 
-def _code(records: Any, blobs: Blobs, task: dict[str, Any], root: str, scratch: str) -> list[str]:
-    if task["tree"]:
-        _unpack(records, blobs, task["tree"], root)
+def _code(records: Any, blobs: Blobs, task: Task, root: str, scratch: str) -> list[str]:
+    if task.tree:
+        _unpack(records, blobs, task.tree, root)
     return [
         _package(records, blobs, item, os.path.join(scratch, "packages", str(number)))
-        for number, item in enumerate(task["packages"])
+        for number, item in enumerate(task.packages)
     ]
 
 
-def _payload(records: Any, blobs: Blobs, payload: dict[str, Any]) -> str:
-    if not payload:
+def _payload(records: Any, blobs: Blobs, payload: Payload | None) -> str:
+    if payload is None:
         return ""
     try:
-        path = blobs.path(payload["digest"], payload["size"])
+        path = blobs.path(payload.digest, payload.size)
     except TooLarge as error:
-        discard(records, names.blob(payload["digest"]))  # else it would be found there for ever
+        discard(records, names.blob(payload.digest))  # else it would be found there for ever
         raise NotReady(f"{error}. It was removed: {AGAIN}") from None
     if path is None:
-        raise NotReady(f"{names.blob(payload['digest'])} is not in the store {records.root}: {AGAIN}")
+        raise NotReady(f"{names.blob(payload.digest)} is not in the store {records.root}: {AGAIN}")
     return path
 
 
@@ -212,30 +213,30 @@ def discard(records: Any, name: str) -> None:
         records.delete(name)
 
 
-def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, str], note: Callable[[str], None]) -> str:
-    wanted: dict[str, Any] | None = task["environment"]
-    if not wanted or "lock" not in wanted:
-        return str(task["python"] or sys.executable)
-    if not wanted["interpreter"] and not wanted["packages"] and not task["tools"].get("python"):
+def _environment(records: Any, task: Task, home: str, uv: dict[str, str], note: Callable[[str], None]) -> str:
+    wanted = task.environment
+    if wanted is None:
+        return task.python or sys.executable
+    if wanted.is_bare and not task.tools.get("python"):
         from kinetic_orchestration.host.machine import bootstrap
 
-        if python := bootstrap.python_of(wanted["python"]):
+        if python := bootstrap.python_of(wanted.python):
             return python
     from kinetic_orchestration.host.prepare import environment
 
-    lock = read_intact(records, names.blob(wanted["lock"]), wanted["lock"])
+    lock = read_intact(records, names.blob(wanted.lock), wanted.lock)
     if lock is None:
-        discard(records, names.blob(wanted["lock"]))
-        raise NotReady(f"the lock {wanted['lock']} is not in the store, or its bytes differed: {AGAIN}")
+        discard(records, names.blob(wanted.lock))
+        raise NotReady(f"the lock {wanted.lock} is not in the store, or its bytes differed: {AGAIN}")
     try:
-        if not wanted["interpreter"]:  # of the submitter's machine, which is another one
+        if not wanted.interpreter:  # of the submitter's machine, which is another one
             from kinetic_orchestration.host.prepare import toolbox
 
-            settings = environment.with_own(uv, wanted["settings"])
-            return toolbox.provide(records, wanted, task["tools"], lock.decode(), home, settings, note)
+            settings = environment.with_own(uv, wanted.settings)
+            return toolbox.provide(records, wanted, task.tools, lock.decode(), home, settings, note)
         python = environment.ensure(
-            lock.decode(), wanted["lock"], root=os.path.join(home, "environments"),
-            uv=wanted["uv"], python=wanted["interpreter"], env=environment.with_own(uv, wanted["settings"]), note=note,
+            lock.decode(), wanted.lock, root=os.path.join(home, "environments"),
+            uv=wanted.uv, python=wanted.interpreter, env=environment.with_own(uv, wanted.settings), note=note,
         )  # fmt: skip
         environment.hold(python)  # for as long as this agent lives
     except environment.BuildFailed as error:
@@ -243,28 +244,28 @@ def _environment(records: Any, task: dict[str, Any], home: str, uv: dict[str, st
     return python
 
 
-def _package(records: Any, blobs: Blobs, item: dict[str, str], folder: str) -> str:
-    target = os.path.join(folder, item["at"])
+def _package(records: Any, blobs: Blobs, item: Package, folder: str) -> str:
+    target = os.path.join(folder, item.at)
     os.makedirs(target)
-    _unpack(records, blobs, item["digest"], target)
+    _unpack(records, blobs, item.digest, target)
     return folder
 
 
-def _data(records: Any, blobs: Blobs, item: dict[str, str], home: str) -> str:
+def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
     """A folder or file of data, brought once to this machine and shared by all that read it."""
-    if item["here"]:
-        return item["here"]
-    if url := item.get("url", ""):
+    if item.here:
+        return item.here
+    if url := item.url:
         return _kept(os.path.join(home, "cache", "data", digest.of_bytes(url.encode())), lambda to: _copied(url, to))
 
     def unpack(root: str) -> str:
         content = os.path.join(root, "content")
         os.makedirs(content)
-        _unpack(records, blobs, item["digest"], content)
+        _unpack(records, blobs, item.digest, content)
         return content
 
-    content = _kept(os.path.join(home, "cache", "data", item["digest"]), unpack)
-    return os.path.join(content, item["file"]) if item["file"] else content
+    content = _kept(os.path.join(home, "cache", "data", item.digest), unpack)
+    return os.path.join(content, item.file) if item.file else content
 
 
 def _kept(root: str, bring: Callable[[str], str]) -> str:
@@ -307,7 +308,7 @@ def _make(folder: str) -> None:
         raise NotReady(f"the output folder {folder} cannot be made: {error.strerror}") from None
 
 
-def _volumes(wanted: dict[str, int], data: list[str], home: str) -> list[Any]:
+def _volumes(wanted: Mapping[str, int], data: list[str], home: str) -> list[Any]:
     if not wanted:
         return []
     from kinetic_orchestration.host.prepare import volumes

@@ -25,9 +25,9 @@ from kinetic_orchestration.protocol.system import copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
     from kinetic_orchestration.protocol.records.files import FileRecords
+    from kinetic_orchestration.protocol.wire.task import Environment
 
 THREADS = 8
 UNPACKED = 4  # a wheel's size on disk, times its own; measured 2 to 4
@@ -36,7 +36,7 @@ STAGE = "stage one for the machines: kinetic-orchestration stage-tools"
 
 def provide(
     records: FileRecords,
-    wanted: Mapping[str, Any],
+    wanted: Environment,
     tools: Mapping[str, str],
     lock_text: str,
     home: str,
@@ -50,18 +50,17 @@ def provide(
     """
     import shutil
 
-    version = str(wanted["python"])
-    python = _interpreter(records, version, tools.get("python", ""), home)
-    if not wanted["packages"] and os.sep in python:
+    python = _interpreter(records, wanted.python, tools.get("python", ""), home)
+    if wanted.is_bare and os.sep in python:
         return python
     env = {**env, **_cache(home)}
-    links = os.path.join(home, "wheels", wanted["lock"][:20])
+    links = os.path.join(home, "wheels", wanted.lock[:20])
     try:
         built = environment.ensure(
             lock_text,
-            wanted["lock"],
+            wanted.lock,
             os.path.join(home, "environments"),
-            uv=_uv(records, tools.get("uv", ""), str(wanted.get("uv_itself", "")), home, env, note),
+            uv=_uv(records, tools.get("uv", ""), wanted.uv_itself, home, env, note),
             python=python,
             env=with_tokens(env),
             note=note,

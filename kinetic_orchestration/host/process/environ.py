@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.host.prepare.prepare import Ready
     from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.wire.task import Task
 
 
 def orders(
     at: Assignment,
-    task: Mapping[str, Any],
+    task: Task,
     ready: Ready,
     addresses: Sequence[str],
     ports: Mapping[str, int],
@@ -35,26 +36,26 @@ def orders(
     (outcome, events, notice, stacks), `agent` where this package lies on the host.
     """
     env = {
-        **{name: value for name, value in task["env"].items() if not topology.is_stale(name)},
+        **{name: value for name, value in task.env.items() if not topology.is_stale(name)},
         **topology.environment(
             at.host, at.hosts, addresses, ports,
-            join=task["distributed"], slices=task.get("slices", 1), processes=task.get("processes", 1),
-            several=task["accelerator"]["kind"] == "gpu" and not task["emulated"] and task["devices"] > 1,
+            join=task.distributed, slices=task.slices, processes=task.processes,
+            several=task.accelerator.kind == "gpu" and not task.emulated and task.devices > 1,
         ),
         **_devices(at, task, environ),
         **extra,
         "KINETIC_JOB_ID": at.job,
         "KINETIC_HOST_INDEX": str(at.host),
         "KINETIC_HOST_COUNT": str(at.hosts),
-        "KINETIC_OUTPUT_DIR": task["output_dir"],
-        "KINETIC_CHECKPOINT_DIR": task["checkpoint_dir"],
-        "KINETIC_PARTITION_KEY": task["partition_key"],
+        "KINETIC_OUTPUT_DIR": task.output_dir,
+        "KINETIC_CHECKPOINT_DIR": task.checkpoint_dir,
+        "KINETIC_PARTITION_KEY": task.partition_key,
         "KINETIC_EVENTS": files["events"],
         "KINETIC_NOTICE": files["notice"],
         "KINETIC_FENCE": f"{at.attempt} {at.store}",
-        **_traced(at, task.get("profile")),
+        **_traced(at, task.profile),
     }  # fmt: skip
-    if task["argv"]:
+    if task.argv:
         env |= _of_command(task, ready, files["stacks"], agent, environ)
     return {
         "drop": [name for name in environ if topology.is_stale(name)],
@@ -63,24 +64,24 @@ def orders(
         "path": ready.path,
         "site": agent,
         "argv": ready.argv,
-        "name": task["name"],
+        "name": task.name,
         "payload": ready.payload,
-        "digest": task["payload"].get("digest", ""),
+        "digest": "" if task.payload is None else task.payload.digest,
         "data": ready.data,
         "home": at.home if "://" not in at.store else None,  # where the payload may be known already
         "outcome": files["outcome"],
         "stacks": files["stacks"],
         "value": at.host == 0,
-        "beside": task.get("beside", {}),
-        "debug": task["debug"] if at.host == 0 else 0,
+        "beside": task.beside,
+        "debug": task.debug if at.host == 0 else 0,
     }
 
 
-def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    if task["emulated"]:
-        return topology.emulated(task["devices"])
-    given = {**environ, **task["env"]}
-    if task["accelerator"]["kind"] == "tpu":
+def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str, str]:
+    if task.emulated:
+        return topology.emulated(task.devices)
+    given = {**environ, **task.env}
+    if task.accelerator.kind == "tpu":
         return topology.on_tpu(given)
     import json
 
@@ -90,7 +91,7 @@ def _devices(at: Assignment, task: Mapping[str, Any], environ: Mapping[str, str]
     return {**env, **topology.on_gpu(given)}
 
 
-def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]:
+def _traced(at: Assignment, profile: Mapping[str, Any]) -> dict[str, str]:
     if not profile or (profile["hosts"] != "all" and at.host != 0):
         return {}
     import json
@@ -98,18 +99,16 @@ def _traced(at: Assignment, profile: Mapping[str, Any] | None) -> dict[str, str]
     return {topology.TRACE: json.dumps(profile)}
 
 
-def _of_command(
-    task: Mapping[str, Any], ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]
-) -> dict[str, str]:
+def _of_command(task: Task, ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]) -> dict[str, str]:
     """By which the Pythons of a command find their project, join their slice and show their stacks."""
     path = [os.path.join(agent, *topology.HOOK), *ready.path]
-    inherited = [] if task["environment"] else [environ.get("PYTHONPATH", "")]
+    inherited = [] if task.environment is not None else [environ.get("PYTHONPATH", "")]
     env = {
         "KINETIC_SITE": agent,
         "KINETIC_STACKS": stacks,
         "PYTHONPATH": os.pathsep.join(filter(None, [*path, *inherited])),
     }
     programs, places = os.path.dirname(ready.python), environ.get("PATH", os.defpath)
-    if task["environment"] or programs not in places.split(os.pathsep):
+    if task.environment is not None or programs not in places.split(os.pathsep):
         env["PATH"] = programs + os.pathsep + places  # a script's own `python` is the job's
     return env
