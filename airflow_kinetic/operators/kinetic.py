@@ -439,7 +439,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     pinned = pinned._replace(epoch=kept.epoch, job_id=kept.job_id)
             pinned_identity = None if pinned is None else _identity(place.deployment, context["ti"], pinned)
             request = asked.open(pinned_identity)
-            new: AbstractContextManager[Ahead | None] = nullcontext()
+            new: AbstractContextManager[Ahead[object] | None] = nullcontext()
             if pinned is not None and kept is None:
                 # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
                 # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
@@ -587,7 +587,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._tell_outlets(context, job, outcome, metrics, more)
         return value
 
-    def _saying_where(self, context: Context, job: Job) -> AbstractContextManager[Ahead]:
+    def _saying_where(self, context: Context, job: Job) -> AbstractContextManager[Ahead[object]]:
         """Say at once which job it is, so that who looks at a task that waits, or waits for its job elsewhere, finds
         it. Airflow's server hears it beside the block, in which nothing else is asked of it.
         """

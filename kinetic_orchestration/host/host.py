@@ -31,8 +31,12 @@ from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kinetic_orchestration.host.devices.measuring import Measuring
     from kinetic_orchestration.host.prepare.compile_cache import CompileCache
+    from kinetic_orchestration.host.view.view import Log, View
+    from kinetic_orchestration.protocol.records.verbs import Records
 
 TICK = 0.05
 BEAT = 1.0
@@ -48,10 +52,10 @@ LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too la
 
 
 class Host:
-    spec: Ahead | None = None  # both asked for at once, where every look is a request
-    promised: Ahead | None = None
-    sending: Ahead | None = None  # the value
-    rights: tuple[Ahead, ...] = ()
+    spec: Ahead[Record | None] | None = None  # both asked for at once, where every look is a request
+    promised: Ahead[dict[str, Any]] | None = None
+    sending: Ahead[None] | None = None  # the value
+    rights: tuple[Ahead[str], Ahead[dict[str, str]]] | None = None
     measuring: Measuring | None = None  # what devices do, and metrics
     devices: dict[str, Any] | None = None  # the newest sample of what they do
 
@@ -63,24 +67,23 @@ class Host:
         self.uv = private.get("uv", {})
         self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
         self.compiled: CompileCache | None = None
-        self.records: Any = open_records(assignment.store)
+        self.records: Records = (records := open_records(assignment.store))
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
         key = (assignment.job, assignment.attempt, assignment.host)
-        self.sight: Any
-        self.log: Any
+        self.sight: View
+        self.log: Log
         if self.records.remote:
             from kinetic_orchestration.host.view.bucket import Lookout
             from kinetic_orchestration.host.view.segments import SegmentWriter
 
-            self.sight = Lookout(self.records, assignment, self._compose, self._wake)
-            self.log = SegmentWriter(
-                self.records, *key, watched=self.sight.watched, begun=self.sight.stir, hosts=assignment.hosts
-            )
+            lookout = Lookout(records, assignment, self._compose, self._wake)
+            self.sight = lookout
+            self.log = SegmentWriter(records, *key, watched=lookout.watched, begun=lookout.stir, hosts=assignment.hosts)
         else:
             from kinetic_orchestration.host.view.files import Sight
 
-            self.records.waits = functools.partial(mark_full, lock_of(assignment))
-            self.sight, self.log = Sight(self.records, assignment), LogWriter(self.records, *key)
+            records.waits = functools.partial(mark_full, lock_of(assignment))
+            self.sight, self.log = Sight(records, assignment), LogWriter(records, *key)
         self._task: Task | None = None
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
@@ -90,7 +93,7 @@ class Host:
         self.prepared = False
         self.unready: rules.Exit | None = None
         self.exit: rules.Exit | None = None
-        self.started: dict[int, dict[str, Any]] = {}
+        self.started: dict[int, Mapping[str, object]] = {}
         self.exits: dict[int, tuple[int, float]] = {}
         self.returned: dict[int, float] = {}  # hosts whose function has, or that wait for the others: when it was seen
         self.verdict: wire.Verdict | None = None
@@ -312,8 +315,10 @@ class Host:
         from kinetic_orchestration.host.machine import metadata
         from kinetic_orchestration.host.prepare import prepare
 
+        assert self.rights is not None
+        rights, values = self.rights
         try:
-            unknown, secrets = (right.result() for right in self.rights)
+            unknown, secrets = rights.result(), values.result()
         except metadata.Denied as error:
             raise prepare.NotReady(str(error)) from None
         except OSError as error:
@@ -344,8 +349,10 @@ class Host:
 
     def _ports(self) -> dict[str, int]:
         """Of host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
-        chosen = self.started[0].get("ports", {}) if self.shares_machine else topology.PORTS
-        return {use: int(port) for use, port in chosen.items()}
+        if not self.shares_machine:
+            return dict(topology.PORTS)
+        chosen = self.started[0].get("ports", {})
+        return {str(use): int(port) for use, port in chosen.items()} if isinstance(chosen, dict) else {}
 
     # ---- run ---------------------------------------------------------------------------------------------
 
@@ -470,13 +477,14 @@ class Host:
         from kinetic_orchestration.host.machine import metadata
 
         self.preempted = self.preempted or metadata.notice()
-        traceback = (self._report() or {}).get("traceback", "")
+        report = self._report()
+        traceback = report.traceback if report is not None else ""
         told = f"{exit_.reason}\n{traceback}\n{self.minder.tail.decode('utf-8', 'replace')}"
         if rules.is_driver(told):
             return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
         return exit_
 
-    def _report(self) -> dict[str, Any] | None:
+    def _report(self) -> rules.Report | None:
         return self.minder.report()
 
     # ---- look and decide ---------------------------------------------------------------------------------
@@ -511,7 +519,7 @@ class Host:
     def _hear_report(self) -> None:
         """Of a program that has not ended yet, and may never do if its function failed."""
         report = self._report()
-        if report is not None and report["code"] != 0:
+        if report is not None and report.code != 0:
             self.exit = self._blamed(rules.exit_of_report(report))
             self._record_exit()
         elif report is not None or self.minder.waits():
@@ -648,8 +656,8 @@ class Host:
             return True
         if self.at.hosts == 1:
             return False
-        report = self._report() or {}
-        text = report.get("type", "") + " " + self.exit.reason
+        report = self._report()
+        text = (report.type if report is not None else "") + " " + self.exit.reason
         return rules.is_echo(text if self.exit.code > 0 else text + self.minder.tail.decode("utf-8", "replace"))
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
@@ -666,20 +674,20 @@ class Host:
         )  # fmt: skip
 
     def _failure(self, reason: str) -> wire.Failure:
-        report = self._report() or {}
-        if report.get("kind") == "tampered":
+        report = self._report() or rules.Report("", 0)
+        if report.kind == "tampered":
             self._discard_payload()
-        if report.get("digest") and report["kind"] == "exception":
+        if report.digest and report.kind == "exception":
             self._send("exception", report)
         code = self.exit.code if self.exit is not None else None
         return wire.Failure(
-            type=report.get("type", ""),
-            message=report.get("message", reason),
-            traceback=report.get("traceback", ""),
+            type=report.type,
+            message=reason if report.message is None else report.message,
+            traceback=report.traceback,
             log_tail=self.minder.tail.decode("utf-8", "replace"),
             exit_code=code,
-            digest=report.get("digest", "") if report.get("kind") == "exception" else "",
-            size=report.get("size", 0),
+            digest=report.digest if report.kind == "exception" else "",
+            size=report.size,
         )
 
     def _discard_payload(self) -> None:
@@ -701,8 +709,8 @@ class Host:
                 raise
 
     def _commit(self) -> None:
-        report = self._report() or {}
-        value, now = report.get("digest", ""), time.monotonic()
+        report = self._report() or rules.Report("", 0)
+        value, now = report.digest, time.monotonic()
         if value and self.sending is None:  # beside the proof
             self.sending = Ahead(self._send_value, beside=self.records.remote)
         if self.at.resource and value and not self.proof:
@@ -720,25 +728,25 @@ class Host:
         self._write_verdict(
             wire.Verdict(
                 wire.COMMITTED, self.at.boot, time.time(),
-                host=0, digest=value, size=report.get("size", 0), proof=self.proof, format=report.get("format", ""),
+                host=0, digest=value, size=report.size, proof=self.proof, format=report.format,
             )
         )  # fmt: skip
 
     def _send_value(self) -> None:
-        self._send("result", self._report() or {})
+        self._send("result", self._report() or rules.Report("", 0))
 
-    def _send(self, what: str, report: dict[str, Any]) -> None:
+    def _send(self, what: str, report: rules.Report) -> None:
         from kinetic_orchestration.protocol.content import digest
 
         path = self.minder.files["outcome"]
         if self.records.remote:
             self.records.upload(self._name(what), path, move=what == "exception")
-        elif report.get("size", 0) < digest.LARGE:
+        elif report.size < digest.LARGE:
             self.records.upload(self._name(what), path, move=True)
         else:
             from kinetic_orchestration.protocol.content import verified
 
-            verified.deliver(self.records, self._name(what), path, report["digest"], self.at.home)
+            verified.deliver(self.records, self._name(what), path, report.digest, self.at.home)
 
     def _prove(self, role: str, outcome: str) -> str:
         """So that who may write to the store cannot pass off something else as what this host's program came to."""
@@ -865,7 +873,7 @@ class Host:
 class Restarted(Exception):
     """This host has had another life in this attempt: what ran in it is lost."""
 
-    def __init__(self, before: dict[str, Any], now: dict[str, Any]) -> None:
+    def __init__(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
         was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
         super().__init__(
             "this machine was restarted in mid-run (another boot id)" if was != machine

@@ -6,6 +6,7 @@ Knows no files, no processes and no clock; ages come in as numbers.
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.protocol import wire
@@ -51,6 +52,24 @@ class Exit(NamedTuple):
     code: int
     cause: str = wire.USER
     reason: str = ""
+
+
+class Report(NamedTuple):
+    """What a program says that it came to."""
+
+    kind: str
+    code: int
+    type: str = ""  # of an exception, as its traceback and its digest
+    message: str | None = None
+    traceback: str = ""
+    digest: str = ""
+    size: int = 0
+    format: str = ""  # of a value: wire.PLAIN, or "" for a pickle
+    cause: str = wire.USER
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Report:
+        return cls(**{name: fields[name] for name in cls._fields if name in fields})
 
 
 class View(NamedTuple):
@@ -138,11 +157,11 @@ def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best a
     return _lost(view)
 
 
-def exit_of(code: int, report: dict[str, Any] | None, *, command: bool) -> Exit:
+def exit_of(code: int, report: Report | None, *, command: bool) -> Exit:
     """What a program came to, by its process' exit code and what it says itself. A command says nothing."""
     if code == 0 and (report is not None or command):
         return Exit(0)
-    if report is not None and report["code"] != 0:
+    if report is not None and report.code != 0:
         return exit_of_report(report)
     if code == 0:
         return Exit(1, wire.USER, "the program ended without an outcome (os._exit?)")
@@ -156,11 +175,11 @@ def exit_of(code: int, report: dict[str, Any] | None, *, command: bool) -> Exit:
     return Exit(code, wire.USER, f"the program ended with exit code {code}{late}")
 
 
-def exit_of_report(report: dict[str, Any]) -> Exit:
+def exit_of_report(report: Report) -> Exit:
     """Of a failure that the program reports."""
-    kind, message = report.get("type", "").rpartition(".")[2], report.get("message", "")
-    reason = f"{kind}: {message}" if kind and report["kind"] == "exception" else message
-    return Exit(report["code"], report.get("cause", wire.USER), reason)
+    kind, message = report.type.rpartition(".")[2], report.message or ""
+    reason = f"{kind}: {message}" if kind and report.kind == "exception" else message
+    return Exit(report.code, report.cause, reason)
 
 
 def is_driver(text: str) -> bool:

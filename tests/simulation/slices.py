@@ -412,12 +412,12 @@ class SimulatedHost(host.Host):
         self._set_state(wire.ENDING)
         self._record_exit()
 
-    def _report(self) -> dict[str, Any] | None:
+    def _report(self) -> rules.Report | None:
         if self.program is None or self.minder.child:
             return None
         if self.program.code:
-            return {"code": self.program.code, "kind": "exception", "message": "boom"}
-        return {"code": 0, "kind": "value", "digest": self.program.value, "size": 1}
+            return rules.Report("exception", self.program.code, message="boom")
+        return rules.Report("value", 0, digest=self.program.value, size=1)
 
     def _commit(self) -> None:
         if self.box.fate == "preempt at the end":

@@ -66,7 +66,7 @@ def prepare(
     blobs = Blobs(records, os.path.join(scratch, "blobs"))
     spans: dict[str, tuple[float, float]] = {}
 
-    def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead:
+    def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead[Any]:
         return Ahead(_timed, spans, what, work, records, *rest, beside=records.remote)
 
     environment = begin("environment", _environment, task, home, uv, note)
@@ -101,9 +101,9 @@ def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[...,
 
 
 def _warm(
-    environment: Ahead,
+    environment: Ahead[Any],
     found: Callable[[str], None],
-    others: Sequence[Ahead | Several],
+    others: Sequence[Ahead[Any] | Several],
     task: Task,
     spans: dict[str, tuple[float, float]],
     note: Callable[[str], None],

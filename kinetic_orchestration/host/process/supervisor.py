@@ -18,12 +18,14 @@ from kinetic_orchestration.host.process import pipes as program
 from kinetic_orchestration.host.view.output import EMULATION, widen, without_emulation
 from kinetic_orchestration.protocol import schema, wire
 from kinetic_orchestration.protocol.output import frames
+from kinetic_orchestration.protocol.rules import Report
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.system.lock import is_marked_full
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kinetic_orchestration.host.view.view import Log
     from kinetic_orchestration.protocol.assignment import Assignment
 
 TAIL = 8 << 10
@@ -36,7 +38,7 @@ class Minder:
 
     command = emulated = False  # of what is to be run, once that is known
 
-    def __init__(self, at: Assignment, scratch: str, log: Any, hear: Callable[[str, list[bytes]], None]) -> None:
+    def __init__(self, at: Assignment, scratch: str, log: Log, hear: Callable[[str, list[bytes]], None]) -> None:
         """`hear` is given what the program told beside its output, for which the log is not the only place."""
         self._marker = at.marker
         self._log = log
@@ -136,15 +138,14 @@ class Minder:
         self.tail = (self.tail + whole[-TAIL:])[-TAIL:]
         self.active = time.monotonic()
 
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> Report | None:
         """What it says that it came to."""
         try:
             with open(self.files["outcome"] + ".json", encoding="utf-8") as file:
                 report = json.load(file)
         except OSError:
             return None
-        assert isinstance(report, dict)
-        return report
+        return Report.from_json(report)
 
     def waits(self) -> bool:
         """Whether it says that it is done, and waits for those of other hosts."""

@@ -16,7 +16,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kinetic_orchestration.host.machine.bucket_records import CloudRecords
     from kinetic_orchestration.protocol.assignment import Assignment
@@ -109,7 +109,7 @@ class Lookout:
         self._kept = True
         return self._keeper
 
-    def started(self, host: int) -> dict[str, Any] | None:
+    def started(self, host: int) -> Mapping[str, object] | None:
         _, beat = self.beat_of(host)
         if beat is None or beat.state == wire.STARTING:
             return None

@@ -12,7 +12,7 @@ from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from kinetic_orchestration.protocol.assignment import Assignment
@@ -46,7 +46,7 @@ class Sight:
         moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
         return None if kept is None else (kept, moment)
 
-    def started(self, host: int) -> dict[str, Any] | None:
+    def started(self, host: int) -> Mapping[str, object] | None:
         """What a host said of itself when it started."""
         return self._told(host, "started.json", wire.STARTED)
 

@@ -6,21 +6,23 @@ is asked for. Knows nothing of what the work is.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
-    from typing import Any
+
+_T = TypeVar("_T")
 
 
-class Ahead:
+class Ahead(Generic[_T]):
     """`result` gives what the work came to, or raises what it raised."""
 
     __slots__ = ("_done", "_error", "_rest", "_thread", "_work")
 
-    def __init__(self, work: Callable[..., Any], *rest: Any, beside: bool = True) -> None:
+    def __init__(self, work: Callable[..., _T], *rest: Any, beside: bool = True) -> None:
         self._work, self._rest = work, rest
-        self._done: Any = None
+        self._done: _T
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         if beside:
@@ -41,7 +43,7 @@ class Ahead:
         """Whether its result would have to be waited for."""
         return self._thread is not None and self._thread.is_alive()
 
-    def result(self) -> Any:
+    def result(self) -> _T:
         if self._thread is None:
             return self._work(*self._rest)
         self._thread.join()

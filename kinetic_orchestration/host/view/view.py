@@ -1,0 +1,74 @@
+"""What a host sees of its attempt and how it shows itself, by `files` or by `bucket`; for type checkers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol.records.base import Record
+
+
+class View(Protocol):
+    """The records of an attempt, as one of its hosts sees them."""
+
+    def open(self) -> None:
+        """Begin to look, and to be seen."""
+
+    def verdict(self) -> bytes | None: ...
+
+    def cancel(self) -> bytes | None: ...
+
+    def owner(self) -> tuple[Record, float] | None:
+        """Return the owner's last beat and when it was looked for; None if that was not lately."""
+
+    def keeper(self) -> tuple[Record, float] | None:
+        """Return the record of whoever looks after the job, and when it was looked for."""
+
+    def started(self, host: int) -> Mapping[str, object] | None:
+        """Return what a host said when it started; None if it has not."""
+
+    def exit(self, host: int) -> int | None: ...
+
+    def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
+        """Return the generation of a host's last beat, and the beat if it can be read."""
+
+    def looked(self) -> float:
+        """Return when the others' beats were last looked at, by this machine's steady clock."""
+
+    def cadence(self) -> float:
+        """Return how many seconds old a look may be."""
+
+    def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
+        """Show a sign of life; at once if it has news."""
+
+    def denied(self) -> tuple[str, str]:
+        """Return why this host cannot show that it lives, and whose matter that is; "" twice while it can."""
+
+    def stir(self) -> None:
+        """Make the next look and the next beat come soon."""
+
+    def close(self) -> None:
+        """Show the last beat."""
+
+
+class Log(Protocol):
+    """The log of one host."""
+
+    segment: int
+    offset: int
+
+    @property
+    def full(self) -> bool:
+        """Whether the program has to wait before it writes more."""
+
+    def write(self, kind: str, payload: bytes) -> None: ...
+
+    def hurry(self) -> None:
+        """Write soon from now on: the machine may be gone in seconds."""
+
+    def flush(self) -> bool:
+        """Return whether all that was written is in the store."""
+
+    def close(self) -> bool:
+        """Flush; return False if lines were lost."""
