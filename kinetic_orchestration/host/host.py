@@ -33,6 +33,7 @@ from kinetic_orchestration.protocol.wire.task import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kinetic_orchestration.host.attempt.owners import Keeper, Owner
     from kinetic_orchestration.host.devices.measuring import Measuring
     from kinetic_orchestration.host.prepare.compile_cache import CompileCache
     from kinetic_orchestration.host.view.view import Log, View
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 TICK = 0.05
 BEAT = 1.0
 LOOK_AT_OTHERS = 5.0
-KEEPER_LOOK = 1.0
 REPORT_SILENCE = 600.0
 REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as theirs have ended
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
@@ -105,10 +105,8 @@ class Host:
         self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
         self.silence_reported = REPORT_SILENCE
         self.left_behind_reported = False
-        self.owner = (0, 0.0)  # the generation of its beat, and when it was seen to change
-        self.owner_read = self.owner_silence = 0.0
-        self.keeper = (0, 0.0)  # the generation of its record, and when it was first seen
-        self.keeper_looked = 0.0
+        self.owner: Owner | None = None  # of a job that ends with it
+        self.keeper: Keeper | None = None  # of a job that is handed over
         self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
         self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self.beats_read = 0.0
@@ -215,6 +213,7 @@ class Host:
         life, name = wire.encode(record), self._name("started.json")
         if self.records.create(name, life) is None and (before := read_bounded(self.records, name)) not in (life, None):
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
+        self._open_owners()
         self.sight.open()
         self._set_state(wire.PREPARING)
         if self.task.quick:
@@ -223,6 +222,14 @@ class Host:
         import threading
 
         threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
+
+    def _open_owners(self) -> None:
+        if not (self.task.owned or self.task.kept):
+            return
+        from kinetic_orchestration.host.attempt.owners import Keeper, Owner
+
+        self.owner = Owner() if self.task.owned else None
+        self.keeper = Keeper(self.at, self.sight) if self.task.kept and self.at.host == 0 else None
 
     def _promise(self) -> dict[str, Any]:
         found = read_bounded(self.records, names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
@@ -504,9 +511,7 @@ class Host:
             for host in range(self.at.hosts):
                 if host not in self.exits and (code := self.sight.exit(host)) is not None:
                     self.exits[host] = (code, time.monotonic())
-        if self.task.owned and (owner := self.sight.owner()) is not None:
-            self._watch_owner(*owner)
-        self._watch_keeper()
+        self._look_at_owners()
         if self.exit is None:
             self.exit = self.unready or self._mute()
         running, others = self.minder.running, self.at.hosts > 1
@@ -515,6 +520,12 @@ class Host:
         if running and others and (now := self.sight.looked()) - self.beats_read > LOOK_AT_OTHERS:
             self._look_at_others(now)
         self._watch_silence()
+
+    def _look_at_owners(self) -> None:
+        if self.owner is not None and (beat := self.sight.owner()) is not None:
+            self.owner.heard(*beat)
+        if self.keeper is not None and not self.cancelled and self.verdict is None:
+            self.cancelled = self.keeper.look()
 
     def _hear_report(self) -> None:
         """Of a program that has not ended yet, and may never do if its function failed."""
@@ -530,41 +541,6 @@ class Host:
         if not denied:
             return None
         return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
-
-    def _watch_owner(self, beat: Record, moment: float) -> None:
-        """An old beat counts once it has not changed under our eyes for as long as an owner's silence is borne: on a
-        machine that wakes from its sleep, the owner's is as old as all others, and it may wake later than we do. It
-        counts up to the `moment` at which it was looked for.
-        """
-        now = time.monotonic()
-        if beat.generation != self.owner[0] or now - self.owner_read > rules.OWNER_PATIENCE / 2:
-            self.owner = beat.generation, now
-        self.owner_read = now
-        unchanged = now - self.owner[1] > rules.OWNER_PATIENCE
-        self.owner_silence = moment - beat.updated if unchanged else 0.0
-
-    def _watch_keeper(self) -> None:
-        """End a job that was handed over and that nobody took. Whoever asks for it again may have it anew. It is as old
-        as it was seen to be by our own steady clock: on a machine that wakes from its sleep, whoever was to take it
-        may wake later than we do.
-        """
-        now = time.monotonic()
-        if not self.task.kept or self.at.host or now - self.keeper_looked < KEEPER_LOOK:
-            return
-        self.keeper_looked = now
-        if self.cancelled or self.verdict is not None:
-            return
-        if (found := self.sight.keeper()) is None:
-            return
-        kept, moment = found
-        if kept.generation != self.keeper[0]:
-            self.keeper = kept.generation, now
-        if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self.keeper[1])):
-            cancel = {"reason": reason, "by": "host 0", "writer": self.at.boot, "anew": True}
-            with contextlib.suppress(OSError):  # said again at the next look
-                self.records.create(names.cancel(self.at.job), wire.encode(cancel))
-                self.records.ring(self.at.job)
-                self.cancelled = reason
 
     def _look_at_others(self, now: float) -> None:
         """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a
@@ -625,7 +601,7 @@ class Host:
             verdict=self.verdict,
             cancelled=self.cancelled,
             preempted=self.preempted,
-            owner_silence=self.owner_silence,
+            owner_silence=0.0 if self.owner is None else self.owner.silence,
             prepared=self.prepared,
             running=self.minder.running,
             started=frozenset(self.started),

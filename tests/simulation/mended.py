@@ -32,9 +32,9 @@ LOCAL = (
         (9943826,),
         (
             Change(
-                "kinetic_orchestration/host/host.py",
-                "unchanged = now - self.owner[1] > rules.OWNER_PATIENCE",
-                "unchanged = now - self.owner[1] > 1.5 * rules.OWNER_BEAT",
+                "kinetic_orchestration/host/attempt/owners.py",
+                "unchanged = now - self._seen[1] > rules.OWNER_PATIENCE",
+                "unchanged = now - self._seen[1] > 1.5 * rules.OWNER_BEAT",
             ),
         ),
     ),

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
+from kinetic_orchestration.host.attempt.owners import Owner
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.identity import Identity
-from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry
+from kinetic_orchestration.plan.values import Limits, Plan, Retry
 from kinetic_orchestration.protocol import names, rules, wire
 from tests.simulation.__main__ import first_of, main
 from tests.simulation.edges import simulated_edges
 from tests.simulation.mended import BROKE, CLOUD, LOCAL, Mend, still_broken
 from tests.simulation.scenario import REQUESTS, SLICES, Failed, Judge, check, play, trace_of
-from tests.simulation.slices import Box, Ground, Place, SimulatedHost
+from tests.simulation.slices import Ground
 from tests.simulation.world import EPOCH, Odds, SimulatedStore, Task, Violation, World
 
 SEEDS = 1_500  # the gate plays more, which it draws by the date
@@ -165,9 +166,6 @@ def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(ba
     """All of them slept; by its age alone, its last beat is one of long ago."""
     worlds = [World(1)]
     world, found = worlds[0], []
-    ground = Ground(world, cloud=False)
-    fields = {"name": "job-1", "job": "job", "attempt": 1, "hosts": 1, "machine": "here"}
-    box = Box(Place(ground, fields, Intent(1, "boot", fields, 0.0, 0.0), "digest"), 0)
 
     def owner(task: Task) -> None:
         store = SimulatedStore(world)
@@ -176,10 +174,10 @@ def test_an_owner_that_wakes_after_its_hosts_has_its_whole_patience_to_say_so(ba
             store.put(names.owner("job"), b"{}")
 
     def watcher(task: Task) -> None:
-        looker = SimulatedHost(ground, box)
-        while world.now < EPOCH + 7300.0 and looker.owner_silence <= rules.OWNER_PATIENCE:
+        heard = Owner()
+        while world.now < EPOCH + 7300.0 and heard.silence <= rules.OWNER_PATIENCE:
             world.sleep(1.0)
-            looker._watch_owner(world.records[names.owner("job")], world.now)
+            heard.heard(world.records[names.owner("job")], world.now)
         found.append(world.now - EPOCH)
 
     with simulated_edges(worlds):

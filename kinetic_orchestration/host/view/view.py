@@ -7,10 +7,14 @@ from typing import Protocol
 
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.records.verbs import Records
 
 
 class View(Protocol):
     """The records of an attempt, as one of its hosts sees them."""
+
+    @property
+    def records(self) -> Records: ...
 
     def open(self) -> None:
         """Begin to look, and to be seen."""
