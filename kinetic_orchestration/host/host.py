@@ -16,6 +16,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.host.attempt.peers import Peers
+from kinetic_orchestration.host.attempt.silence import Silence
 from kinetic_orchestration.host.process import pipes, topology
 from kinetic_orchestration.host.process.environ import orders
 from kinetic_orchestration.host.process.supervisor import Minder
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
 
 TICK = 0.05
 BEAT = 1.0
-LOOK_AT_OTHERS = 5.0
-REPORT_SILENCE = 600.0
-REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as theirs have ended
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
 PROOF_PACE = 5.0
 COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
@@ -93,9 +92,8 @@ class Host:
         self.prepared = False
         self.unready: rules.Exit | None = None
         self.exit: rules.Exit | None = None
-        self.started: dict[int, Mapping[str, object]] = {}
-        self.exits: dict[int, tuple[int, float]] = {}
-        self.returned: dict[int, float] = {}  # hosts whose function has, or that wait for the others: when it was seen
+        self.peers = Peers(assignment, self.sight)
+        self.silence = Silence(assignment, self.sight, self.peers)
         self.verdict: wire.Verdict | None = None
         self.began = time.monotonic()
         self.run_began = 0.0
@@ -103,13 +101,9 @@ class Host:
         self.proof, self.prove_at = "", 0.0
         self.uncommitted = 0.0  # since when the value could not be written
         self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
-        self.silence_reported = REPORT_SILENCE
-        self.left_behind_reported = False
         self.owner: Owner | None = None  # of a job that ends with it
         self.keeper: Keeper | None = None  # of a job that is handed over
         self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
-        self.beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
-        self.beats_read = 0.0
         self.state = wire.STARTING
 
     # ---- the whole life ----------------------------------------------------------------------------------
@@ -354,13 +348,6 @@ class Host:
         except OSError as error:
             raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
 
-    def _ports(self) -> dict[str, int]:
-        """Of host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
-        if not self.shares_machine:
-            return dict(topology.PORTS)
-        chosen = self.started[0].get("ports", {})
-        return {str(use): int(port) for use, port in chosen.items()} if isinstance(chosen, dict) else {}
-
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
@@ -390,7 +377,7 @@ class Host:
             else:
                 self._spawn(self.ready.python, pipes.FUNCTION)
         extra = {**self._compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
-        place = self.addresses, self._ports()
+        place = self.addresses, self.peers.ports(self.shares_machine)
         message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
         message["env"] = {**self._own_secrets(), **message["env"]}  # a process that was started ahead lacks them
         self.minder.begin(message)
@@ -466,10 +453,10 @@ class Host:
 
     def _record_exit(self) -> None:
         assert self.exit is not None
-        if self.at.host in self.exits:
+        if self.at.host in self.peers.exits:
             return
         self.log.flush()  # whoever sees the exit finds all that was said before it
-        self.exits[self.at.host] = (self.exit.code, time.monotonic())
+        self.peers.ended(self.exit.code)
         if self.at.hosts > 1:
             try:
                 self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
@@ -503,23 +490,18 @@ class Host:
         self.cancelled = ""
         if (data := self.sight.cancel()) is not None:
             self.cancelled = wire.reason_of_cancel(data)
-        if len(self.started) < self.at.hosts:
-            for host in range(self.at.hosts):
-                if host not in self.started and (life := self.sight.started(host)) is not None:
-                    self.started[host] = life
-        if self.at.hosts > 1 and self.minder.running:
-            for host in range(self.at.hosts):
-                if host not in self.exits and (code := self.sight.exit(host)) is not None:
-                    self.exits[host] = (code, time.monotonic())
+        self.peers.look(running=self.minder.running)
         self._look_at_owners()
         if self.exit is None:
             self.exit = self.unready or self._mute()
-        running, others = self.minder.running, self.at.hosts > 1
-        if running and self.exit is None:
-            self._hear_report()
-        if running and others and (now := self.sight.looked()) - self.beats_read > LOOK_AT_OTHERS:
-            self._look_at_others(now)
-        self._watch_silence()
+        if self.minder.running:
+            if self.exit is None:
+                self._hear_report()
+            self.peers.look_at_beats()
+        limit, _ = self.silence.limit(self.task.stall)
+        if told := self.silence.look(self.minder.active, limit, listens=self.minder.running and self.exit is None):
+            self._note(told)
+            self._dump_stacks()
 
     def _look_at_owners(self) -> None:
         if self.owner is not None and (beat := self.sight.owner()) is not None:
@@ -534,7 +516,7 @@ class Host:
             self.exit = self._blamed(rules.exit_of_report(report))
             self._record_exit()
         elif report is not None or self.minder.waits():
-            self.returned.setdefault(self.at.host, time.monotonic())
+            self.peers.has_returned()
 
     def _mute(self) -> rules.Exit | None:
         denied, cause = self.sight.denied()
@@ -542,59 +524,9 @@ class Host:
             return None
         return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
 
-    def _look_at_others(self, now: float) -> None:
-        """By our own steady clock, and only while we look ourselves: hosts that were all stopped for a while (a
-        laptop's sleep, a paused container) would take each other for dead when they wake.
-        """
-        stopped = now - self.beats_read > LOOK_AT_OTHERS + rules.LOST / 2
-        self.beats_read = now
-        for host in range(self.at.hosts):
-            generation, beat = self.sight.beat_of(host)
-            if beat is not None and beat.returned:
-                self.returned.setdefault(host, now)
-            if host != self.at.host and (stopped or self.beats.get(host, (-1, now))[0] != generation):
-                self.beats[host] = generation, now
-
-    def _watch_silence(self) -> None:
-        """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
-        silence = time.monotonic() - max([self.minder.active, *self.returned.values()])
-        limit, _ = self._stall_limit()
-        self.silence = silence
-        done = self.returned | {host: seen for host, (code, seen) in self.exits.items() if code == 0}
-        behind = time.monotonic() - min(done.values(), default=float("inf"))
-        report_at = min(self.silence_reported, limit / 2) if limit else self.silence_reported
-        is_behind = self.at.host not in done and not self.left_behind_reported
-        early = is_behind and min(behind, report_at) > REPORT_LEFT_BEHIND
-        if early:
-            report_at = REPORT_LEFT_BEHIND
-        if not self.minder.running or self.exit is not None or silence < report_at:
-            return
-        for host in range(self.at.hosts):
-            if host != self.at.host and (beat := self.sight.beat_of(host)[1]) is not None:
-                self.silence = min(self.silence, max(0.0, self.records.now() - beat.active))
-        if self.silence > report_at and self.silence_reported != float("inf"):
-            if early:
-                self.left_behind_reported = True
-            else:
-                self.silence_reported = float("inf") if limit else self.silence_reported * 2
-            without = f", and {_programs_of(sorted(done))} done" if done else ""
-            self._note(f"no host has shown progress for {self.silence:.0f} s{without}; the stacks of this host follow")
-            self._dump_stacks()
-
-    def _stall_limit(self) -> tuple[float, str]:
-        """The user's; without one, that of hosts which wait for others that may be waiting for them. Once all are done,
-        what they still do is theirs.
-        """
-        if limit := self.task.stall:
-            return limit, ""
-        waiting = sorted(self.returned.keys() - self.exits.keys())
-        if not waiting or len(self.returned.keys() | self.exits.keys()) == self.at.hosts:
-            return 0.0, ""
-        return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
-
     def _view(self) -> rules.View:
         now = time.monotonic()
-        stall_limit, stall_limit_of = self._stall_limit()
+        stall_limit, stall_limit_of = self.silence.limit(self.task.stall)
         return rules.View(
             index=self.at.host,
             hosts=self.at.hosts,
@@ -604,18 +536,18 @@ class Host:
             owner_silence=0.0 if self.owner is None else self.owner.silence,
             prepared=self.prepared,
             running=self.minder.running,
-            started=frozenset(self.started),
+            started=frozenset(self.peers.started),
             exit=self.exit,
             echo=self._is_echo(),
             echo_limit=rules.ECHO + 2 * self.sight.cadence(),
-            exits=tuple((host, code, now - seen) for host, (code, seen) in self.exits.items()),
-            quiet=tuple((host, self.beats_read - seen) for host, (_, seen) in self.beats.items()),
+            exits=self.peers.ages_of_exits(now),
+            quiet=self.peers.ages_of_beats(),
             barrier_age=now - self.began,
             barrier_limit=self.task.provision,
             run_age=now - self.run_began if self.minder.running else 0.0,
             run_limit=self._run_limit(),
             run_limit_of=", for which limits.cost pays" if self.affordable else "",
-            silence=self.silence if self.minder.running else 0.0,
+            silence=self.silence.seconds if self.minder.running else 0.0,
             stall_limit=stall_limit,
             stall_limit_of=stall_limit_of,
         )
@@ -693,7 +625,7 @@ class Host:
             if now < self.prove_at:
                 return
             self.proof, self.prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
-            if not self.proof and now - self.exits[self.at.host][1] < PROOF_PATIENCE:
+            if not self.proof and now - self.peers.exits[self.at.host][1] < PROOF_PATIENCE:
                 return
         if self.sending is not None:
             try:
@@ -784,7 +716,7 @@ class Host:
         if not self.run_began:
             return {}
         offset = self.records.now() - time.monotonic()
-        _, ended = self.exits.get(self.at.host, (0, time.monotonic()))
+        _, ended = self.peers.exits.get(self.at.host, (0, time.monotonic()))
         return {"began": self.run_began + offset, "ended": ended + offset}
 
     def _took(self) -> dict[str, Any]:
@@ -805,7 +737,7 @@ class Host:
         self.sight.beat(self._compose, changed=news != before)
 
     def _compose(self) -> wire.Beat:
-        ended = self.exits.get(self.at.host)
+        ended = self.peers.exits.get(self.at.host)
         return wire.Beat(
             self.state,
             self.at.boot,
@@ -816,7 +748,7 @@ class Host:
             total=self.minder.progress.get("total", 0.0),
             unit=str(self.minder.progress.get("unit", ""))[:LONGEST_UNIT],
             exit=None if ended is None else ended[0],
-            returned=self.at.host in self.returned,
+            returned=self.at.host in self.peers.returned,
             verdict=self.verdict is not None,
             began=self._ran().get("began", 0.0),
             rate=self.minder.progress.get("rate", 0.0),
@@ -863,12 +795,6 @@ class Unplaced(Exception):
 
 class Refused(Exception):
     """What this host was told to run is not what was submitted."""
-
-
-def _programs_of(hosts: list[int]) -> str:
-    if len(hosts) == 1:
-        return f"the program of host {hosts[0]} is"
-    return f"the programs of {len(hosts)} hosts ({', '.join(map(str, hosts[:8]))}{', …' if hosts[8:] else ''}) are"
 
 
 def _verdict(data: bytes | None) -> wire.Verdict | None:

@@ -125,7 +125,7 @@ def test_a_host_that_never_comes_is_named_and_no_program_starts(jobs: Any, tmp_p
 def test_a_host_that_is_lost_is_missed_by_the_others_when_nobody_follows(jobs: Any, tmp_path: Path) -> None:
     job = intended(functools.partial(jobs.until, str(tmp_path / "never")), accelerator="v5e-16", retry=NONE)
     for host in range(4):
-        start_broken(job, tmp_path, "host.rules.LOST = 10.0; host.LOOK_AT_OTHERS = 0.1", host)
+        start_broken(job, tmp_path, "host.rules.LOST = 10.0; peers.LOOK_AT_OTHERS = 0.1", host)
     found = trees(job)
     kill_host(found[2])
     verdict = verdict_of(job)
@@ -381,7 +381,7 @@ def test_a_host_that_others_have_left_behind_soon_shows_where_it_waits(shared_ho
 
     job = intended(waits_on_host_1, accelerator="v5e-16")
     for number in range(4):
-        start_broken(job, tmp_path, "host.REPORT_LEFT_BEHIND = 0.5", number)
+        start_broken(job, tmp_path, "silence.REPORT_LEFT_BEHIND = 0.5", number)
     follower, heard = Follower(job), list[Event]()
 
     def shown() -> bool:
@@ -748,7 +748,7 @@ def test_hosts_that_showed_nothing_for_long_may_still_end_one_after_the_other(
 
     job = intended(is_quiet, accelerator="v5e-16", retry=NONE)
     for number in range(4):
-        start_broken(job, tmp_path, "host.rules.DESERTED, host.LOOK_AT_OTHERS = 20.0, 0.2", number)
+        start_broken(job, tmp_path, "host.rules.DESERTED, peers.LOOK_AT_OTHERS = 20.0, 0.2", number)
     assert result(job) == 1
 
 
@@ -772,7 +772,7 @@ def test_a_beat_that_a_power_cut_tore_is_no_reason_to_fail(jobs: Any, tmp_path: 
     """Hosts read each other's beats when all was silent for a while, and then say so."""
     job = intended(functools.partial(jobs.until, str(tmp_path / "go")), accelerator="v5e-16")
     for host in range(4):
-        start_broken(job, tmp_path, "host.REPORT_SILENCE = 2.0", host)
+        start_broken(job, tmp_path, "silence.REPORT_SILENCE = 2.0", host)
     trees(job)
     follower, heard = Follower(job), list[Event]()
 

@@ -88,7 +88,10 @@ def test_hosts_that_wait_for_one_that_shows_nothing_say_where_it_is_and_are_give
     job = intended(functools.partial(stuck_on_host_1, shuts_down), accelerator=TWO_HOSTS, retry=NONE)
     for host in range(2):
         start_broken(
-            job, tmp_path, "host.REPORT_LEFT_BEHIND, host.LOOK_AT_OTHERS, host.rules.DESERTED = 2.0, 0.5, 20.0", host
+            job,
+            tmp_path,
+            "silence.REPORT_LEFT_BEHIND, peers.LOOK_AT_OTHERS, host.rules.DESERTED = 2.0, 0.5, 20.0",
+            host,
         )
     heard = events(job, PATIENCE)
     assert "and the program of host 0 is done; the stacks of this host follow" in text(heard, 1, kinds="n")

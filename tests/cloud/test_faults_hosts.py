@@ -59,6 +59,7 @@ def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
         known = (
             "import os, signal, time\n"
             "from kinetic_orchestration.host import host\n"
+            "from kinetic_orchestration.host.attempt import peers\n"
             "from kinetic_orchestration.host.machine import self_delete\n"
             "from kinetic_orchestration.host.view import bucket\n"
             "from kinetic_orchestration.protocol import rules\n"
@@ -160,7 +161,7 @@ def test_f16_a_host_that_is_alive_but_frozen_is_missed_by_the_others(
 ) -> None:
     """And it cannot keep its slice: the others delete it."""
     hosts_break("""
-        rules.LOST, host.LOOK_AT_OTHERS, bucket.WATCHED, bucket.UNWATCHED = 20.0, 0.5, 0.7, 0.7
+        rules.LOST, peers.LOOK_AT_OTHERS, bucket.WATCHED, bucket.UNWATCHED = 20.0, 0.5, 0.7, 0.7
         self_delete.LATE, rules.SIBLING_GRACE = 0.3, 0.5
     """)
     job = run(jobs.until, str(tmp_path / "go"), accelerator=FOUR_HOSTS)

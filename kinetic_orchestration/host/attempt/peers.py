@@ -1,0 +1,83 @@
+"""The hosts of an attempt, as one of them sees all: who has started, whose program has ended, who is silent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.host.process import topology
+from kinetic_orchestration.protocol import rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+LOOK_AT_OTHERS = 5.0
+
+
+class Peers:
+    """What is known of each host, by its number."""
+
+    def __init__(self, at: Assignment, view: View) -> None:
+        self._at = at
+        self._view = view
+        self.started: dict[int, Mapping[str, object]] = {}  # what each said when it started
+        self.exits: dict[int, tuple[int, float]] = {}  # the code, and when it was seen
+        self.returned: dict[int, float] = {}  # whose function has, or that wait for the others: when it was seen
+        self._beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
+        self._read = 0.0  # when the beats were
+
+    def look(self, *, running: bool) -> None:
+        """See who has started and, while our program is running, whose has ended."""
+        if len(self.started) < self._at.hosts:
+            for host in range(self._at.hosts):
+                if host not in self.started and (life := self._view.started(host)) is not None:
+                    self.started[host] = life
+        if self._at.hosts > 1 and running:
+            for host in range(self._at.hosts):
+                if host not in self.exits and (code := self._view.exit(host)) is not None:
+                    self.exits[host] = (code, time.monotonic())
+
+    def look_at_beats(self) -> None:
+        """See who is silent, if that is due. By our own steady clock, and only while we look ourselves: hosts that were
+        all stopped for a while (a laptop's sleep, a paused container) would take each other for dead when they wake.
+        """
+        now = self._view.looked()
+        if self._at.hosts == 1 or now - self._read <= LOOK_AT_OTHERS:
+            return
+        stopped = now - self._read > LOOK_AT_OTHERS + rules.LOST / 2
+        self._read = now
+        for host in range(self._at.hosts):
+            generation, beat = self._view.beat_of(host)
+            if beat is not None and beat.returned:
+                self.returned.setdefault(host, now)
+            if host != self._at.host and (stopped or self._beats.get(host, (-1, now))[0] != generation):
+                self._beats[host] = generation, now
+
+    def ended(self, code: int) -> None:
+        """Our own program has."""
+        self.exits[self._at.host] = (code, time.monotonic())
+
+    def has_returned(self) -> None:
+        """Our own function has, or our program waits for the others'."""
+        self.returned.setdefault(self._at.host, time.monotonic())
+
+    def ports(self, shares_machine: bool) -> dict[str, int]:
+        """Return host 0's choice where all hosts are on one machine, and only there: elsewhere a record has no say."""
+        if not shares_machine:
+            return dict(topology.PORTS)
+        chosen = self.started[0].get("ports")
+        return {str(use): int(port) for use, port in chosen.items()} if isinstance(chosen, dict) else {}
+
+    def done(self) -> dict[int, float]:
+        """Return the hosts whose function has returned or whose program ended well, and since when."""
+        return self.returned | {host: seen for host, (code, seen) in self.exits.items() if code == 0}
+
+    def ages_of_exits(self, now: float) -> tuple[tuple[int, int, float], ...]:
+        return tuple((host, code, now - seen) for host, (code, seen) in self.exits.items())
+
+    def ages_of_beats(self) -> tuple[tuple[int, float], ...]:
+        """Return for how long each of the others has shown no new sign of life."""
+        return tuple((host, self._read - seen) for host, (_, seen) in self._beats.items())
