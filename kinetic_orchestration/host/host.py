@@ -7,8 +7,6 @@ nothing else; whoever submitted the job may be gone.
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import json
 import os
 import signal
@@ -21,15 +19,13 @@ from kinetic_orchestration.host.attempt.silence import Silence
 from kinetic_orchestration.host.process import pipes, topology
 from kinetic_orchestration.host.process.environ import orders
 from kinetic_orchestration.host.process.supervisor import Minder
-from kinetic_orchestration.host.view.open_records import open_records
-from kinetic_orchestration.host.view.output import LogWriter
+from kinetic_orchestration.host.view.open_view import open_view
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import Record, TooLarge, read_bounded
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.system.ahead import Ahead
-from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
@@ -38,14 +34,12 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.attempt.owners import Keeper, Owner
     from kinetic_orchestration.host.devices.measuring import Measuring
     from kinetic_orchestration.host.prepare.compile_cache import CompileCache
-    from kinetic_orchestration.host.view.view import Log, View
-    from kinetic_orchestration.protocol.records.verbs import Records
+    from kinetic_orchestration.host.view.view import View
 
 TICK = 0.05
 BEAT = 1.0
 PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
 PROOF_PACE = 5.0
-COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of a value that is there and cannot be written
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
 LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
 
@@ -59,30 +53,21 @@ class Host:
     devices: dict[str, Any] | None = None  # the newest sample of what they do
 
     def __init__(
-        self, assignment: Assignment, private: dict[str, dict[str, str]], started: pipes.Program | None = None
+        self,
+        assignment: Assignment,
+        private: dict[str, dict[str, str]],
+        started: pipes.Program | None = None,
+        *,
+        view: View | None = None,
     ) -> None:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
         self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
         self.compiled: CompileCache | None = None
-        self.records: Records = (records := open_records(assignment.store))
+        self.view = view or open_view(assignment, self._compose, self._wake)
+        self.records, self.log = self.view.records, self.view.log
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
-        key = (assignment.job, assignment.attempt, assignment.host)
-        self.sight: View
-        self.log: Log
-        if self.records.remote:
-            from kinetic_orchestration.host.view.bucket import Lookout
-            from kinetic_orchestration.host.view.segments import SegmentWriter
-
-            lookout = Lookout(records, assignment, self._compose, self._wake)
-            self.sight = lookout
-            self.log = SegmentWriter(records, *key, watched=lookout.watched, begun=lookout.stir, hosts=assignment.hosts)
-        else:
-            from kinetic_orchestration.host.view.files import Sight
-
-            records.waits = functools.partial(mark_full, lock_of(assignment))
-            self.sight, self.log = Sight(records, assignment), LogWriter(records, *key)
         self._task: Task | None = None
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
@@ -92,8 +77,8 @@ class Host:
         self.prepared = False
         self.unready: rules.Exit | None = None
         self.exit: rules.Exit | None = None
-        self.peers = Peers(assignment, self.sight)
-        self.silence = Silence(assignment, self.sight, self.peers)
+        self.peers = Peers(assignment, self.view)
+        self.silence = Silence(assignment, self.view, self.peers)
         self.verdict: wire.Verdict | None = None
         self.began = time.monotonic()
         self.run_began = 0.0
@@ -109,8 +94,8 @@ class Host:
     # ---- the whole life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.records.remote)
-        self.promised = Ahead(self._promise, beside=self.records.remote)
+        self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.view.distant)
+        self.promised = Ahead(self._promise, beside=self.view.distant)
         if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -168,12 +153,11 @@ class Host:
     def _open(self) -> None:
         from kinetic_orchestration.protocol.content import digest
 
-        promised = self.promised or Ahead(self._promise, beside=self.records.remote)
+        promised = self.promised or Ahead(self._promise, beside=self.view.distant)
         placed = Ahead(self._address, beside=bool(self.at.resource) and self.at.hosts > 1)
         try:
             spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
-            if self.records.remote and spec is not None and digest.of_bytes(spec.data) != self.at.spec:
-                spec = self.records.read(names.spec(self.at.job))  # not every answer comes with a checksum
+            spec = self.view.intact(spec, names.spec(self.at.job), self.at.spec)
         except TooLarge as error:
             raise Refused(str(error)) from None
         if spec is None or digest.of_bytes(spec.data) != self.at.spec:
@@ -208,7 +192,7 @@ class Host:
         if self.records.create(name, life) is None and (before := read_bounded(self.records, name)) not in (life, None):
             raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
         self._open_owners()
-        self.sight.open()
+        self.view.open()
         self._set_state(wire.PREPARING)
         if self.task.quick:
             self._prepare()
@@ -223,7 +207,7 @@ class Host:
         from kinetic_orchestration.host.attempt.owners import Keeper, Owner
 
         self.owner = Owner() if self.task.owned else None
-        self.keeper = Keeper(self.at, self.sight) if self.task.kept and self.at.host == 0 else None
+        self.keeper = Keeper(self.at, self.view) if self.task.kept and self.at.host == 0 else None
 
     def _promise(self) -> dict[str, Any]:
         found = read_bounded(self.records, names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
@@ -421,7 +405,7 @@ class Host:
         if self.measuring is None:
             from kinetic_orchestration.host.devices.measuring import Measuring
 
-            self.measuring = Measuring(self.records, self.sight, self.at, self.task.name, self._note)
+            self.measuring = Measuring(self.view, self.at, self.task.name, self._note)
         return self.measuring
 
     def _keep_profile(self, payload: bytes) -> None:
@@ -458,11 +442,7 @@ class Host:
         self.log.flush()  # whoever sees the exit finds all that was said before it
         self.peers.ended(self.exit.code)
         if self.at.hosts > 1:
-            try:
-                self.records.create(self._name("exit.json"), wire.encode({"code": self.exit.code}))
-            except OSError:
-                if not self.records.remote:  # else the beat tells the others
-                    raise
+            self.view.keep_exit(wire.encode({"code": self.exit.code}))
 
     def _blamed(self, exit_: rules.Exit) -> rules.Exit:
         """A program may die of its machine, and first of all."""
@@ -486,9 +466,9 @@ class Host:
     def _look(self) -> None:
         """Take in what others have written."""
         if self.verdict is None:
-            self.verdict = _verdict(self.sight.verdict())
+            self.verdict = _verdict(self.view.verdict())
         self.cancelled = ""
-        if (data := self.sight.cancel()) is not None:
+        if (data := self.view.cancel()) is not None:
             self.cancelled = wire.reason_of_cancel(data)
         self.peers.look(running=self.minder.running)
         self._look_at_owners()
@@ -504,7 +484,7 @@ class Host:
             self._dump_stacks()
 
     def _look_at_owners(self) -> None:
-        if self.owner is not None and (beat := self.sight.owner()) is not None:
+        if self.owner is not None and (beat := self.view.owner()) is not None:
             self.owner.heard(*beat)
         if self.keeper is not None and not self.cancelled and self.verdict is None:
             self.cancelled = self.keeper.look()
@@ -519,7 +499,7 @@ class Host:
             self.peers.has_returned()
 
     def _mute(self) -> rules.Exit | None:
-        denied, cause = self.sight.denied()
+        denied, cause = self.view.denied()
         if not denied:
             return None
         return rules.Exit(1, cause, f"this host cannot show that it lives, and would be taken for dead: {denied}")
@@ -539,7 +519,7 @@ class Host:
             started=frozenset(self.peers.started),
             exit=self.exit,
             echo=self._is_echo(),
-            echo_limit=rules.ECHO + 2 * self.sight.cadence(),
+            echo_limit=rules.ECHO + 2 * self.view.cadence(),
             exits=self.peers.ages_of_exits(now),
             quiet=self.peers.ages_of_beats(),
             barrier_age=now - self.began,
@@ -586,7 +566,7 @@ class Host:
         if report.kind == "tampered":
             self._discard_payload()
         if report.digest and report.kind == "exception":
-            self._send("exception", report)
+            self._send("exception", report, keep=False)
         code = self.exit.code if self.exit is not None else None
         return wire.Failure(
             type=report.type,
@@ -612,15 +592,14 @@ class Host:
         except OSError as error:
             now = time.monotonic()
             self.uncommitted = self.uncommitted or now
-            patience = COMMIT_PATIENCE.get(error.errno or 0, 0.0) if self.records.remote else 0.0
-            if now - self.uncommitted >= patience:
+            if now - self.uncommitted >= self.view.patience_with(error):
                 raise
 
     def _commit(self) -> None:
         report = self._report() or rules.Report("", 0)
         value, now = report.digest, time.monotonic()
         if value and self.sending is None:  # beside the proof
-            self.sending = Ahead(self._send_value, beside=self.records.remote)
+            self.sending = Ahead(self._send_value, beside=self.view.distant)
         if self.at.resource and value and not self.proof:
             if now < self.prove_at:
                 return
@@ -641,20 +620,10 @@ class Host:
         )  # fmt: skip
 
     def _send_value(self) -> None:
-        self._send("result", self._report() or rules.Report("", 0))
+        self._send("result", self._report() or rules.Report("", 0), keep=True)
 
-    def _send(self, what: str, report: rules.Report) -> None:
-        from kinetic_orchestration.protocol.content import digest
-
-        path = self.minder.files["outcome"]
-        if self.records.remote:
-            self.records.upload(self._name(what), path, move=what == "exception")
-        elif report.size < digest.LARGE:
-            self.records.upload(self._name(what), path, move=True)
-        else:
-            from kinetic_orchestration.protocol.content import verified
-
-            verified.deliver(self.records, self._name(what), path, report.digest, self.at.home)
+    def _send(self, what: str, report: rules.Report, *, keep: bool) -> None:
+        self.view.deliver(what, self.minder.files["outcome"], digest=report.digest, size=report.size, keep=keep)
 
     def _prove(self, role: str, outcome: str) -> str:
         """So that who may write to the store cannot pass off something else as what this host's program came to."""
@@ -676,7 +645,7 @@ class Host:
         else:
             self.verdict = _verdict(read_bounded(self.records, name))
         self.records.ring(self.at.job)
-        self.sight.stir()
+        self.view.stir()
 
     # ---- end ---------------------------------------------------------------------------------------------
 
@@ -709,7 +678,7 @@ class Host:
             wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)
-        self.sight.close()
+        self.view.close()
 
     def _ran(self) -> dict[str, float]:
         """When the program began and ended, by the store's clock: what of the attempt's time was of use."""
@@ -734,7 +703,7 @@ class Host:
         if news == before and now - at < BEAT:
             return
         self.beaten = (now, news)
-        self.sight.beat(self._compose, changed=news != before)
+        self.view.beat(self._compose, changed=news != before)
 
     def _compose(self) -> wire.Beat:
         ended = self.peers.exits.get(self.at.host)

@@ -576,12 +576,12 @@ def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoe
         job,
         tmp_path,
         f"""
-        from kinetic_orchestration.host.view import files as sight
-        def keeper(self, look=sight.Sight.keeper):
+        from kinetic_orchestration.host.view import files
+        def keeper(self, look=files.FileView.keeper):
             os.makedirs({str(seen)!r} + "/" + str(time.monotonic()))
             kept, moment = look(self)
             return kept, moment + {3600.0 if slept else 0.0}
-        sight.Sight.keeper = keeper
+        files.FileView.keeper = keeper
         """,
     )
     if not slept:

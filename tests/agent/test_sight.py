@@ -12,7 +12,7 @@ import pytest
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.host.view import bucket
-from kinetic_orchestration.host.view.bucket import Lookout, cadence
+from kinetic_orchestration.host.view.bucket import BucketView, cadence
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.testing.storage.server import StorageServer
@@ -37,7 +37,7 @@ class Host:
         self.shown = wire.Beat(wire.PREPARING, f"boot/{index}")
         self.woken = 0
         at = Assignment(records.url, JOB, 1, index, hosts, "", f"boot/{index}", "", "", "", "A=b")
-        self.sight = Lookout(records, at, lambda: self.shown, self.wake)
+        self.sight = BucketView(records, at, lambda: self.shown, self.wake)
         self.sight.open()
 
     def wake(self) -> None:

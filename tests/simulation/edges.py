@@ -18,7 +18,7 @@ from pytest import MonkeyPatch
 from kinetic_orchestration.host import host
 from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.prepare import prepare
-from kinetic_orchestration.host.view import bucket, segments
+from kinetic_orchestration.host.view import bucket, open_view, segments
 from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions as act
@@ -136,7 +136,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
 
     edges.setattr(follow, "watcher_of", watcher)
     edges.setattr(watch, "pace_of", pace_of)
-    edges.setattr(host, "open_records", records)
+    edges.setattr(open_view, "open_records", records)
     edges.setattr(bucket_records, "CloudRecords", records)
     edges.setattr(bootstrap, "exchange", ask)
     edges.setattr(bootstrap, "store_time", clock)

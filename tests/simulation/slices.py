@@ -15,6 +15,7 @@ from typing import Any
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.host import host
 from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.host.view.files import FileView
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import (
@@ -296,19 +297,14 @@ class SimulatedHost(host.Host):
 
     def __init__(self, ground: Ground, box: Box) -> None:
         place = box.place
-        super().__init__(
-            Assignment(
-                "/simulated", place.job, place.attempt, box.index, place.hosts, place.spec_digest,
-                f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
-            ),
-            {},
+        at = Assignment(
+            "/simulated", place.job, place.attempt, box.index, place.hosts, place.spec_digest,
+            f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
         )  # fmt: skip
+        super().__init__(at, {}, view=FileView(ground.store, at, _Silence()))  # type: ignore[arg-type]
         os.close(self.minder.wake_in)
         os.close(self.minder.wake_out)
         self.ground, self.world, self.box = ground, ground.world, box
-        self.records = ground.store
-        self.sight.records = ground.store
-        self.log = _Silence()
         self.program: Program | None = None
         self.looked = 0.0
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.host.devices.recorder import Recorder
     from kinetic_orchestration.host.devices.sampler import Gauges
+    from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
 
 FIRST = 1.0  # sample, after the program began
@@ -23,9 +24,9 @@ SWIFT_FAREWELL = 2.0  # what a machine that is taken away has left for the pictu
 class Measuring:
     """Of one host; on host 0 with all others' samples, as their beats say, and the picture."""
 
-    def __init__(self, records: Any, sight: Any, at: Assignment, title: str, note: Callable[[str], None]) -> None:
-        self._records = records
-        self._sight = sight
+    def __init__(self, view: View, at: Assignment, title: str, note: Callable[[str], None]) -> None:
+        self._records = view.records
+        self._view = view
         self._at = at
         self._title = title
         self._note = note
@@ -102,5 +103,5 @@ class Measuring:
 
     def _hear_others(self, recorder: Recorder) -> None:
         for host in range(1, self._at.hosts):
-            if (beat := self._sight.beat_of(host)[1]) is not None and beat.devices:
+            if (beat := self._view.beat_of(host)[1]) is not None and beat.devices:
                 recorder.measured(host, beat.devices)

@@ -2,16 +2,18 @@
 
 One thread lists the signals of the job, which are the beats of all hosts, the ring and the eye; reads the records that
 these hint at; and writes this host's own beat. The host's loop is answered from what was seen last, and never waits.
-How often, is a matter of who looks and of what may change soon. `sight.Sight` has the same verbs on files.
+How often, is a matter of who looks and of what may change soon. `files.FileView` has the same verbs on files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kinetic_orchestration.host.view.segments import SegmentWriter
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
 
@@ -33,6 +35,8 @@ OWNER = 10.0
 KEEPER = 60.0
 DENIED = 60.0  # a right that was just given may take a moment to be known; one that is missing for so long is missing
 DENIALS = 4  # and no fewer of them: what lies between two may be a store that hung
+
+COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of an outcome that is there and cannot be written
 
 
 class Seen(NamedTuple):
@@ -56,12 +60,17 @@ def cadence(hosts: int, *, watched: bool) -> float:
     return min(SLOWEST, max(WATCHED if watched else UNWATCHED, hosts / 4))
 
 
-class Lookout:
+class BucketView:
+    distant = True
+
     def __init__(
         self, records: CloudRecords, at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[], None]
     ) -> None:
         """`wake` is called when something new was seen; `compose` gives this host's beat, on any thread."""
         self.records = records
+        self.log = SegmentWriter(
+            records, at.job, at.attempt, at.host, watched=self.watched, begun=self.stir, hosts=at.hosts
+        )
         self.at = at
         self.trouble = ""
         self._compose = compose
@@ -163,6 +172,26 @@ class Lookout:
             self._thread.join(30.0)
         self._shown = (0.0, b"")
         self._show()
+
+    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
+        """Read it once more if its digest differs: not every answer comes with a checksum."""
+        from kinetic_orchestration.protocol.content import digest as of
+
+        damaged = found is not None and of.of_bytes(found.data) != digest
+        return self.records.read(name) if damaged else found
+
+    def keep_exit(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the beat tells the others
+            self.records.create(self._own("exit.json"), data)
+
+    def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
+        self.records.upload(self._own(what), path, move=not keep)
+
+    def patience_with(self, error: OSError) -> float:
+        return COMMIT_PATIENCE.get(error.errno or 0, 0.0)
+
+    def _own(self, what: str) -> str:
+        return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     # ---- the thread ------------------------------------------------------------------------------------------
 

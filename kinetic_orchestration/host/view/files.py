@@ -1,31 +1,40 @@
 """What a host sees of its attempt's records, and how it shows itself, where every look is cheap: on files.
 
-`lookout.Lookout` has the same verbs for a store at a distance. Neither knows what follows from what it sees.
+`bucket.BucketView` has the same verbs for a store at a distance. Neither knows what follows from what it sees.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 
+from kinetic_orchestration.host.view.output import LogWriter
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.system.lock import lock_of, mark_full
 
 TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from kinetic_orchestration.host.view.retrying_records import Patient
+    from kinetic_orchestration.host.view.view import Log
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.records.base import Record
-    from kinetic_orchestration.protocol.records.files import FileRecords
     from kinetic_orchestration.protocol.schema import Fields
 
 
-class Sight:
+class FileView:
     """Reads when it is asked, writes when it is told."""
 
-    def __init__(self, records: FileRecords, at: Assignment) -> None:
+    distant = False
+
+    def __init__(self, records: Patient, at: Assignment, log: Log | None = None) -> None:
+        """`log`: of this host; by default it is written to the records."""
+        records.waits = functools.partial(mark_full, lock_of(at))
         self.records = records
+        self.log: Log = LogWriter(records, at.job, at.attempt, at.host) if log is None else log
         self.at = at
 
     def open(self) -> None:
@@ -86,6 +95,30 @@ class Sight:
     def close(self) -> None:
         """This host has said its last."""
         self.records.ring(self.at.job)
+
+    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
+        """Return what was found: nothing damages it on its way."""
+        return found
+
+    def keep_exit(self, data: bytes) -> None:
+        self.records.create(self._own("exit.json"), data)
+
+    def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
+        from kinetic_orchestration.protocol.content import digest as of
+
+        if size < of.LARGE:
+            self.records.upload(self._own(what), path, move=True)
+            return
+        from kinetic_orchestration.protocol.content import verified
+
+        verified.deliver(self.records, self._own(what), path, digest, self.at.home)
+
+    def patience_with(self, error: OSError) -> float:
+        """Return none: the records themselves ask again."""
+        return 0.0
+
+    def _own(self, what: str) -> str:
+        return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
         """Return what a host said, if that can be read: else it has said nothing."""

@@ -13,8 +13,14 @@ from kinetic_orchestration.protocol.records.verbs import Records
 class View(Protocol):
     """The records of an attempt, as one of its hosts sees them."""
 
+    distant: bool
+    """Whether each look is a request, so that it is worth a thread of its own."""
+
     @property
     def records(self) -> Records: ...
+
+    @property
+    def log(self) -> Log: ...
 
     def open(self) -> None:
         """Begin to look, and to be seen."""
@@ -54,6 +60,24 @@ class View(Protocol):
 
     def close(self) -> None:
         """Show the last beat."""
+
+    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
+        """Return what was found, read once more if its digest is another and it may have been damaged on its way.
+
+        Raises TooLarge.
+        """
+
+    def keep_exit(self, data: bytes) -> None:
+        """Write what this host's program ended with, for hosts that do not hear it by beats."""
+
+    def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:
+        """Send the outcome of this host's program, a file with that digest and size.
+
+        keep: whether the file is needed again if the store refuses.
+        """
+
+    def patience_with(self, error: OSError) -> float:
+        """Return for how many seconds an outcome that could not be sent is sent again."""
 
 
 class Log(Protocol):
