@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
+from kinetic_orchestration.host.machine.machine import Denied, Unanswered, Unplaced
+from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes, topology
 from kinetic_orchestration.host.process.environ import orders
 from kinetic_orchestration.host.process.supervisor import Minder
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from kinetic_orchestration.host.attempt.owners import Keeper, Owner
     from kinetic_orchestration.host.devices.measuring import Measuring
+    from kinetic_orchestration.host.machine.machine import Promise
     from kinetic_orchestration.host.prepare.compile_cache import CompileCache
     from kinetic_orchestration.host.view.view import View
 
@@ -46,9 +49,8 @@ LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too la
 
 class Host:
     spec: Ahead[Record | None] | None = None  # both asked for at once, where every look is a request
-    promised: Ahead[dict[str, Any]] | None = None
+    promised: Ahead[Promise | None] | None = None
     sending: Ahead[None] | None = None  # the value
-    rights: tuple[Ahead[str], Ahead[dict[str, str]]] | None = None
     measuring: Measuring | None = None  # what devices do, and metrics
     devices: dict[str, Any] | None = None  # the newest sample of what they do
 
@@ -65,6 +67,7 @@ class Host:
         self.uv = private.get("uv", {})
         self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
         self.compiled: CompileCache | None = None
+        self.machine = machine_of(assignment)
         self.view = view or open_view(assignment, self._compose, self._wake)
         self.records, self.log = self.view.records, self.view.log
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
@@ -95,7 +98,7 @@ class Host:
 
     def run(self) -> None:
         self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.view.distant)
-        self.promised = Ahead(self._promise, beside=self.view.distant)
+        self.promised = Ahead(self.machine.promise, self.records, beside=self.view.distant)
         if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -153,8 +156,8 @@ class Host:
     def _open(self) -> None:
         from kinetic_orchestration.protocol.content import digest
 
-        promised = self.promised or Ahead(self._promise, beside=self.view.distant)
-        placed = Ahead(self._address, beside=bool(self.at.resource) and self.at.hosts > 1)
+        promised = self.promised or Ahead(self.machine.promise, self.records, beside=self.view.distant)
+        placed = Ahead(self.machine.address, beside=self.machine.asks_ahead)
         try:
             spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
             spec = self.view.intact(spec, names.spec(self.at.job), self.at.spec)
@@ -171,21 +174,21 @@ class Host:
             raise Refused(str(error)) from None
         self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
         self.addresses = ["127.0.0.1"] * self.at.hosts
-        if self.at.resource:
-            self._ask_account()
-            self._keep_or_end_program()
+        self.machine.begin(self.task)
+        self._keep_or_end_program()
         # With the other hosts, also where each is an imitation of a machine.
         self.shares_machine = topology.is_loopback(placed.result())
-        if self.at.resource:
-            self._watch_machine()
-        if promise := promised.result():
-            # The spec has been vouched for, and the intent has not: it can only take away.
+        self.machine.watch(self._on_notice)
+        if (promise := promised.result()) is not None:
             limit = self.task.affordable
-            self.affordable = min(limit, promise.get("affordable") or limit)
-            self.moved = min(int(promise["placement"].get("moved", 0)), self.at.attempt - 1)
-        record = {"boot": self.at.boot, "pid": os.getpid(), "machine": processes.machine()}
-        if self.at.resource:
-            record["up"] = _machine_age(self.at.home)
+            self.affordable = min(limit, promise.affordable or limit)
+            self.moved = min(promise.moved, self.at.attempt - 1)
+        record = {
+            "boot": self.at.boot,
+            "pid": os.getpid(),
+            "machine": processes.machine(),
+            **self.machine.life(),
+        }
         if self.at.host == 0 and self.at.hosts > 1 and self.shares_machine:
             record["ports"] = _free_ports(self.at.hosts)
         life, name = wire.encode(record), self._name("started.json")
@@ -209,47 +212,10 @@ class Host:
         self.owner = Owner() if self.task.owned else None
         self.keeper = Keeper(self.at, self.view) if self.task.kept and self.at.host == 0 else None
 
-    def _promise(self) -> dict[str, Any]:
-        found = read_bounded(self.records, names.intent(self.at.job, self.at.attempt)) if self.at.resource else None
-        try:
-            return {} if found is None else wire.fields_of(found, wire.INTENT, "the intent")
-        except (wire.Unreadable, wire.Newer):  # all that a host must know came with its metadata
-            return {}
-
-    def _address(self) -> str:
-        """By which the other hosts reach this one, if there are any."""
-        if not self.at.resource or self.at.hosts == 1:
-            return "127.0.0.1"
-        from kinetic_orchestration.host.machine import metadata
-
-        if not (found := metadata.address()):
-            raise Unplaced(
-                f"the metadata server of host {self.at.host} did not say within {metadata.SILENCE:.0f} s which address "
-                "this machine has, so that the other hosts could not have reached it. Nothing was run"
-            )
-        return found
-
-    def _watch_machine(self) -> None:
-        """This host has a machine of its own, which may be taken away."""
-        from kinetic_orchestration.host.machine import metadata
-
-        metadata.watch(self._on_notice)
-
-    def _ask_account(self) -> None:
-        """What the machine's own account has to be able to do. The answers are waited for before anything is run."""
-        from kinetic_orchestration.host.machine import metadata
-
-        self.rights = Ahead(metadata.check_rights, self.task.project), Ahead(metadata.secrets, self.task.secrets)
-
     def _keep_or_end_program(self) -> None:
-        """A machine of its own starts a process for the program before it knows what to run, and in what.
-
-        It is of use to a command, and to a function whose environment turns out to be this Python's own.
-        """
-        wanted = self.task.environment
-        own = (wanted is None or wanted.is_bare) and self.task.python in ("", self.minder.python)
-        foreign = wanted is not None and any(name in os.environ for name in pipes.FOREIGN)
-        if self.minder.child and (not own or foreign) and not self.task.argv:
+        """A process may have been started for the program before it was known what to run, and in what."""
+        foreign = any(name in os.environ for name in pipes.FOREIGN)
+        if self.minder.child and not self.machine.suits(self.task, self.minder.python, foreign=foreign):
             self.minder.drop()
 
     def _on_notice(self, text: str) -> None:
@@ -265,9 +231,9 @@ class Host:
         from kinetic_orchestration.host.prepare import prepare
 
         try:
-            others = Ahead(self._find_others, beside=bool(self.at.resource))
-            if self.at.resource:
-                self._use_account()
+            others = Ahead(self._find_others, beside=self.machine.is_own)
+            self.secrets |= self.machine.secrets(self._note)
+            if self.machine.shares_cache:
                 self._open_compile_cache()
             own = self.task.environment.secrets if self.task.environment is not None else ()
             uv = {**self.uv, **{name: self.secrets[name] for name in own if name in self.secrets}}
@@ -277,6 +243,10 @@ class Host:
             others.result()
             self._compile_cache()  # waits for it here, with a bound, and not in the loop
             self.prepared = True
+        except Denied as error:
+            self.unready = rules.Exit(1, wire.CONFIGURATION, str(error))
+        except Unanswered as error:
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, str(error))
         except prepare.NotReady as error:
             self.unready = rules.Exit(1, error.cause, str(error))
         except Exception:
@@ -295,42 +265,14 @@ class Host:
                 pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task.env,
             )  # fmt: skip
 
-    def _use_account(self) -> None:
-        """What the machine's own account has to be able to do, before anything of the user's runs."""
-        from kinetic_orchestration.host.machine import metadata
-        from kinetic_orchestration.host.prepare import prepare
-
-        assert self.rights is not None
-        rights, values = self.rights
-        try:
-            unknown, secrets = rights.result(), values.result()
-        except metadata.Denied as error:
-            raise prepare.NotReady(str(error)) from None
-        except OSError as error:
-            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
-        if unknown:
-            self._note(unknown)
-        self.secrets |= secrets
-
     def _found_python(self, python: str) -> None:
         """The environment is there, and other things may not be: the program's process need not wait for them."""
         self.python = python
         self._wake()
 
     def _find_others(self) -> None:
-        if self.at.hosts == 1 or self.shares_machine:
-            return
-        from kinetic_orchestration.host.machine import (
-            metadata,  # which takes longer to import than such a host to start
-        )
-        from kinetic_orchestration.host.prepare import prepare
-
-        try:
-            self.addresses = metadata.addresses(self.at, self.task.slices)
-        except metadata.Denied as error:
-            raise prepare.NotReady(str(error)) from None
-        except OSError as error:
-            raise prepare.NotReady(str(error), wire.INFRASTRUCTURE) from None
+        if self.at.hosts > 1 and not self.shares_machine:
+            self.addresses = self.machine.addresses(self.task)
 
     # ---- run ---------------------------------------------------------------------------------------------
 
@@ -446,17 +388,12 @@ class Host:
 
     def _blamed(self, exit_: rules.Exit) -> rules.Exit:
         """A program may die of its machine, and first of all."""
-        if exit_.code == 0 or exit_.cause != wire.USER or not self.at.resource:
+        if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
-        from kinetic_orchestration.host.machine import metadata
+        from kinetic_orchestration.host.attempt import blame
 
-        self.preempted = self.preempted or metadata.notice()
-        report = self._report()
-        traceback = report.traceback if report is not None else ""
-        told = f"{exit_.reason}\n{traceback}\n{self.minder.tail.decode('utf-8', 'replace')}"
-        if rules.is_driver(told):
-            return exit_._replace(cause=wire.INFRASTRUCTURE, reason=f"the accelerator's driver failed: {exit_.reason}")
-        return exit_
+        self.preempted = self.preempted or self.machine.notice()
+        return blame.of_driver(exit_, self._report(), self.minder.tail)
 
     def _report(self) -> rules.Report | None:
         return self.minder.report()
@@ -538,15 +475,11 @@ class Host:
         return min((limit for limit in (self.task.run, affordable) if limit), default=0.0)
 
     def _is_echo(self) -> bool:
-        if self.exit is None or self.exit.code == 0 or self.exit.cause != wire.USER:
+        if self.exit is None or self.exit.code == 0:
             return False
-        if self.exit.code == -signal.SIGTERM:
-            return True
-        if self.at.hosts == 1:
-            return False
-        report = self._report()
-        text = (report.type if report is not None else "") + " " + self.exit.reason
-        return rules.is_echo(text if self.exit.code > 0 else text + self.minder.tail.decode("utf-8", "replace"))
+        from kinetic_orchestration.host.attempt import blame
+
+        return blame.is_echo(self.exit, self._report(), self.minder.tail, self.at.hosts)
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
@@ -600,7 +533,7 @@ class Host:
         value, now = report.digest, time.monotonic()
         if value and self.sending is None:  # beside the proof
             self.sending = Ahead(self._send_value, beside=self.view.distant)
-        if self.at.resource and value and not self.proof:
+        if self.machine.vouches and value and not self.proof:
             if now < self.prove_at:
                 return
             self.proof, self.prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
@@ -627,11 +560,9 @@ class Host:
 
     def _prove(self, role: str, outcome: str) -> str:
         """So that who may write to the store cannot pass off something else as what this host's program came to."""
-        if not (self.at.resource and outcome):
+        if not outcome:
             return ""
-        from kinetic_orchestration.host.machine import attestation
-
-        return attestation.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
+        return self.machine.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
 
     def _write_verdict(self, verdict: wire.Verdict) -> None:
         name = names.verdict(self.at.job, self.at.attempt)
@@ -758,10 +689,6 @@ class Restarted(Exception):
         )  # fmt: skip
 
 
-class Unplaced(Exception):
-    """Nobody could find this host."""
-
-
 class Refused(Exception):
     """What this host was told to run is not what was submitted."""
 
@@ -773,14 +700,6 @@ def _verdict(data: bytes | None) -> wire.Verdict | None:
         return wire.Verdict.decode(data)
     except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
         return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
-
-
-def _machine_age(home: str) -> float:
-    """Seconds since the machine's first boot, at which the startup script armed its deadline."""
-    try:
-        return max(0.0, time.time() - os.stat(os.path.join(home, "deadline.lock")).st_mtime)
-    except OSError:
-        return 0.0
 
 
 def _raised() -> str:

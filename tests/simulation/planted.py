@@ -102,7 +102,7 @@ PLANTED = (
     Planted(
         "nobody asks for a notice when a program fails",
         "host/host.py",
-        "self.preempted = self.preempted or metadata.notice()",
+        "self.preempted = self.preempted or self.machine.notice()",
         "self.preempted = self.preempted",
     ),
     Planted(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from kinetic_orchestration.host.machine import bootstrap
+from kinetic_orchestration.host.machine.machine import Denied
 from kinetic_orchestration.protocol import schema
 from kinetic_orchestration.protocol.system.ahead import Several
 
@@ -31,10 +32,6 @@ NOTICES = {
     "instance/preempted": ("TRUE", "this VM is being preempted"),
     "instance/maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this VM is being ended for maintenance"),
 }
-
-
-class Denied(Exception):
-    """The account of this VM lacks a right; the message says which, and how it gets it."""
 
 
 def watch(tell: Callable[[str], None]) -> None:

@@ -1,0 +1,90 @@
+"""The machine of a host, for whoever does not care whose it is: this one, which is shared and stays, or a VM.
+
+`vm` has the other kind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.records.verbs import Records
+    from kinetic_orchestration.protocol.wire.task import Task
+
+
+class Unplaced(Exception):
+    """Nobody could find this host."""
+
+
+class Denied(Exception):
+    """The account of this VM lacks a right; the message says which, and how it gets it."""
+
+
+class Unanswered(Exception):
+    """Nobody answered what this VM has to know; the message says who."""
+
+
+class Promise(NamedTuple):
+    """What the intent of an attempt says of it. The spec is vouched for, and the intent is not: it only takes away."""
+
+    affordable: float = 0.0  # the seconds that the job's limit of cost leaves to the attempt; 0.0 if it does not say
+    moved: int = 0  # attempts before it that never had hosts, and that nobody is shown
+
+
+class Machine:
+    """This machine: shared, and stays."""
+
+    is_own = False  # it has no other host, and what fails on it may be its own failure
+    vouches = False  # it can prove to others that it said something
+    shares_cache = False  # of what JAX compiled, with machines of other jobs
+    asks_ahead = False  # its address is a request away
+
+    def __init__(self, at: Assignment) -> None:
+        self._at = at
+
+    def promise(self, records: Records) -> Promise | None:
+        """Return what the attempt's intent says, if a host has to know it."""
+        return None
+
+    def address(self) -> str:
+        """Return the address by which the other hosts reach this one. Raises Unplaced."""
+        return "127.0.0.1"
+
+    def addresses(self, task: Task) -> list[str]:
+        """Return those of all hosts, in their order. Raises Denied, Unanswered."""
+        return ["127.0.0.1"] * self._at.hosts
+
+    def begin(self, task: Task) -> None:
+        """Begin to ask what `secrets` answers."""
+
+    def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
+        """Return the task's secrets, once the machine's account is known to have the rights that it needs.
+
+        note: is told what could not be checked. Raises Denied, Unanswered.
+        """
+        return {}
+
+    def suits(self, task: Task, python: str, *, foreign: bool) -> bool:
+        """Whether a process that runs `python`, started before the task was known, may become its program.
+
+        foreign: whether this process's variables would lead it out of an environment of its own.
+        """
+        return True
+
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Tell, from now on, when the machine is to be taken away."""
+
+    def notice(self) -> str:
+        """Return why the machine is being taken away; "" if it is not."""
+        return ""
+
+    def life(self) -> dict[str, float]:
+        """Return what a host says of its machine when it starts."""
+        return {}
+
+    def vouch(self, claim: str) -> str:
+        """Return the proof that this machine made the claim; "" if it has none."""
+        return ""
