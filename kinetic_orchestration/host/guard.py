@@ -73,14 +73,13 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
     how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
-    host._write_verdict(
+    host.speak(
         wire.Verdict(
             wire.ABORTED, assignment.boot + "/guard", time.time(),
             cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
             reason=f"the agent of host {assignment.host} was ended {how}\n{evidence}".strip(),
         )
     )  # fmt: skip
-    host._farewell(cut=True)
     if full:
         mark_full(lock_of(assignment), False)
 

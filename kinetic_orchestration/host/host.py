@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.host.attempt.outcome import Outcome
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
 from kinetic_orchestration.host.machine.machine import Denied, Unanswered, Unplaced
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 TICK = 0.05
 BEAT = 1.0
-PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
-PROOF_PACE = 5.0
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
 LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
 
@@ -50,7 +49,6 @@ LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too la
 class Host:
     spec: Ahead[Record | None] | None = None  # both asked for at once, where every look is a request
     promised: Ahead[Promise | None] | None = None
-    sending: Ahead[None] | None = None  # the value
     measuring: Measuring | None = None  # what devices do, and metrics
     devices: dict[str, Any] | None = None  # the newest sample of what they do
 
@@ -65,7 +63,6 @@ class Host:
         self.at = assignment
         self.secrets = private.get("env", {})
         self.uv = private.get("uv", {})
-        self.key = private.get("seal", {}).get("key", "")  # that vouches for what this attempt came to
         self.compiled: CompileCache | None = None
         self.machine = machine_of(assignment)
         self.view = view or open_view(assignment, self._compose, self._wake)
@@ -82,12 +79,10 @@ class Host:
         self.exit: rules.Exit | None = None
         self.peers = Peers(assignment, self.view)
         self.silence = Silence(assignment, self.view, self.peers)
-        self.verdict: wire.Verdict | None = None
+        self.outcome = Outcome(assignment, private.get("seal", {}).get("key", ""), self.view, self.machine)
         self.began = time.monotonic()
         self.run_began = 0.0
         self.affordable = 0.0  # seconds that the job's limit of cost leaves to this attempt
-        self.proof, self.prove_at = "", 0.0
-        self.uncommitted = 0.0  # since when the value could not be written
         self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
         self.owner: Owner | None = None  # of a job that ends with it
         self.keeper: Keeper | None = None  # of a job that is handed over
@@ -134,7 +129,7 @@ class Host:
                     self.minder.ask_to_end(move.cause, rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
             elif isinstance(move, rules.Commit):
-                self._try_to_commit()
+                self._commit()
             elif isinstance(move, rules.Stop):
                 self._end(move.grace)
                 return
@@ -150,6 +145,10 @@ class Host:
         """What is to be run, once the spec was read."""
         assert self._task is not None
         return self._task
+
+    @property
+    def verdict(self) -> wire.Verdict | None:
+        return self.outcome.verdict
 
     # ---- prepare -----------------------------------------------------------------------------------------
 
@@ -402,8 +401,7 @@ class Host:
 
     def _look(self) -> None:
         """Take in what others have written."""
-        if self.verdict is None:
-            self.verdict = _verdict(self.view.verdict())
+        self.outcome.look()
         self.cancelled = ""
         if (data := self.view.cancel()) is not None:
             self.cancelled = wire.reason_of_cancel(data)
@@ -484,32 +482,13 @@ class Host:
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
-            failure = self._failure(reason)
+            report = self._report()
+            if report is not None and report.kind == "tampered":
+                self._discard_payload()
+            failure = self.outcome.failure(report, reason, self.exit, self.minder.tail, self.minder.files["outcome"])
         elif cause == wire.STALL:
             self._dump_stacks()
-        self._write_verdict(
-            wire.Verdict(
-                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
-                proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
-            )
-        )  # fmt: skip
-
-    def _failure(self, reason: str) -> wire.Failure:
-        report = self._report() or rules.Report("", 0)
-        if report.kind == "tampered":
-            self._discard_payload()
-        if report.digest and report.kind == "exception":
-            self._send("exception", report, keep=False)
-        code = self.exit.code if self.exit is not None else None
-        return wire.Failure(
-            type=report.type,
-            message=reason if report.message is None else report.message,
-            traceback=report.traceback,
-            log_tail=self.minder.tail.decode("utf-8", "replace"),
-            exit_code=code,
-            digest=report.digest if report.kind == "exception" else "",
-            size=report.size,
-        )
+        self.outcome.abort(cause, reason, host, failure)
 
     def _discard_payload(self) -> None:
         """Or it would be found there for ever, and never sent again."""
@@ -518,65 +497,14 @@ class Host:
         if self.task.payload is not None:
             prepare.discard(self.records, names.blob(self.task.payload.digest))
 
-    def _try_to_commit(self) -> None:
-        """What a job came to is worth more patience than any one request has; meanwhile the rules go on."""
-        try:
-            self._commit()
-        except OSError as error:
-            now = time.monotonic()
-            self.uncommitted = self.uncommitted or now
-            if now - self.uncommitted >= self.view.patience_with(error):
-                raise
-
     def _commit(self) -> None:
-        report = self._report() or rules.Report("", 0)
-        value, now = report.digest, time.monotonic()
-        if value and self.sending is None:  # beside the proof
-            self.sending = Ahead(self._send_value, beside=self.view.distant)
-        if self.machine.vouches and value and not self.proof:
-            if now < self.prove_at:
-                return
-            self.proof, self.prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
-            if not self.proof and now - self.peers.exits[self.at.host][1] < PROOF_PATIENCE:
-                return
-        if self.sending is not None:
-            try:
-                self.sending.result()
-            except OSError:
-                self.sending = None
-                raise
-        self._write_verdict(
-            wire.Verdict(
-                wire.COMMITTED, self.at.boot, time.time(),
-                host=0, digest=value, size=report.size, proof=self.proof, format=report.format,
-            )
-        )  # fmt: skip
+        _, ended = self.peers.exits[self.at.host]
+        self.outcome.try_to_commit(self._report(), ended, self.minder.files["outcome"])
 
-    def _send_value(self) -> None:
-        self._send("result", self._report() or rules.Report("", 0), keep=True)
-
-    def _send(self, what: str, report: rules.Report, *, keep: bool) -> None:
-        self.view.deliver(what, self.minder.files["outcome"], digest=report.digest, size=report.size, keep=keep)
-
-    def _prove(self, role: str, outcome: str) -> str:
-        """So that who may write to the store cannot pass off something else as what this host's program came to."""
-        if not outcome:
-            return ""
-        return self.machine.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
-
-    def _write_verdict(self, verdict: wire.Verdict) -> None:
-        name = names.verdict(self.at.job, self.at.attempt)
-        record = verdict.encode()
-        if self.key:
-            from kinetic_orchestration.host.machine import bootstrap
-
-            record = wire.summed(bootstrap.seal(self.key, record))
-        if self.records.create(name, record) is not None:
-            self.verdict = verdict
-        else:
-            self.verdict = _verdict(read_bounded(self.records, name))
-        self.records.ring(self.at.job)
-        self.view.stir()
+    def speak(self, verdict: wire.Verdict) -> None:
+        """Say what became of a host whose agent cannot say it any more, in a process that never opened it."""
+        self.outcome.write(verdict)
+        self._farewell(cut=True)
 
     # ---- end ---------------------------------------------------------------------------------------------
 
@@ -691,15 +619,6 @@ class Restarted(Exception):
 
 class Refused(Exception):
     """What this host was told to run is not what was submitted."""
-
-
-def _verdict(data: bytes | None) -> wire.Verdict | None:
-    if data is None:
-        return None
-    try:
-        return wire.Verdict.decode(data)
-    except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
-        return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
 
 
 def _raised() -> str:

@@ -59,7 +59,7 @@ def hosts_break(monkeypatch: pytest.MonkeyPatch) -> Break:
         known = (
             "import os, signal, time\n"
             "from kinetic_orchestration.host import host\n"
-            "from kinetic_orchestration.host.attempt import peers\n"
+            "from kinetic_orchestration.host.attempt import outcome, peers\n"
             "from kinetic_orchestration.host.machine import self_delete\n"
             "from kinetic_orchestration.host.view import bucket\n"
             "from kinetic_orchestration.protocol import rules\n"
@@ -250,13 +250,13 @@ def test_f18_a_zombie_attempt_cannot_commit_late(
     """It was frozen at its commit and wakes when its attempt was closed: it stops and deletes, and one result is."""
     asleep, awake = tmp_path / "asleep", tmp_path / "awake"
     hosts_break(f"""
-        def commit(self, real=host.Host._commit):
+        def commit(self, *about, real=outcome.Outcome._commit):
             if self.at.attempt == 1:
                 open({str(asleep)!r}, "w").close()
                 while not os.path.exists({str(awake)!r}):
                     time.sleep(0.02)
-            real(self)
-        host.Host._commit = commit
+            real(self, *about)
+        outcome.Outcome._commit = commit
     """)
     job = run(jobs.attempt)
     wait_until(asleep.exists, "the commit")

@@ -172,11 +172,11 @@ def test_f17_an_agent_that_is_killed_during_the_upload_is_followed_by_another_at
 def test_f18_a_zombie_attempt_cannot_commit_late(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, f"""
-        def commit(self, real=host.Host._commit):
+        def commit(self, *about, real=outcome.Outcome._commit):
             open({str(tmp_path / "asleep")!r}, "w").write(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
-            real(self)
-        host.Host._commit = commit
+            real(self, *about)
+        outcome.Outcome._commit = commit
     """)  # fmt: skip
     asleep = tmp_path / "asleep"
     wait_until(lambda: asleep.exists() and asleep.read_text())

@@ -269,13 +269,12 @@ class Ground:
         agent, task = SimulatedHost(self, box), self.world.current
         assert task is not None
         try:
-            agent._write_verdict(
+            agent.speak(
                 wire.Verdict(
                     wire.ABORTED, agent.at.boot + "/guard", self.world.now, cause=wire.INFRASTRUCTURE, host=box.index,
                     reason=f"the agent of host {box.index} was ended by SIGKILL",
                 )
             )  # fmt: skip
-            agent._farewell()
         except RecordsError:
             box.dead = True
         else:

@@ -227,13 +227,12 @@ class Machine:
         if not clean:
             agent = VmHost(self.ground, self, self._assignment())
             try:
-                agent._write_verdict(
+                agent.speak(
                     wire.Verdict(
                         wire.ABORTED, agent.at.boot + "/guard", world.now, cause=wire.INFRASTRUCTURE, host=self.index,
                         reason=f"the agent of host {self.index} was ended by SIGKILL",
                     )
                 )  # fmt: skip
-                agent._farewell(cut=True)
                 world.reached.add("a guard spoke for its agent")
             except RecordsError:
                 pass

@@ -1,0 +1,138 @@
+"""What an attempt came to, as one of its hosts says it: the value or the failure of its program, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.protocol import names, rules, wire
+from kinetic_orchestration.protocol.records.base import read_bounded
+from kinetic_orchestration.protocol.system.ahead import Ahead
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.host.machine.machine import Machine
+    from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol.assignment import Assignment
+
+PROOF_PATIENCE = 120.0  # without a proof a pickled value is worth little to others
+PROOF_PACE = 5.0
+
+
+class Outcome:
+    """Writes the verdict, and sends what the program left in a file before."""
+
+    def __init__(self, at: Assignment, key: str, view: View, machine: Machine) -> None:
+        """`key`: of the seal that vouches for the verdict; "" for none."""
+        self.at = at
+        self.verdict: wire.Verdict | None = None
+        self._key = key
+        self._view = view
+        self._machine = machine
+        self._sending: Ahead[None] | None = None  # the value
+        self._proof, self._prove_at = "", 0.0
+        self._uncommitted = 0.0  # since when the value could not be written
+
+    def look(self) -> None:
+        """See whether another has written the verdict."""
+        if self.verdict is None:
+            self.verdict = _verdict(self._view.verdict())
+
+    def write(self, verdict: wire.Verdict) -> None:
+        """Write the verdict, unless there is one; then that one counts."""
+        name = names.verdict(self.at.job, self.at.attempt)
+        record = verdict.encode()
+        if self._key:
+            from kinetic_orchestration.host.machine import bootstrap
+
+            record = wire.summed(bootstrap.seal(self._key, record))
+        records = self._view.records
+        if records.create(name, record) is not None:
+            self.verdict = verdict
+        else:
+            self.verdict = _verdict(read_bounded(records, name))
+        records.ring(self.at.job)
+        self._view.stir()
+
+    def abort(self, cause: str, reason: str, host: int, failure: wire.Failure | None = None) -> None:
+        self.write(
+            wire.Verdict(
+                wire.ABORTED, self.at.boot, time.time(), cause=cause, host=host, reason=reason, failure=failure,
+                proof=self._prove(names.EXCEPTION, failure.digest) if failure is not None else "",
+            )
+        )  # fmt: skip
+
+    def failure(
+        self, report: rules.Report | None, reason: str, exit_: rules.Exit | None, tail: bytes, path: str
+    ) -> wire.Failure:
+        """Return what went wrong here, once the exception that the program left at `path` is sent.
+
+        tail: the last of what the program printed.
+        """
+        report = report or rules.Report("", 0)
+        raised = report.kind == "exception"
+        if raised and report.digest:
+            self._view.deliver("exception", path, digest=report.digest, size=report.size, keep=False)
+        return wire.Failure(
+            type=report.type,
+            message=reason if report.message is None else report.message,
+            traceback=report.traceback,
+            log_tail=tail.decode("utf-8", "replace"),
+            exit_code=exit_.code if exit_ is not None else None,
+            digest=report.digest if raised else "",
+            size=report.size,
+        )
+
+    def try_to_commit(self, report: rules.Report | None, ended: float, path: str) -> None:
+        """Send the value that the program left at `path`, and commit. Does nothing while a proof may still come.
+
+        What a job came to is worth more patience than any one request has; meanwhile the rules go on. `ended`: when
+        the program did. Raises OSError when that patience is over.
+        """
+        try:
+            self._commit(report or rules.Report("", 0), ended, path)
+        except OSError as error:
+            now = time.monotonic()
+            self._uncommitted = self._uncommitted or now
+            if now - self._uncommitted >= self._view.patience_with(error):
+                raise
+
+    def _commit(self, report: rules.Report, ended: float, path: str) -> None:
+        value, now = report.digest, time.monotonic()
+        if value and self._sending is None:  # beside the proof
+            self._sending = Ahead(self._send_value, report, path, beside=self._view.distant)
+        if self._machine.vouches and value and not self._proof:
+            if now < self._prove_at:
+                return
+            self._proof, self._prove_at = self._prove(names.VALUE, value), now + PROOF_PACE
+            if not self._proof and now - ended < PROOF_PATIENCE:
+                return
+        if self._sending is not None:
+            try:
+                self._sending.result()
+            except OSError:
+                self._sending = None
+                raise
+        self.write(
+            wire.Verdict(
+                wire.COMMITTED, self.at.boot, time.time(),
+                host=0, digest=value, size=report.size, proof=self._proof, format=report.format,
+            )
+        )  # fmt: skip
+
+    def _send_value(self, report: rules.Report, path: str) -> None:
+        self._view.deliver("result", path, digest=report.digest, size=report.size, keep=True)
+
+    def _prove(self, role: str, outcome: str) -> str:
+        """So that who may write to the store cannot pass off something else as what this host's program came to."""
+        if not outcome:
+            return ""
+        return self._machine.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))
+
+
+def _verdict(data: bytes | None) -> wire.Verdict | None:
+    if data is None:
+        return None
+    try:
+        return wire.Verdict.decode(data)
+    except (wire.Unreadable, wire.Newer) as error:  # whoever wrote it: the attempt has its end
+        return wire.Verdict(wire.CLOSED, "", 0.0, cause=wire.INFRASTRUCTURE, reason=str(error))
