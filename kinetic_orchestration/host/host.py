@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic_orchestration.host.attempt.outcome import Outcome
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
-from kinetic_orchestration.host.machine.machine import Denied, Unanswered, Unplaced
+from kinetic_orchestration.host.machine.machine import Unplaced
 from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes, topology
 from kinetic_orchestration.host.process.environ import orders
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.attempt.owners import Keeper, Owner
     from kinetic_orchestration.host.devices.measuring import Measuring
     from kinetic_orchestration.host.machine.machine import Promise
-    from kinetic_orchestration.host.prepare.compile_cache import CompileCache
+    from kinetic_orchestration.host.prepare.preparation import Preparation
     from kinetic_orchestration.host.view.view import View
 
 TICK = 0.05
@@ -61,9 +61,7 @@ class Host:
         view: View | None = None,
     ) -> None:
         self.at = assignment
-        self.secrets = private.get("env", {})
-        self.uv = private.get("uv", {})
-        self.compiled: CompileCache | None = None
+        self._private = private
         self.machine = machine_of(assignment)
         self.view = view or open_view(assignment, self._compose, self._wake)
         self.records, self.log = self.view.records, self.view.log
@@ -72,10 +70,9 @@ class Host:
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
             self.minder.take_on(started)
-        self.python = ""  # that the program needs, once that is known
         self.preempted = ""  # the notice
-        self.prepared = False
-        self.unready: rules.Exit | None = None
+        self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
+        self._preparation: Preparation | None = None
         self.exit: rules.Exit | None = None
         self.peers = Peers(assignment, self.view)
         self.silence = Silence(assignment, self.view, self.peers)
@@ -147,6 +144,12 @@ class Host:
         return self._task
 
     @property
+    def preparation(self) -> Preparation:
+        """What the program needs, once it was begun to be brought here."""
+        assert self._preparation is not None
+        return self._preparation
+
+    @property
     def verdict(self) -> wire.Verdict | None:
         return self.outcome.verdict
 
@@ -172,10 +175,8 @@ class Host:
         except (wire.Newer, wire.Unreadable) as error:
             raise Refused(str(error)) from None
         self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
-        self.addresses = ["127.0.0.1"] * self.at.hosts
         self.machine.begin(self.task)
         self._keep_or_end_program()
-        # With the other hosts, also where each is an imitation of a machine.
         self.shares_machine = topology.is_loopback(placed.result())
         self.machine.watch(self._on_notice)
         if (promise := promised.result()) is not None:
@@ -196,12 +197,8 @@ class Host:
         self._open_owners()
         self.view.open()
         self._set_state(wire.PREPARING)
-        if self.task.quick:
-            self._prepare()
-            return
-        import threading
-
-        threading.Thread(target=self._prepare, name="kinetic-prepare", daemon=True).start()
+        self._preparation = self._preparing()
+        self._preparation.begin()
 
     def _open_owners(self) -> None:
         if not (self.task.owned or self.task.kept):
@@ -225,86 +222,42 @@ class Host:
     def _wake(self) -> None:
         self.minder.wake()
 
-    def _prepare(self) -> None:
-        """Everything the program needs on this host's disk. On a thread of its own when it may take a while."""
-        from kinetic_orchestration.host.prepare import prepare
+    def _preparing(self) -> Preparation:
+        from kinetic_orchestration.host.prepare.preparation import Preparation
 
-        try:
-            others = Ahead(self._find_others, beside=self.machine.is_own)
-            self.secrets |= self.machine.secrets(self._note)
-            if self.machine.shares_cache:
-                self._open_compile_cache()
-            own = self.task.environment.secrets if self.task.environment is not None else ()
-            uv = {**self.uv, **{name: self.secrets[name] for name in own if name in self.secrets}}
-            self.ready = prepare.prepare(
-                self.records, self.task, self.scratch, self.at.home, uv, self._note, self._found_python
-            )
-            others.result()
-            self._compile_cache()  # waits for it here, with a bound, and not in the loop
-            self.prepared = True
-        except Denied as error:
-            self.unready = rules.Exit(1, wire.CONFIGURATION, str(error))
-        except Unanswered as error:
-            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, str(error))
-        except prepare.NotReady as error:
-            self.unready = rules.Exit(1, error.cause, str(error))
-        except Exception:
-            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, f"preparing failed:\n{_raised()}")
-        self._wake()
-
-    def _open_compile_cache(self) -> None:
-        wanted = self.task.environment
-        if not ((wanted is not None and wanted.compiles) or self.task.image):
-            return  # there is no JAX that could use one
-        from kinetic_orchestration.host.prepare import compile_cache
-
-        if (key := compile_cache.key(self.task)) and "JAX_COMPILATION_CACHE_DIR" not in self.task.env:
-            self.compiled = compile_cache.CompileCache(
-                self.records, key, self.at.home, self._note,
-                pushes=self.at.host == 0, writer=f"{self.at.job}-{self.at.attempt}", taken=self.task.env,
-            )  # fmt: skip
-
-    def _found_python(self, python: str) -> None:
-        """The environment is there, and other things may not be: the program's process need not wait for them."""
-        self.python = python
-        self._wake()
-
-    def _find_others(self) -> None:
-        if self.at.hosts > 1 and not self.shares_machine:
-            self.addresses = self.machine.addresses(self.task)
+        return Preparation(
+            self.at, self.task, self.view, self.machine, self._private,
+            alone=self.at.hosts == 1 or self.shares_machine, scratch=self.scratch, note=self._note, wake=self._wake,
+        )  # fmt: skip
 
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
-        self.minder.spawn(python, kind, self._own_secrets(), isolated=self.task.environment is not None)
-
-    def _own_secrets(self) -> dict[str, str]:
-        """The program's: the passwords of a package index are for those who install from it."""
-        hidden = self.task.environment.installer_only if self.task.environment is not None else ()
-        return {name: value for name, value in self.secrets.items() if name not in hidden}
+        self.minder.spawn(python, kind, self.preparation.secrets(), isolated=self.task.environment is not None)
 
     def _start_ahead(self) -> None:
         """While code or data are still on their way, Python starts."""
-        wanted = self.python and not self.task.argv and not self.minder.running
-        if wanted and self.exit is None and self.unready is None and self.verdict is None:
-            if self.minder.child and self.minder.python != self.python:
+        python, failed = self.preparation.python, self.exit or self.preparation.unready
+        if python and not self.task.argv and not self.minder.running and failed is None and self.verdict is None:
+            if self.minder.child and self.minder.python != python:
                 self.minder.drop()
             if not self.minder.child:
-                self._spawn(self.python, pipes.FUNCTION)
+                self._spawn(python, pipes.FUNCTION)
 
     def _start(self) -> None:
-        task = self.task
-        if self.minder.child and not task.argv and self.minder.python != self.ready.python:
+        task, ready = self.task, self.preparation.ready
+        assert ready is not None
+        if self.minder.child and not task.argv and self.minder.python != ready.python:
             self.minder.drop()
         if not self.minder.child:
             if task.argv:  # what it becomes may be older than the agent is able to run, or no Python at all
                 self._spawn(sys.executable, pipes.COMMAND)
             else:
-                self._spawn(self.ready.python, pipes.FUNCTION)
-        extra = {**self._compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
-        place = self.addresses, self.peers.ports(self.shares_machine)
-        message = orders(self.at, task, self.ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
-        message["env"] = {**self._own_secrets(), **message["env"]}  # a process that was started ahead lacks them
+                self._spawn(ready.python, pipes.FUNCTION)
+        extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
+        place = self.preparation.addresses, self.peers.ports(self.shares_machine)
+        message = orders(self.at, task, ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
+        message["env"] = {**self.preparation.secrets(), **message["env"]}  # a process that was started ahead lacks them
         self.minder.begin(message)
         self.run_began = self.minder.active
         self._set_state(wire.RUNNING)
@@ -316,15 +269,7 @@ class Host:
                 seen = {name: value.split(",")[own] for name, value in seen.items()}
             variable, value = self.at.marker.split("=", 1)
             environ = {**copies.environ(), **task.env, **seen, variable: value}
-            self._measuring().begin(kind, self.ready.python, environ)
-
-    def _compile_cache(self) -> dict[str, str]:
-        """What JAX compiled before need not be compiled again, unless the user has a cache of their own."""
-        if self.compiled is not None:
-            return self.compiled.environ()
-        if not self.task.compile_cache or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            return {}
-        return {"JAX_COMPILATION_CACHE_DIR": os.path.join(self.at.home, "cache", "compile")}
+            self._measuring().begin(kind, ready.python, environ)
 
     def _pump(self, within: float) -> None:
         """Sleep until anything happens, at most so long, while the program's output goes into the log."""
@@ -361,7 +306,7 @@ class Host:
         self._stop_measuring()
         self.minder.last_words()
         if not self.minder.running:
-            if not self.python:  # it was only a guess, such as a command of that name which is no Python
+            if not self.preparation.python:  # it was only a guess, such as a command of that name which is no Python
                 self.minder.give_up()
             elif self.exit is None and self.verdict is None:
                 reason = f"the program's process ended with exit code {code} before it was told to start"
@@ -408,7 +353,7 @@ class Host:
         self.peers.look(running=self.minder.running)
         self._look_at_owners()
         if self.exit is None:
-            self.exit = self.unready or self._mute()
+            self.exit = self.preparation.unready or self._mute()
         if self.minder.running:
             if self.exit is None:
                 self._hear_report()
@@ -449,7 +394,7 @@ class Host:
             cancelled=self.cancelled,
             preempted=self.preempted,
             owner_silence=0.0 if self.owner is None else self.owner.silence,
-            prepared=self.prepared,
+            prepared=self.preparation.ready is not None,
             running=self.minder.running,
             started=frozenset(self.peers.started),
             exit=self.exit,
@@ -525,10 +470,8 @@ class Host:
     def _farewell(self, cut: bool = False) -> None:
         if self.measuring is not None:
             self.measuring.end()
-        for volume in self.ready.volumes if self.prepared else ():
-            volume.release()
-        if self.compiled is not None:
-            self.compiled.close(1.0 if self.preempted else 5.0)
+        if self._preparation is not None:
+            self._preparation.release(1.0 if self.preempted else 5.0)
         cut = not self.log.close() or cut
         if self.measuring is not None:
             self.measuring.close(swiftly=bool(self.preempted))
@@ -550,7 +493,7 @@ class Host:
     def _took(self) -> dict[str, Any]:
         """When each part of the preparation began and ended, by the store's clock, and what trainings' time went to."""
         offset = self.records.now() - time.monotonic()
-        spans = dict(self.ready.spans) if self.prepared else {}  # a copy: an import ahead may end just now
+        spans = {} if self._preparation is None else self._preparation.spans()
         prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}
         return {"prepared": prepared, "spent": self.minder.spent}
 

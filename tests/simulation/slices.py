@@ -15,6 +15,7 @@ from typing import Any
 from kinetic_orchestration.errors import TooBig
 from kinetic_orchestration.host import host
 from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.host.prepare.preparation import Preparation
 from kinetic_orchestration.host.view.files import FileView
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -326,15 +327,8 @@ class SimulatedHost(host.Host):
     def _wake(self) -> None:
         pass
 
-    def _prepare(self) -> None:
-        self.world.sleep(self.world.random.random() * 2.0)
-        if self.box.fate == "unready" and not self.ground.calm:
-            self.ground._harm(self.box, "unready")
-            cause = self.world.random.choice((wire.INFRASTRUCTURE, wire.CONFIGURATION))
-            self.unready = rules.Exit(1, cause, "the environment could not be made")
-        else:
-            self.ready = prepare.Ready("", "", [], [], "", [], [])
-            self.prepared = True
+    def _preparing(self) -> Preparation:
+        return SimulatedPreparation(self)
 
     def _look(self) -> None:
         self.looked = self.world.now
@@ -434,6 +428,26 @@ class SimulatedHost(host.Host):
 
     def _dump_stacks(self) -> None:
         pass
+
+
+class SimulatedPreparation(Preparation):
+    """Takes its time, and fails as its host's box is fated to."""
+
+    def __init__(self, agent: SimulatedHost) -> None:
+        super().__init__(
+            agent.at, agent.task, agent.view, agent.machine, {}, alone=True, scratch="", note=agent._note,
+            wake=agent._wake,
+        )  # fmt: skip
+        self._agent = agent
+
+    def _prepared(self) -> prepare.Ready:
+        ground, box = self._agent.ground, self._agent.box
+        ground.world.sleep(ground.world.random.random() * 2.0)
+        if box.fate == "unready" and not ground.calm:
+            ground._harm(box, "unready")
+            cause = ground.world.random.choice((wire.INFRASTRUCTURE, wire.CONFIGURATION))
+            raise prepare.NotReady("the environment could not be made", cause)
+        return prepare.Ready("", "", [], [], "", [], [])
 
 
 class _Silence:

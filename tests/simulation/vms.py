@@ -500,7 +500,7 @@ class VmHost(SimulatedHost):
         self.bell = Event(self.world)
         self.printed = 0
 
-    _prepare = host.Host._prepare
+    _preparing = host.Host._preparing
 
     def _wake(self) -> None:
         self.bell.set()

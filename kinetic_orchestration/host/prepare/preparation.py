@@ -1,0 +1,147 @@
+"""The preparation of one host: what its program needs, its account's answers, the other hosts and the compile cache.
+
+It may run on a thread beside the host's loop, which sees what it came to.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.host.machine.machine import Denied, Unanswered
+from kinetic_orchestration.host.prepare import prepare
+from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol.system.ahead import Ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kinetic_orchestration.host.machine.machine import Machine
+    from kinetic_orchestration.host.prepare.compile_cache import CompileCache
+    from kinetic_orchestration.host.prepare.prepare import Ready
+    from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.wire.task import Task
+
+OF_JAX = "JAX_COMPILATION_CACHE_DIR"
+
+
+class Preparation:
+    """What came of it: `ready`, or `unready` and why."""
+
+    def __init__(
+        self,
+        at: Assignment,
+        task: Task,
+        view: View,
+        machine: Machine,
+        private: Mapping[str, Mapping[str, str]],
+        *,
+        alone: bool,
+        scratch: str,
+        note: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`private`: secrets of the program and settings of the package index, which may hold passwords and are never
+        written down. `alone`: there are no hosts on other machines. `wake` is called when the loop should look again.
+        """
+        self.ready: Ready | None = None
+        self.unready: rules.Exit | None = None
+        self.python = ""  # of the environment, as soon as that is there
+        self.addresses = ["127.0.0.1"] * at.hosts
+        self._at = at
+        self._task = task
+        self._view = view
+        self._machine = machine
+        self._secrets = dict(private.get("env", {}))
+        self._uv = private.get("uv", {})
+        self._alone = alone
+        self._scratch = scratch
+        self._note = note
+        self._wake = wake
+        self._compiled: CompileCache | None = None
+
+    def begin(self) -> None:
+        """Prepare: here and now if that is quick, else on a thread."""
+        if self._task.quick:
+            self.run()
+            return
+        import threading
+
+        threading.Thread(target=self.run, name="kinetic-prepare", daemon=True).start()
+
+    def run(self) -> None:
+        try:
+            self.ready = self._prepared()
+        except Denied as error:
+            self.unready = rules.Exit(1, wire.CONFIGURATION, str(error))
+        except Unanswered as error:
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, str(error))
+        except prepare.NotReady as error:
+            self.unready = rules.Exit(1, error.cause, str(error))
+        except Exception:
+            import traceback
+
+            reason = f"preparing failed:\n{traceback.format_exc()}"
+            self.unready = rules.Exit(1, wire.INFRASTRUCTURE, reason)
+        self._wake()
+
+    def secrets(self) -> dict[str, str]:
+        """Return the program's: the passwords of a package index are for those who install from it."""
+        wanted = self._task.environment
+        hidden = wanted.installer_only if wanted is not None else ()
+        return {name: value for name, value in self._secrets.items() if name not in hidden}
+
+    def compile_cache(self) -> dict[str, str]:
+        """Return the variables by which JAX compiles nothing again, unless the user has a cache of their own."""
+        if self._compiled is not None:
+            return self._compiled.environ()
+        if not self._task.compile_cache or os.environ.get(OF_JAX):
+            return {}
+        return {OF_JAX: os.path.join(self._at.home, "cache", "compile")}
+
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Return when each part began and ended, by the steady clock."""
+        return {} if self.ready is None else dict(self.ready.spans)  # a copy: an import ahead may end just now
+
+    def release(self, seconds: float) -> None:
+        """Give back what the program had. The compile cache may take so long to send what is new."""
+        for volume in self.ready.volumes if self.ready is not None else ():
+            volume.release()
+        if self._compiled is not None:
+            self._compiled.close(seconds)
+
+    def _prepared(self) -> Ready:
+        others = Ahead(self._find_others, beside=self._machine.is_own)
+        self._secrets |= self._machine.secrets(self._note)
+        if self._machine.shares_cache:
+            self._open_compile_cache()
+        own = self._task.environment.secrets if self._task.environment is not None else ()
+        uv = {**self._uv, **{name: self._secrets[name] for name in own if name in self._secrets}}
+        ready = prepare.prepare(
+            self._view.records, self._task, self._scratch, self._at.home, uv, self._note, self._found_python
+        )
+        others.result()
+        self.compile_cache()  # waits for it here, with a bound, and not in the loop
+        return ready
+
+    def _find_others(self) -> None:
+        if not self._alone:
+            self.addresses = self._machine.addresses(self._task)
+
+    def _open_compile_cache(self) -> None:
+        wanted = self._task.environment
+        if not ((wanted is not None and wanted.compiles) or self._task.image):
+            return  # there is no JAX that could use one
+        from kinetic_orchestration.host.prepare import compile_cache
+
+        if (key := compile_cache.key(self._task)) and OF_JAX not in self._task.env:
+            self._compiled = compile_cache.CompileCache(
+                self._view.records, key, self._at.home, self._note,
+                pushes=self._at.host == 0, writer=f"{self._at.job}-{self._at.attempt}", taken=self._task.env,
+            )  # fmt: skip
+
+    def _found_python(self, python: str) -> None:
+        """The environment is there, and other things may not be: the program's process need not wait for them."""
+        self.python = python
+        self._wake()
