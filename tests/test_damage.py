@@ -19,7 +19,7 @@ from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.request import draft
-from kinetic_orchestration.jobs.watching import watch
+from kinetic_orchestration.jobs.watching.decode import read_intent
 from kinetic_orchestration.plan.configuration.settings import load
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.identity import of
@@ -345,7 +345,7 @@ def test_a_place_that_nobody_could_look_for_is_not_taken_for_freed(
         silent.setattr(job._job.backend, "leftovers", unheard)
         record = job._job.store.read(names.intent(job.job_id, 1))
         assert record is not None
-        intent = watch.intent_at(record, job._job.backend, job.job_id, 1, job._job.within)
+        intent = read_intent(record, job._job.backend, job.job_id, 1, job._job.within)
         assert (intent.placement, intent.unfound) == ({}, True)
         assert actions.release(job._job, 1, intent) is Freed.REFUSED
         assert actions.release(job._job, 1) is Freed.REFUSED

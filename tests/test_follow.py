@@ -12,7 +12,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.jobs.following.follow import SLOW_STEP, Follower, Hands, afollow
-from kinetic_orchestration.jobs.watching.watch import watcher_of
+from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import Event, JobStatus, Output
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -21,7 +21,7 @@ from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.jobs.request import draft
-from kinetic_orchestration.jobs.watching.watch import look
+from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus

@@ -11,22 +11,19 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration.jobs.watching.watch import (
-    WATCHERS,
-    Distant,
-    Memory,
-    Rung,
-    Scene,
-    _same,
-    look,
-    pace_of,
-    watcher_of,
-)
+from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.decode import interned
+from kinetic_orchestration.jobs.watching.look import look
+from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.watchers.base import Rung
+from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
+from kinetic_orchestration.jobs.watching.watchers.registry import WATCHERS, watcher_of
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
+from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol import names, wire
@@ -96,7 +93,7 @@ def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) 
     (all_of_it,) = scene(store).heard[ONE]
     assert all_of_it.said == two.said
     beats = (wire.Beat(wire.RUNNING, devices=sample),)
-    assert _same(beats) is beats, "what cannot be a key is its own"
+    assert interned(beats) is beats, "what cannot be a key is its own"
 
 
 def test_that_a_host_still_lives_is_no_news_and_what_it_does_is(store: LocalStore) -> None:
@@ -154,7 +151,7 @@ def test_an_eye_that_cannot_be_opened_keeps_no_follower_waiting_and_is_opened_at
         url = storage.make_bucket("eyes") + "/test"
         caller = AnonymousCredentials()  # type: ignore[no-untyped-call]
         store = GcsStore(url, "test", caller, storage.url)
-        watcher = Distant(store, LocalBackend(tmp_path, 1, str(tmp_path), "test"))
+        watcher = PollingWatcher(store, LocalBackend(tmp_path, 1, str(tmp_path), "test"))
         watcher._reading = dict.fromkeys((ONE, TWO), 0.0)
         storage.fail("insert *", times=None)
         storage.forget()
@@ -216,7 +213,7 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
     monkeypatch.setattr(rate_limit, "_paces", {})
     place = Place(cloud, ("us-east5-a",))
     backend = Listing(place.settings)
-    watcher = Distant(place.store, backend)
+    watcher = PollingWatcher(place.store, backend)
     with watcher.following() as rung:
         living = [OfOneJob(place, number) for number in range(tasks)]
         for job in living:
@@ -305,7 +302,7 @@ def test_whom_nobody_wakes_later_looks_at_once_and_takes_no_look_away(paced: Cal
         job.memory.attempt = 1
         seen = look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
         assert seen.observation.state == ABSENT
-    watcher = Distant(place.store, place.backend)
+    watcher = PollingWatcher(place.store, place.backend)
     for job in jobs[:2]:
         watcher.note(job.job_id, job, reads=False)
     for _ in range(2):  # the one that the pace gives, and one that it does not
@@ -323,7 +320,7 @@ def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a
     paced: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = paced(per_second=1e-9, at_once=1)
-    watcher, two = Distant(place.store, place.backend), [OfOneJob(place, 1), OfOneJob(place, 1)]
+    watcher, two = PollingWatcher(place.store, place.backend), [OfOneJob(place, 1), OfOneJob(place, 1)]
     rung = Rung(watcher)
     monkeypatch.setattr(watcher, "_running", True)  # what its thread does is done here
     rung.follow(two[0].job_id)
@@ -360,7 +357,7 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
 ) -> None:
     """What the watcher saw before is what the follower has not seen: without a ring it would sleep for ten seconds."""
     place = paced(per_second=2.0, at_once=1)
-    watcher, job = Distant(place.store, place.backend), OfOneJob(place, 1)
+    watcher, job = PollingWatcher(place.store, place.backend), OfOneJob(place, 1)
     job.memory.attempt = 1
     seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
     with watcher.following(job.job_id) as rung:

@@ -23,7 +23,8 @@ from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unr
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.jobs.request import Request, draft
-from kinetic_orchestration.jobs.watching.watch import Rung, watcher_of
+from kinetic_orchestration.jobs.watching.watchers.base import Rung
+from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec

@@ -34,7 +34,7 @@ from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer,
 from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
-from kinetic_orchestration.jobs.watching.watch import Memory
+from kinetic_orchestration.jobs.watching.cache import Memory
 from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings

@@ -13,7 +13,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.launch import admit, claim
 from kinetic_orchestration.jobs.request import settings_of
-from kinetic_orchestration.jobs.watching.watch import look
+from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.packaging.bundle import package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options

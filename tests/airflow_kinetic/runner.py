@@ -967,15 +967,15 @@ def while_locked(name: str) -> Any:
     """A trace function that sends this process SIGTERM when the main thread first has that lock."""
     import structlog._output
 
-    from kinetic_orchestration.jobs.watching import watch
+    from kinetic_orchestration.jobs.watching.watchers import base, registry
 
     sent: list[bool] = []
 
     def is_locked(frame: Any) -> bool:
-        wanted = structlog._output if name == "the log's" else watch
+        wanted = {"the log's": structlog._output, "all watchers'": registry, "one watcher's": base}[name]
         if frame.f_globals.get("__name__") != wanted.__name__:
             return False
-        lock = watch._watchers_lock
+        lock = registry._watchers_lock
         if name != "all watchers'":
             lock = getattr(frame.f_locals.get("self"), "_lock", None)
         return lock is not None and lock.locked()

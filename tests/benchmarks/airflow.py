@@ -330,7 +330,7 @@ def _sleeps() -> None:
 
 def _waits() -> None:
     from kinetic_orchestration.api.handle import open_place
-    from kinetic_orchestration.jobs.watching.watch import watcher_of
+    from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
     from kinetic_orchestration.protocol import names
     from tests.benchmarks import waiting as records
 

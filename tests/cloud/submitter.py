@@ -29,7 +29,8 @@ from kinetic_orchestration.jobs import launch, results, trust
 from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follow
-from kinetic_orchestration.jobs.watching import watch
+from kinetic_orchestration.jobs.watching import cache, decode, look, poll
+from kinetic_orchestration.jobs.watching.watchers import base, polling, registry
 from kinetic_orchestration.packaging import staging
 from kinetic_orchestration.packaging.source import tree  # noqa: F401
 from kinetic_orchestration.plan import identity
@@ -40,7 +41,8 @@ from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
-    resolved, launch, actions, follow, staging, identity, trust, results, job, batch, watch, reaper, preflight, client,
+    resolved, launch, actions, follow, staging, identity, trust, results, job, batch, cache, decode, look, poll,
+    base, polling, registry, reaper, preflight, client,
     request, backend, store, requests,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}

@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, J
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, follow
-from kinetic_orchestration.jobs.watching import watch
+from kinetic_orchestration.jobs.watching.watchers import polling
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
@@ -287,7 +287,7 @@ def test_f25_somebody_who_follows_gives_silent_hosts_up_and_the_next_attempt_fol
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_BEATS", 20.0)
     monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 0.0)
-    monkeypatch.setattr(watch, "UNSEEN_PACE", 0.5)
+    monkeypatch.setattr(polling, "UNSEEN_PACE", 0.5)
     job = run(jobs.until, str(tmp_path / "go"))
     wait_running(job)
     kill_agents(cloud, job)

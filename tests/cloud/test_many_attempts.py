@@ -14,7 +14,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
-from kinetic_orchestration.jobs.watching.watch import watcher_of
+from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import PRESENT, Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.protocol import names, wire

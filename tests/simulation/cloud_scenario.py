@@ -19,7 +19,7 @@ from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
 from kinetic_orchestration.jobs.trust import ALONE, Trust
-from kinetic_orchestration.jobs.watching.watch import Distant
+from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
@@ -85,7 +85,7 @@ class Distance:
     def __init__(self, world: World, ground: CloudGround) -> None:
         self.world = world
         self.ground = ground
-        self.watchers: dict[Task, Distant] = {}
+        self.watchers: dict[Task, PollingWatcher] = {}
         self.backends: dict[Task, tpu_vm.TpuVmBackend] = {}
         self.paces: dict[tuple[Task, str], Pace] = {}
 
@@ -93,11 +93,11 @@ class Distance:
     def records(self) -> DistantStore:
         return self.ground.store
 
-    def watcher_of(self, store: Any, backend: Any) -> Distant:
+    def watcher_of(self, store: Any, backend: Any) -> PollingWatcher:
         assert self.world.current is not None
         process = self.world.current.process
         if process not in self.watchers:
-            self.watchers[process] = Distant(store, backend)
+            self.watchers[process] = PollingWatcher(store, backend)
         return self.watchers[process]
 
     def backend_of(self, process: Task) -> tpu_vm.TpuVmBackend:

@@ -23,7 +23,9 @@ from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions as act
 from kinetic_orchestration.jobs.following import follow
-from kinetic_orchestration.jobs.watching import watch
+from kinetic_orchestration.jobs.watching import decode, poll
+from kinetic_orchestration.jobs.watching import look as looking
+from kinetic_orchestration.jobs.watching.watchers import base, polling
 from kinetic_orchestration.platforms.google.tpu import request
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.system import processes
@@ -69,7 +71,7 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
         edges.setattr(secrets, "token_hex", token)
         edges.setattr(processes, "machine", life)
         edges.setattr(host, "_free_ports", lambda _hosts: {})
-        for module in (bucket, segments, watch):
+        for module in (bucket, segments, base, polling):
             edges.setattr(module, "threading", threads)
         _distant_edges(edges, worlds)
         often = gc.get_threshold()
@@ -88,7 +90,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         prepare.prepare,
         bootstrap.store_time,
     )
-    looked = watch.look
+    looked = looking.look
 
     def watcher(store: Any, backend: Any) -> Any:
         return worlds[-1].distance.watcher_of(store, backend) if store.remote else watcher_of(store, backend)
@@ -128,14 +130,15 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     def chance() -> float:
         return (worlds[-1].random if worlds else random).random()
 
-    for module in (act, watch):
+    for module in (act, looking):
         edges.setattr(module, "look", look)
 
     def pace_of(placement: Any) -> Any:
         return worlds[-1].distance.pace_of(placement)
 
     edges.setattr(follow, "watcher_of", watcher)
-    edges.setattr(watch, "pace_of", pace_of)
+    for module in (poll, polling):
+        edges.setattr(module, "pace_of", pace_of)
     edges.setattr(open_view, "open_records", records)
     edges.setattr(bucket_records, "CloudRecords", records)
     edges.setattr(bootstrap, "exchange", ask)
@@ -151,11 +154,12 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
     edges.setattr(act, "spec_of", functools.lru_cache(100)(act.spec_of))
     intent_of = functools.lru_cache(1_000)(act.intent_of)
-    for module in (act, watch):
+    for module in (act, decode):
         edges.setattr(module, "intent_of", intent_of)
     edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
-    edges.setattr(watch, "PACE", 10.0)
-    edges.setattr(watch, "QUICKEST", 10.0)
+    for module in (base, polling):
+        edges.setattr(module, "PACE", 10.0)
+    edges.setattr(polling, "QUICKEST", 10.0)
     edges.setattr(bucket, "UNWATCHED", 10.0)
     edges.setattr(bucket, "QUICKEST", 2.0)
     edges.setattr(segments, "UNWATCHED", 10.0)

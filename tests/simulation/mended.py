@@ -119,7 +119,7 @@ CLOUD = (
         (52000895,),
         (
             Change(
-                "kinetic_orchestration/jobs/watching/watch.py",
+                "kinetic_orchestration/jobs/watching/look.py",
                 "memory.not_before = store.now()  # a scene",
                 "# a scene",
             ),

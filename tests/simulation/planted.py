@@ -75,7 +75,7 @@ PLANTED = (
     ),
     Planted(
         "a follower judges ages by its own clock",
-        "jobs/watching/watch.py",
+        "jobs/watching/poll.py",
         "        taken = store.now()\n",
         "        taken = time.time()\n",
     ),
@@ -107,7 +107,7 @@ PLANTED = (
     ),
     Planted(
         "a scene older than one's own act is believed",
-        "jobs/watching/watch.py",
+        "jobs/watching/look.py",
         "        or scene.taken <= memory.not_before\n",
         "",
     ),
@@ -209,7 +209,7 @@ PLANTED = (
     ),
     Planted(
         "a watcher looks ten times a second",
-        "jobs/watching/watch.py",
+        "jobs/watching/watchers/polling.py",
         "        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)",
         "        return 0.1",
     ),

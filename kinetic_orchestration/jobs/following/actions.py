@@ -15,7 +15,10 @@ from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, Kin
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.jobs.watching import attempts, usage
-from kinetic_orchestration.jobs.watching.watch import Memory, Scene, intent_at, look, place_by_name
+from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.decode import find_placement, read_intent
+from kinetic_orchestration.jobs.watching.look import look
+from kinetic_orchestration.jobs.watching.poll import Scene
 from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.plan.values import (
@@ -559,10 +562,10 @@ def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
         record = job.store.read(names.intent(job.job_id, attempt))
         if record is None:
             return Freed.DONE
-        intent = intent_at(record, job.backend, job.job_id, attempt, job.within)
+        intent = read_intent(record, job.backend, job.job_id, attempt, job.within)
     placement: dict[str, Any] | None = intent.placement
     if intent.damage and not placement:
-        placement = place_by_name(job.backend, job.job_id, attempt)
+        placement = find_placement(job.backend, job.job_id, attempt)
         if placement is None:  # nobody could say what is left of it
             return Freed.REFUSED
     return job.backend.release(placement) if placement else Freed.DONE

@@ -20,7 +20,9 @@ from kinetic_orchestration.jobs.following import actions as act
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.secondary_errors import Echoes
 from kinetic_orchestration.jobs.watching import attempts, roll
-from kinetic_orchestration.jobs.watching.watch import Memory, Watcher, watcher_of
+from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.watchers.base import Watcher
+from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.plan.values import (
     PRESENT,

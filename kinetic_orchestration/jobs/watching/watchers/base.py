@@ -1,0 +1,231 @@
+"""The part that all watchers share: who waits for which job, how to wake them, and one thread that lives while used."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Protocol
+
+from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.poll import Scene
+
+PACE = 1.0  # between two looks at a job that does not ring, while few are followed
+SLOWEST = 40.0
+FOLLOWERS_PER_SECOND = 25  # looks that one process takes a second, however many jobs it follows
+IDLE_SECONDS = 2.0  # a watcher's thread ends when nobody has waited for so long
+TOGETHER = 10.0  # who sleeps so long wakes at a whole second, with others
+
+
+class Followed(Protocol):
+    """A follower, as its watcher sees it."""
+
+    memory: Memory
+
+
+class Watcher(ABC):
+    """Wakes the followers of one store's jobs. Its thread runs while somebody waits.
+
+    A bell or a poll is a hint and never the truth: followers also look by themselves, at their own pace.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[Callable[[], object], ...]] = {}
+        self._running = False
+        self._followers = 0
+        self._joined = threading.Event()  # somebody has begun to wait
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody relies on it."""
+        return not self._waiting and not self._running
+
+    def pace(self, *, restless: bool = False) -> float:
+        """How long a follower may sleep without a ring; `restless` is one who waits for a time to come."""
+        del restless  # a look is cheap here, so all of them are
+        return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
+
+    def scene_for(self, job_id: str, memory: Memory) -> tuple[Scene | None, bool]:
+        """Return the scene for the next step of a follower, and whether there is a newer one, for another step."""
+        del job_id, memory
+        return None, False
+
+    def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:  # noqa: B027 - nothing by default
+        """Take a follower's memory into account; `reads`: it reads the log. A bell needs nothing of it."""
+
+    def forget(self, job_id: str, follower: Followed) -> None:  # noqa: B027 - nothing by default
+        """Undo `note`."""
+
+    def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> AbstractContextManager[None]:
+        """For those who look at many jobs and their attempts once, and do not wait. Looks are cheap here."""
+        del wanted
+        return nullcontext()
+
+    @contextmanager
+    def following(self, *job_ids: str) -> Iterator[Rung]:
+        """What rings, from now on. Clear it before a look, and no ring is ever missed."""
+        rung = Rung(self)
+        try:
+            for job_id in job_ids:
+                rung.follow(job_id)
+            yield rung
+        finally:
+            rung.close()
+
+    def following_async(self, job_id: str) -> Doze:
+        """The same on the running event loop."""
+        return Doze(self, job_id)
+
+    @property
+    def _hears(self) -> bool:
+        """Whether there is anything for its thread to do."""
+        return True
+
+    @abstractmethod
+    def _pause(self) -> None:
+        """Sleep until the next turn, or until somebody has begun to wait."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Wake those for whom there is news."""
+
+    def _failed(self) -> None:  # noqa: B027 - nothing by default
+        """Clean up after a turn that raised. Followers look by themselves, and hear what is the matter."""
+
+    def _stopped(self) -> None:  # noqa: B027 - nothing by default
+        """Drop what is of no use once the thread has ended. The lock is held."""
+
+    def _add(self, job_id: str, wake: Callable[[], object]) -> None:
+        with self._lock:
+            self._waiting[job_id] = (*self._waiting.get(job_id, ()), wake)
+            self._followers += 1
+            self._joined.set()
+            if not self._running and self._hears:
+                with suppress(RuntimeError):  # too many threads, or the interpreter's end: followers keep their pace
+                    threading.Thread(target=self._run, name="kinetic-watch", daemon=True).start()
+                    self._running = True
+
+    def _remove(self, job_id: str, wake: Callable[[], object]) -> None:
+        with self._lock:
+            waiting = list(self._waiting.pop(job_id, ()))
+            if wake in waiting:
+                waiting.remove(wake)
+            if waiting:
+                self._waiting[job_id] = tuple(waiting)
+            self._followers -= 1
+
+    def _run(self) -> None:
+        used = time.monotonic()
+        while True:
+            self._pause()
+            with self._lock:
+                if self._waiting:
+                    used = time.monotonic()
+                elif time.monotonic() - used > IDLE_SECONDS:
+                    self._running = False
+                    self._stopped()
+                    return
+            try:
+                self._turn()
+            except Exception:  # whatever it is: all followers rely on this thread, and none would hear of its end
+                self._failed()
+
+    def _wake(self, jobs: Iterable[str] | None) -> None:
+        """Wake all who wait for these jobs at this moment, or for any job if it is None."""
+        with self._lock:
+            chosen = list(self._waiting) if jobs is None else list(dict.fromkeys(jobs))
+            wakes = [wake for job in chosen for wake in self._waiting.get(job, ())]
+        for wake in wakes:
+            wake()
+
+
+class Rung:
+    """The jobs that have rung since the last `clear`, and a sleep until one does."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._event = threading.Event()
+        self._rung: set[str] = set()
+        self._wakes: dict[str, Callable[[], object]] = {}
+
+    def follow(self, job_id: str) -> None:
+        if job_id not in self._wakes:
+            self._wakes[job_id] = functools.partial(self._wake, job_id)
+            self._watcher._add(job_id, self._wakes[job_id])
+
+    def unfollow(self, job_id: str) -> None:
+        wake = self._wakes.pop(job_id, None)
+        if wake is not None:
+            self._watcher._remove(job_id, wake)
+
+    def clear(self) -> set[str]:
+        self._event.clear()
+        rung, self._rung = self._rung, set()
+        return rung
+
+    def wait(self, within: float) -> bool:
+        return self._event.wait(within)
+
+    def close(self) -> None:
+        for job_id in list(self._wakes):
+            self.unfollow(job_id)
+
+    def _wake(self, job_id: str) -> None:
+        self._rung.add(job_id)
+        self._event.set()
+
+
+class Doze:
+    """An event loop's sleep until a job rings. Small, because a process may have thousands of them."""
+
+    __slots__ = ("_job_id", "_loop", "_rung", "_sleep", "_timer", "_watcher")
+
+    def __init__(self, watcher: Watcher, job_id: str) -> None:
+        self._watcher = watcher
+        self._job_id = job_id
+        self._loop = asyncio.get_running_loop()
+        self._sleep: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rung = False
+
+    def __enter__(self) -> Doze:
+        self._watcher._add(self._job_id, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watcher._remove(self._job_id, self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __call__(self) -> None:
+        """It rings, says the watcher's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def clear(self) -> None:
+        self._rung = False
+
+    def sleep(self, within: float) -> asyncio.Future[None]:
+        """Done at the first ring since `clear`, or when the time is up: of a long one up to a second before, so that
+        many who sleep wake together, and find the processor awake and what they need in its caches.
+        """
+        sleep = self._sleep = self._loop.create_future()
+        until = self._loop.time() + within
+        self._timer = self._loop.call_at(until if within < TOGETHER else math.floor(until), self._wake)
+        if self._rung:
+            self._wake()
+        return sleep
+
+    def _wake(self) -> None:
+        self._rung = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
+        self._sleep = self._timer = None

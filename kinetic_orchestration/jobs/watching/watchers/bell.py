@@ -1,0 +1,39 @@
+"""The watcher of a store with a bell: a thousand sleeping followers cost one stat a tick."""
+
+from __future__ import annotations
+
+from kinetic_orchestration.jobs.watching.watchers.base import Watcher
+from kinetic_orchestration.platforms.local.store import LocalStore
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol.records.files import Bell
+
+TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
+SLOWING = 1.02  # within a fiftieth of the silence before it,
+SLOWEST_TICK = 0.1  # and within this in any case
+
+
+class BellWatcher(Watcher):
+    """Wakes followers when the store's bell rings. Of a store without one, followers wake by themselves."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._bell = Bell(store) if isinstance(store, LocalStore) else None
+        self._tick = TICK
+        self._rang = False  # in the newest turn
+
+    @property
+    def _hears(self) -> bool:
+        return self._bell is not None
+
+    def _pause(self) -> None:
+        joined = self._joined.wait(self._tick)
+        if joined:
+            self._joined.clear()
+        self._tick = TICK if joined or self._rang else min(SLOWEST_TICK, self._tick * SLOWING)
+
+    def _turn(self) -> None:
+        assert self._bell is not None
+        self._rang = False
+        rung = self._bell.poll()  # before it is known who waits: no ring after somebody has joined is lost
+        self._rang = rung != []
+        self._wake(rung)
