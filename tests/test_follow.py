@@ -56,9 +56,9 @@ def test_what_devices_do_is_read_by_those_alone_who_tell_it() -> None:
     job: JobHandle[str] = speak.run_async("one")
     follower = Follower(job._job)
     follower.step()
-    assert not follower.memory.reads
+    assert not follower.cache.wants_devices
     follower.step(lambda event: None)
-    assert follower.memory.reads
+    assert follower.cache.wants_devices
     assert job.result() == "one"
 
 
@@ -133,11 +133,11 @@ def test_a_ring_between_a_look_and_the_sleep_is_not_missed() -> None:
     job = speak.run_async("one")
 
     async def sleep() -> None:
-        with watcher_of(job._job.store, job._job.backend).following_async(job.job_id) as doze:
-            doze.clear()
-            doze()  # from the watcher's thread, while the follower looks
+        with watcher_of(job._job.store, job._job.backend).async_wakeup(job.job_id) as wakeup:
+            wakeup.clear()
+            wakeup()  # from the watcher's thread, while the follower looks
             await asyncio.sleep(0)
-            await asyncio.wait_for(doze.sleep(3600), 60)
+            await asyncio.wait_for(wakeup.sleep(3600), 60)
 
     asyncio.run(sleep())
     assert job.result() == "one"

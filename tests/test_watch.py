@@ -1,4 +1,4 @@
-"""A scene: what was heard of all jobs at once, how small it is kept, and what of it is news."""
+"""A poll: what was heard of all jobs at once, how small it is kept, and what of it is news."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.decode import interned
 from kinetic_orchestration.jobs.watching.look import look
-from kinetic_orchestration.jobs.watching.poll import Scene
-from kinetic_orchestration.jobs.watching.watchers.base import Rung
+from kinetic_orchestration.jobs.watching.poll import Poll
+from kinetic_orchestration.jobs.watching.watchers.base import Wakeups
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
-from kinetic_orchestration.jobs.watching.watchers.registry import WATCHERS, watcher_of
+from kinetic_orchestration.jobs.watching.watchers.registry import MOST_WATCHERS, watcher_of
 from kinetic_orchestration.plan.records import intent_of
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, UNKNOWN, Intent, Observation
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
@@ -40,8 +40,8 @@ def store(tmp_path: Path) -> LocalStore:
     return open_local(tmp_path / "store", "test")
 
 
-def scene(store: LocalStore) -> Scene:
-    return Scene.take(store, LocalBackend(Path(store.root), 1, store.url, "test"), names.BEATS, {})
+def poll(store: LocalStore) -> Poll:
+    return Poll.take(store, LocalBackend(Path(store.root), 1, store.url, "test"), names.BEATS, {})
 
 
 def beat(store: LocalStore, job: str, host: int = 0, state: str = wire.RUNNING, **fields: Any) -> None:
@@ -52,8 +52,8 @@ def beat(store: LocalStore, job: str, host: int = 0, state: str = wire.RUNNING, 
 def test_what_thousands_of_hosts_say_alike_is_kept_once(store: LocalStore) -> None:
     for job in (ONE, TWO):
         beat(store, job)
-    first, second = (scene(store), scene(store))
-    (one,), (two,), (later,) = first.heard[ONE], first.heard[TWO], second.heard[ONE]
+    first, second = (poll(store), poll(store))
+    (one,), (two,), (later,) = first.signals[ONE], first.signals[TWO], second.signals[ONE]
     assert one.said is two.said is later.said
     assert one.name is two.name
     assert one.said == wire.Beat(wire.RUNNING)
@@ -68,14 +68,14 @@ def test_of_jobs_here_that_nobody_reads_what_is_alike_is_kept_once(store: LocalS
         fields = {"attempt": 1, "boot": job, "placement": placement, "allowed": 0.0}
         store.create(names.intent(job, 1), wire.encode(fields))
         beat(store, job, devices={**sample, "in": job})
-        memory = Memory()
-        memory.reads = False
-        seen.append(look(store, backend, job, 1, 1, memory=memory))
+        cache = AttemptCache()
+        cache.wants_devices = False
+        seen.append(look(store, backend, job, 1, 1, cache=cache))
     (one,), (two,) = (each.beats for each in seen)
     assert one is two
     assert one == wire.Beat(wire.RUNNING)
     assert seen[0].observation is seen[1].observation
-    (read,) = look(store, backend, TWO, 1, 1, memory=Memory()).beats
+    (read,) = look(store, backend, TWO, 1, 1, cache=AttemptCache()).beats
     assert read == wire.Beat(wire.RUNNING, devices={**sample, "in": TWO})
 
 
@@ -85,12 +85,12 @@ def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) 
     for job in (ONE, TWO):
         beat(store, job, devices=sample)
     backend = LocalBackend(Path(store.root), 1, store.url, "test")
-    seen = Scene.take(store, backend, names.BEATS, {}, frozenset({TWO}))
-    (one,), (two,) = seen.heard[ONE], seen.heard[TWO]
+    seen = Poll.take(store, backend, names.BEATS, {}, frozenset({TWO}))
+    (one,), (two,) = seen.signals[ONE], seen.signals[TWO]
     assert one.said == wire.Beat(wire.RUNNING)
     assert two.said == wire.Beat(wire.RUNNING, devices=sample)
     assert seen.signature(ONE) == seen.signature(TWO), "a sample wakes nobody"
-    (all_of_it,) = scene(store).heard[ONE]
+    (all_of_it,) = poll(store).signals[ONE]
     assert all_of_it.said == two.said
     beats = (wire.Beat(wire.RUNNING, devices=sample),)
     assert interned(beats) is beats, "what cannot be a key is its own"
@@ -98,7 +98,7 @@ def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) 
 
 def test_that_a_host_still_lives_is_no_news_and_what_it_does_is(store: LocalStore) -> None:
     def signature() -> int:
-        return scene(store).signature(ONE)
+        return poll(store).signature(ONE)
 
     beat(store, ONE)
     before = signature()
@@ -115,10 +115,10 @@ def test_that_a_host_still_lives_is_no_news_and_what_it_does_is(store: LocalStor
 
 def test_what_somebody_else_put_among_the_beats_is_no_trouble(store: LocalStore) -> None:
     beat(store, ONE)
-    before = scene(store).signature(ONE)
+    before = poll(store).signature(ONE)
     for name in ("nobodys", f"{ONE}/notes", f"{TWO}/x/0"):
         store.put(f"{names.BEATS}{name}", b"\xff not JSON")
-    assert scene(store).signature(ONE) == before
+    assert poll(store).signature(ONE) == before
 
 
 def test_a_placement_keeps_no_history_that_it_does_not_have(store: LocalStore) -> None:
@@ -152,23 +152,23 @@ def test_an_eye_that_cannot_be_opened_keeps_no_follower_waiting_and_is_opened_at
         caller = AnonymousCredentials()  # type: ignore[no-untyped-call]
         store = GcsStore(url, "test", caller, storage.url)
         watcher = PollingWatcher(store, LocalBackend(tmp_path, 1, str(tmp_path), "test"))
-        watcher._reading = dict.fromkeys((ONE, TWO), 0.0)
+        watcher._log_readers = dict.fromkeys((ONE, TWO), 0.0)
         storage.fail("insert *", times=None)
         storage.forget()
-        watcher._show(1000.0)
+        watcher._announce_readers(1000.0)
         assert len(storage.calls) == 1
-        assert watcher._reading == {ONE: 0.0, TWO: 0.0}
+        assert watcher._log_readers == {ONE: 0.0, TWO: 0.0}
         storage.heal()
-        watcher._show(1000.0)
+        watcher._announce_readers(1000.0)
         assert [eye.name for eye in store.signals(names.BEATS)] == [names.eye(ONE), names.eye(TWO)]
-        assert min(watcher._reading.values()) > 1000.0
+        assert min(watcher._log_readers.values()) > 1000.0
 
 
 def test_a_process_with_many_callers_keeps_the_watchers_that_somebody_relies_on(tmp_path: Path) -> None:
     store, backend = open_local(tmp_path / "store", "test"), LocalBackend(tmp_path, 1, str(tmp_path), "test")
-    with watcher_of(store, backend).following(ONE):
+    with watcher_of(store, backend).wakeups(ONE):
         kept = watcher_of(store, backend)
-        others = [open_local(tmp_path / str(number), "test") for number in range(2 * WATCHERS)]
+        others = [open_local(tmp_path / str(number), "test") for number in range(2 * MOST_WATCHERS)]
         first = watcher_of(others[0], backend)
         watchers = [watcher_of(other, backend) for other in others]
         assert len({id(watcher) for watcher in watchers}) == len(others)
@@ -191,8 +191,8 @@ class OfOneJob:
 
     def __init__(self, place: Place, number: int) -> None:
         self.job_id = f"job-{number:012d}"
-        self.memory = Memory()
-        self.memory.intent = Intent(1, "boot", place.backend.place(place.plan, self.job_id, 1), 0.0, place.store.now())
+        self.cache = AttemptCache()
+        self.cache.intent = Intent(1, "boot", place.backend.place(place.plan, self.job_id, 1), 0.0, place.store.now())
 
 
 @pytest.fixture(scope="module")
@@ -214,18 +214,18 @@ def test_a_zone_is_listed_at_the_same_pace_however_many_jobs_begin_and_end(
     place = Place(cloud, ("us-east5-a",))
     backend = Listing(place.settings)
     watcher = PollingWatcher(place.store, backend)
-    with watcher.following() as rung:
+    with watcher.wakeups() as wakeups:
         living = [OfOneJob(place, number) for number in range(tasks)]
         for job in living:
-            rung.follow(job.job_id)
-            watcher.note(job.job_id, job, reads=False)
+            wakeups.follow(job.job_id)
+            watcher.subscribe(job.job_id, job, reads=False)
         began, number = time.monotonic(), tasks
         while time.monotonic() - began < SECONDS:
             job, number = OfOneJob(place, number), number + 1
-            rung.follow(job.job_id)
-            watcher.note(job.job_id, job, reads=False)
+            wakeups.follow(job.job_id)
+            watcher.subscribe(job.job_id, job, reads=False)
             living.append(job)
-            rung.unfollow(living.pop(0).job_id)
+            wakeups.unfollow(living.pop(0).job_id)
             time.sleep(0.02)
         looks = backend.looks
     print(f"{tasks} jobs, of which {number - tasks} ended: {looks} looks in {SECONDS:g} s")
@@ -265,17 +265,17 @@ def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is
     monkeypatch.setattr(rate_limit, "_paces", {("p", "here"): rate_limit.Pace(per_second=1e-9, at_once=1)})
     backend = Seeing(Path(store.root), 1, store.url, "test")
     places = {ONE: {"project": "p", "zone": "here", "job": ONE}, TWO: {"project": "p", "zone": "there", "job": TWO}}
-    first = Scene.take(store, backend, names.BEATS, places, paced=True)
-    second = Scene.take(store, backend, names.BEATS, places, None, first, paced=True)
+    first = Poll.take(store, backend, names.BEATS, places, paced=True)
+    second = Poll.take(store, backend, names.BEATS, places, None, first, paced=True)
     assert backend.asked == [ONE, TWO, TWO]
-    assert [scene.observation(ONE) for scene in (first, second)] == [Observation(PRESENT), Observation(UNKNOWN)]
+    assert [poll.observation(ONE) for poll in (first, second)] == [Observation(PRESENT), Observation(UNKNOWN)]
     assert second.observation(TWO) == Observation(PRESENT)
     assert first.signature(ONE) == second.signature(ONE)
     beat(store, ONE)
-    third = Scene.take(store, backend, names.BEATS, places, None, second, paced=True)
-    assert third.heard[ONE] and third.signature(ONE) != second.signature(ONE)
+    third = Poll.take(store, backend, names.BEATS, places, None, second, paced=True)
+    assert third.signals[ONE] and third.signature(ONE) != second.signature(ONE)
     moved = {**places, ONE: {**places[ONE], "attempt": 2}}
-    assert Scene.take(store, backend, names.BEATS, moved, None, third, paced=True).observations.keys() == {TWO}
+    assert Poll.take(store, backend, names.BEATS, moved, None, third, paced=True).observations.keys() == {TWO}
 
 
 @pytest.fixture
@@ -299,21 +299,21 @@ def test_whom_nobody_wakes_later_looks_at_once_and_takes_no_look_away(paced: Cal
     place = paced(per_second=1e-9, at_once=1)
     jobs = [OfOneJob(place, number) for number in range(1, 4)]
     for job in jobs:
-        job.memory.attempt = 1
-        seen = look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
+        job.cache.attempt = 1
+        seen = look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache)
         assert seen.observation.state == ABSENT
     watcher = PollingWatcher(place.store, place.backend)
     for job in jobs[:2]:
-        watcher.note(job.job_id, job, reads=False)
+        watcher.subscribe(job.job_id, job, reads=False)
     for _ in range(2):  # the one that the pace gives, and one that it does not
-        watcher._look([job.job_id for job in jobs], dict(watcher._noted))
-    assert watcher.scene is not None and watcher.scene.unlooked == {job.job_id for job in jobs[:2]}
+        watcher._poll([job.job_id for job in jobs], dict(watcher._subscribers))
+    assert watcher.poll is not None and watcher.poll.skipped == {job.job_id for job in jobs[:2]}
     for job, state in zip(jobs, (UNKNOWN, UNKNOWN, ABSENT), strict=True):
-        seen = look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory, scene=watcher.scene)
+        seen = look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache, poll=watcher.poll)
         assert seen.observation.state == state
-    watcher.forget(jobs[0].job_id, jobs[0])
-    alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, 1, memory=jobs[0].memory)
-    assert alone(scene=watcher.scene).observation.state == ABSENT, "as it is woken no more"
+    watcher.unsubscribe(jobs[0].job_id, jobs[0])
+    alone = functools.partial(look, place.store, place.backend, jobs[0].job_id, 1, 1, cache=jobs[0].cache)
+    assert alone(poll=watcher.poll).observation.state == ABSENT, "as it is woken no more"
 
 
 def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a_scene_after_it_left_its_zone_out(
@@ -321,35 +321,35 @@ def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a
 ) -> None:
     place = paced(per_second=1e-9, at_once=1)
     watcher, two = PollingWatcher(place.store, place.backend), [OfOneJob(place, 1), OfOneJob(place, 1)]
-    rung = Rung(watcher)
+    wakeups = Wakeups(watcher)
     monkeypatch.setattr(watcher, "_running", True)  # what its thread does is done here
-    rung.follow(two[0].job_id)
+    wakeups.follow(two[0].job_id)
     for follower in two:
-        follower.memory.attempt = 1
-        watcher.note(follower.job_id, follower, reads=False)
-    turn = [list(watcher._waiting), dict(watcher._noted)]
+        follower.cache.attempt = 1
+        watcher.subscribe(follower.job_id, follower, reads=False)
+    turn = [list(watcher._waiting), dict(watcher._subscribers)]
 
     def step(follower: OfOneJob) -> tuple[str, bool]:
-        scene, has_newer = watcher.scene_for(follower.job_id, follower.memory)
-        seen = look(place.store, place.backend, follower.job_id, 1, 1, memory=follower.memory, scene=scene)
+        poll, has_newer = watcher.poll_for(follower.job_id, follower.cache)
+        seen = look(place.store, place.backend, follower.job_id, 1, 1, cache=follower.cache, poll=poll)
         return seen.observation.state, has_newer
 
-    watcher._look(*turn)
-    watcher._look(*turn)
+    watcher._poll(*turn)
+    watcher._poll(*turn)
     assert [step(follower) for follower in two] == [(UNKNOWN, False)] * 2
     for follower in reversed(two):
         found, deadline = ("", False), time.monotonic() + 60.0
         while found != (ABSENT, True):  # at the first time, unless the store's time went back a moment
             assert found != (ABSENT, False) and time.monotonic() < deadline
-            rung.clear()
-            pace_of(two[0].memory.intent.placement)._left = 1.0
-            watcher._look(*turn)
-            assert rung.clear() == {follower.job_id}, "one of them has not seen it yet"
-            watcher._look(*turn)
-            assert watcher.scene.unlooked == {follower.job_id}
+            wakeups.clear()
+            pace_of(two[0].cache.intent.placement)._left = 1.0
+            watcher._poll(*turn)
+            assert wakeups.clear() == {follower.job_id}, "one of them has not seen it yet"
+            watcher._poll(*turn)
+            assert watcher.poll.skipped == {follower.job_id}
             found = step(follower)
-    rung.close()
-    assert not any(follower.memory.woken for follower in two)
+    wakeups.close()
+    assert not any(follower.cache.subscribed for follower in two)
 
 
 def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_though_it_be_as_before(
@@ -358,20 +358,20 @@ def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_th
     """What the watcher saw before is what the follower has not seen: without a ring it would sleep for ten seconds."""
     place = paced(per_second=2.0, at_once=1)
     watcher, job = PollingWatcher(place.store, place.backend), OfOneJob(place, 1)
-    job.memory.attempt = 1
-    seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, memory=job.memory)
-    with watcher.following(job.job_id) as rung:
-        watcher.note(job.job_id, job, reads=False)
-        while not rung.wait(0.1) or watcher.scene is None or job.job_id in watcher.scene.unlooked:
+    job.cache.attempt = 1
+    seen = functools.partial(look, place.store, place.backend, job.job_id, 1, 1, cache=job.cache)
+    with watcher.wakeups(job.job_id) as wakeups:
+        watcher.subscribe(job.job_id, job, reads=False)
+        while not wakeups.wait(0.1) or watcher.poll is None or job.job_id in watcher.poll.skipped:
             pass
         while seen().observation.state != UNKNOWN:
             pass
-        rung.clear()
+        wakeups.clear()
         deadline = time.monotonic() + 60.0
         while True:
-            assert rung.wait(5.0)
-            rung.clear()
-            if seen(scene=watcher.scene_for(job.job_id, job.memory)[0]).observation.state == ABSENT:
+            assert wakeups.wait(5.0)
+            wakeups.clear()
+            if seen(poll=watcher.poll_for(job.job_id, job.cache)[0]).observation.state == ABSENT:
                 break
             assert time.monotonic() < deadline
 
@@ -388,9 +388,9 @@ def test_the_place_of_an_attempt_that_was_intended_is_looked_at_once(paced: Call
     """As its hosts are asked for after that look."""
     place = paced(per_second=1e-9, at_once=1)
     job = OfOneJob(place, 1)
-    job.memory.attempt, job.memory.woken = 1, True
+    job.cache.attempt, job.cache.subscribed = 1, True
     states = []
     for urgent in (False, False, True, False):
-        job.memory.urgent = urgent
-        states.append(look(place.store, place.backend, job.job_id, 1, 1, memory=job.memory).observation.state)
+        job.cache.observe_now = urgent
+        states.append(look(place.store, place.backend, job.job_id, 1, 1, cache=job.cache).observation.state)
     assert states == [ABSENT, UNKNOWN, ABSENT, UNKNOWN]

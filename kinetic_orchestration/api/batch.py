@@ -23,7 +23,7 @@ from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unr
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.jobs.request import Request, draft
-from kinetic_orchestration.jobs.watching.watchers.base import Rung
+from kinetic_orchestration.jobs.watching.watchers.base import Wakeups
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -124,10 +124,10 @@ class BatchHandle(Generic[R]):
         del poll_interval  # Keras Kinetic's: here the end of a job is an event
         deadline = None if timeout is None else time.monotonic() + timeout
         seen: set[int] = set()
-        with self._watcher.following(self.group_id) as rung:
+        with self._watcher.wakeups(self.group_id) as wakeups:
             look_at_all = 0.0
             while True:
-                heard = rung.clear()
+                heard = wakeups.clear()
                 everything = time.monotonic() >= look_at_all
                 if everything:
                     look_at_all = time.monotonic() + self._pace()
@@ -135,10 +135,10 @@ class BatchHandle(Generic[R]):
                 for index, job in enumerate(self.jobs):
                     if job is None or index in seen:
                         continue
-                    self._follow(rung, job)
+                    self._follow(wakeups, job)
                     if (everything or job.job_id in heard) and _has_ended(job):
                         seen.add(index)
-                        rung.unfollow(job.job_id)
+                        wakeups.unfollow(job.job_id)
                         yield job
                     if job._follower.unreachable:  # nor can the others be asked
                         break
@@ -153,7 +153,7 @@ class BatchHandle(Generic[R]):
                     )
                 if self.group_id in heard:
                     look_at_all = 0.0 if complete else look_at_all
-                rung.wait(min(0.5, self._pace() if left is None else left))
+                wakeups.wait(min(0.5, self._pace() if left is None else left))
 
     def results(
         self,
@@ -239,12 +239,12 @@ class BatchHandle(Generic[R]):
                 f"batch {self.group_id}: {missing} of its inputs have not been submitted, and nobody may do it any more"
             )
 
-    def _follow(self, rung: Rung, job: JobHandle[Any]) -> None:
-        rung.follow(job.job_id)
-        self._watcher.note(job.job_id, job._follower, reads=False)
+    def _follow(self, wakeups: Wakeups, job: JobHandle[Any]) -> None:
+        wakeups.follow(job.job_id)
+        self._watcher.subscribe(job.job_id, job._follower, reads=False)
 
     def _pace(self) -> float:
-        return max(self._watcher.pace(), len(self.jobs) / 50)
+        return max(self._watcher.sleep_seconds(), len(self.jobs) / 50)
 
 
 def submit_all(
@@ -350,13 +350,13 @@ class _Driver:
             batch._store.ring(batch.group_id)
 
     def _submit(self) -> None:
-        with self.batch._watcher.following(self.batch.group_id) as rung:
+        with self.batch._watcher.wakeups(self.batch.group_id) as wakeups:
             for index, spec in enumerate(self.specs):
                 while len(self._running) >= self.width and not self._stopped():
-                    rung.clear()
+                    wakeups.clear()
                     self._look()
                     if len(self._running) >= self.width and not self._stopped():
-                        rung.wait(0.5)
+                        wakeups.wait(0.5)
                 if self._stopped():
                     return
                 me = child(self._request.settings.deployment, self.batch.group_id, index)
@@ -373,13 +373,13 @@ class _Driver:
                 if not self._running:
                     tell_of_requirements(request, launched)
                 _place(self.batch, index, job)
-                self.batch._follow(rung, job)
+                self.batch._follow(wakeups, job)
                 self._running.append(job)
                 self.batch._store.ring(self.batch.group_id)
             while self.cancel_running and self._running and not self._stopped():
-                rung.clear()
+                wakeups.clear()
                 self._look()
-                rung.wait(0.5)
+                wakeups.wait(0.5)
         if _why_over(self.batch._store, self.batch.group_id) == CANCELLED:
             self._cancel_running(f"batch {self.batch.group_id} was cancelled")  # what was launched meanwhile
 
@@ -583,10 +583,10 @@ def _fill(batch: BatchHandle[Any], place: _Place) -> bool:
 def _fill_on(batch: BatchHandle[Any], place: _Place, submitter: Mapping[str, Any], patience: float | None) -> None:
     began = time.monotonic()
     try:
-        with batch._watcher.following(batch.group_id) as rung:
+        with batch._watcher.wakeups(batch.group_id) as wakeups:
             over = False
             while not over:
-                rung.clear()
+                wakeups.clear()
                 if patience is not None and time.monotonic() - began > patience:
                     over, batch._unseen = True, f"poll_timeout={patience:g} s passed, and its submitter may go on"
                 with contextlib.suppress(Unreachable):  # asked again, as long as there is patience
@@ -594,7 +594,7 @@ def _fill_on(batch: BatchHandle[Any], place: _Place, submitter: Mapping[str, Any
                     if _fill(batch, place):
                         break
                 if not over:
-                    rung.wait(0.5)
+                    wakeups.wait(0.5)
     except Exception as error:
         batch._unseen = str(error)
     finally:

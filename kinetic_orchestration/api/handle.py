@@ -34,7 +34,7 @@ from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer,
 from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -174,9 +174,9 @@ class JobHandle(Generic[R]):
 
     def peek(self) -> Peek:
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
-        job, cursor, memory = self._job, Cursor(), Memory(self._job.within)
+        job, cursor, cache = self._job, Cursor(), AttemptCache(self._job.within)
         while True:
-            seen = actions.glimpse(job, cursor.attempt, memory)
+            seen = actions.glimpse(job, cursor.attempt, cache)
             step = lifecycle.advance(cursor, seen, job.policy)
             if step.outcome is not None:
                 actions.conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)

@@ -287,7 +287,7 @@ def test_f25_somebody_who_follows_gives_silent_hosts_up_and_the_next_attempt_fol
 ) -> None:
     monkeypatch.setattr(lifecycle, "SILENT_BEATS", 20.0)
     monkeypatch.setattr(lifecycle, "SETTLE_PATIENCE", 0.0)
-    monkeypatch.setattr(polling, "UNSEEN_PACE", 0.5)
+    monkeypatch.setattr(polling, "UNREAD_POLL_SECONDS", 0.5)
     job = run(jobs.until, str(tmp_path / "go"))
     wait_running(job)
     kill_agents(cloud, job)

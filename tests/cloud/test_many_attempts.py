@@ -196,10 +196,10 @@ def test_jobs_of_several_zones_are_observed_by_one_watcher_each_where_it_is(
         watcher = watcher_of(running[0]._job.store, running[0]._job.backend)
         assert watcher is watcher_of(running[1]._job.store, running[1]._job.backend)
 
-        def scene() -> dict[str, str]:
-            seen = watcher.scene.observations if watcher.scene is not None else {}
+        def poll() -> dict[str, str]:
+            seen = watcher.poll.observations if watcher.poll is not None else {}
             return {job: observation.state for job, observation in seen.items()}
 
-        wait_until(lambda: scene() == {job.job_id: PRESENT for job in running}, "a scene of both")
+        wait_until(lambda: poll() == {job.job_id: PRESENT for job in running}, "a poll of both")
         (tmp_path / "go").touch()
         assert [value.result() for value in values] == [1, 1]

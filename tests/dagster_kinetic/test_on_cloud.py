@@ -16,7 +16,7 @@ from dagster_kinetic import (
 )
 from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import attach
-from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.testing import Emulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,9 +65,9 @@ def test_detached_jobs_of_a_cloud_are_seen_by_one_look(
     tpu_cloud: Emulator, monkeypatch: pytest.MonkeyPatch, new_instance: Any
 ) -> None:
     taken: list[float] = []
-    take = Scene.take
+    take = Poll.take
 
-    def counting(*given: Any, **how: Any) -> Scene:
+    def counting(*given: Any, **how: Any) -> Poll:
         taken.append(time.monotonic())
         return take(*given, **how)
 
@@ -80,7 +80,7 @@ def test_detached_jobs_of_a_cloud_are_seen_by_one_look(
     with new_instance() as instance:
         for day in days.get_partition_keys():
             assert job.execute_in_process(instance=instance, partition_key=day).success
-        monkeypatch.setattr(Scene, "take", counting)
+        monkeypatch.setattr(Poll, "take", counting)
         deadline = time.monotonic() + 600
         while len(values) < 3:
             assert time.monotonic() < deadline

@@ -159,7 +159,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
     for module in (base, polling):
         edges.setattr(module, "PACE", 10.0)
-    edges.setattr(polling, "QUICKEST", 10.0)
+    edges.setattr(polling, "POLL_MIN", 10.0)
     edges.setattr(bucket, "UNWATCHED", 10.0)
     edges.setattr(bucket, "QUICKEST", 2.0)
     edges.setattr(segments, "UNWATCHED", 10.0)

@@ -115,13 +115,13 @@ CLOUD = (
         (Change("kinetic_orchestration/jobs/following/actions.py", ", unplaced=seen.intent is None)", ")"),),
     ),
     Mend(
-        "a scene that was begun before an answer came hid what the answer had shown",
+        "a poll that was begun before an answer came hid what the answer had shown",
         (52000895,),
         (
             Change(
                 "kinetic_orchestration/jobs/watching/look.py",
-                "memory.not_before = store.now()  # a scene",
-                "# a scene",
+                "cache.stale_before = store.now()  # a poll",
+                "# a poll",
             ),
         ),
     ),

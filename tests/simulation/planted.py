@@ -106,9 +106,9 @@ PLANTED = (
         "self.preempted = self.preempted",
     ),
     Planted(
-        "a scene older than one's own act is believed",
+        "a poll older than one's own act is believed",
         "jobs/watching/look.py",
-        "        or scene.taken <= memory.not_before\n",
+        "        or poll.taken <= cache.stale_before\n",
         "",
     ),
     Planted(
@@ -210,7 +210,7 @@ PLANTED = (
     Planted(
         "a watcher looks ten times a second",
         "jobs/watching/watchers/polling.py",
-        "        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)",
+        "        return max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)",
         "        return 0.1",
     ),
     Planted(

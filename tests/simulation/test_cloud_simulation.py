@@ -15,9 +15,9 @@ from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.look import look
-from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.plan.identity import Identity
 from kinetic_orchestration.plan.values import ABSENT, PRESENT, Limits, Observation, Plan, Retry
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
@@ -235,11 +235,11 @@ def test_a_scene_of_the_attempt_before_says_nothing_of_the_next_one() -> None:
     world.distance = Distance(world, CloudGround(world, Cloud(world, {}, Odds())))
 
     def main(task: Task) -> None:
-        store, memory = DistantStore(world), Memory()
+        store, cache = DistantStore(world), AttemptCache()
         placement = {"backend": "tpu-vm", "project": "p", "zone": ZONES[0], "name": "kinetic-an-attempt-1"}
-        scene = Scene(world.now - 1000.0, {}, {job: Observation(PRESENT)}, {job: placement})
-        seen = look(store, world.distance.backend_of(task), job, 2, 1, memory=memory, scene=scene)
-        found.append((seen.intent, seen.observation.state, memory.present))
+        poll = Poll(world.now - 1000.0, {}, {job: Observation(PRESENT)}, {job: placement})
+        seen = look(store, world.distance.backend_of(task), job, 2, 1, cache=cache, poll=poll)
+        found.append((seen.intent, seen.observation.state, cache.present_since))
 
     with simulated_edges(worlds):
         world.spawn("orchestrator", main)

@@ -15,10 +15,10 @@ from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, Kin
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.trust import ALONE, HOSTS, Ended, Trust, gist
 from kinetic_orchestration.jobs.watching import attempts, usage
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.decode import find_placement, read_intent
 from kinetic_orchestration.jobs.watching.look import look
-from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.plan.records import Within, fields_of, intent_of, plan_of, spec_of, verdict_of, within
 from kinetic_orchestration.plan.values import (
@@ -174,9 +174,9 @@ def lacks_key(job: Job) -> str:
     )
 
 
-def glimpse(job: Job, attempt: int, memory: Memory | None = None, scene: Scene | None = None) -> Glimpse:
+def glimpse(job: Job, attempt: int, cache: AttemptCache | None = None, poll: Poll | None = None) -> Glimpse:
     """One look at an attempt. Raises Corrupt where its verdict has to be signed and is not."""
-    seen = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts, memory=memory, scene=scene)
+    seen = look(job.store, job.backend, job.job_id, attempt, job.policy.hosts, cache=cache, poll=poll)
     if seen.verdict is not None:
         believe(job, attempt, seen.verdict)
     return seen
@@ -495,7 +495,7 @@ def _longest(plan: Plan, affordable: float = 0.0) -> float:
     return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
 
 
-def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None) -> None:
+def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
     """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there. Of a
     job in doubt nothing is remembered: its limit, and that it has an attempt of that number, only its records say.
 
@@ -504,13 +504,15 @@ def see_held(job: Job, attempt: int, seen: Glimpse, memory: Memory | None = None
     charged, present = seen.charged or seen.since, seen.observation.state == PRESENT
     if job.doubt or seen.verdict is not None or not charged:
         return
-    if job.limited and (present or (memory is not None and memory.charged)):
+    if job.limited and (present or (cache is not None and cache.charged_since)):
         job.trust.saw_held(job.store, job.job_id, attempt, seen.now - charged, HELD_STEP if present else 0.0)
-    if memory is None or memory.told or not memory.charged or any(beat is not None for beat in seen.beats[:1]):
+    if cache is None or cache.charge_recorded or not cache.charged_since:
+        return
+    if any(beat is not None for beat in seen.beats[:1]):
         return
     if not present or seen.now - charged > HEARD_SOON:
         tell_held(job.store, job.job_id, attempt, charged)
-        memory.told = True
+        cache.charge_recorded = True
 
 
 def tell_held(store: Store, job_id: str, attempt: int, since: float) -> None:

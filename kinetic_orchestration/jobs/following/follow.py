@@ -20,7 +20,7 @@ from kinetic_orchestration.jobs.following import actions as act
 from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.secondary_errors import Echoes
 from kinetic_orchestration.jobs.watching import attempts, roll
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.base import Watcher
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.records import fields_of
@@ -74,13 +74,13 @@ class Follower:
     """One process's view of one job: a cursor, and what was seen last."""
 
     __slots__ = (
-        "ahead", "cursor", "foreseen", "held", "job", "measured", "memory", "outcome", "refused", "seen", "unreachable",
+        "ahead", "cache", "cursor", "foreseen", "held", "job", "measured", "outcome", "refused", "seen", "unreachable",
         "waiting",
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
         self.job = job if cursor is None else act.vouched(job, cursor.spec, cursor.ended)
-        self.memory = Memory(self.job.within)
+        self.cache = AttemptCache(self.job.within)
         spec = "" if self.job.doubt else self.job.spec_digest
         self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
         self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
@@ -98,13 +98,13 @@ class Follower:
 
     def step(self, emit: Emit | None = None) -> Outcome | None:
         """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
-        self.memory.reads = emit is not None
+        self.cache.wants_devices = emit is not None
         while self.outcome is None:
             attempt = self.cursor.attempt
             watcher = watcher_of(self.job.store, self.job.backend)
-            scene, has_newer = watcher.scene_for(self.job.job_id, self.memory)
-            seen = act.glimpse(self.job, attempt, self.memory, scene)
-            act.see_held(self.job, attempt, seen, self.memory)
+            poll, has_newer = watcher.poll_for(self.job.job_id, self.cache)
+            seen = act.glimpse(self.job, attempt, self.cache, poll)
+            act.see_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
             if step.outcome is not None:
@@ -186,8 +186,8 @@ class Follower:
                 self._wait("queued", waiting, attempt, emit)
         finally:  # what was refused, or got no answer, may have been done
             if actions:
-                self.memory.acted(self.job.store.now())
-            self.memory.urgent = any(isinstance(action, lifecycle.Intend) for action in actions)
+                self.cache.invalidate(self.job.store.now())
+            self.cache.observe_now = any(isinstance(action, lifecycle.Intend) for action in actions)
 
     def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
         if why and why != self.waiting and emit is not None:
@@ -219,13 +219,13 @@ class Follower:
             self.refused = tuple(other for other in self.refused if other is not refused)
             self._release(refused.attempt, seen, 2 * refused.pause, refused.holds)
         if due:
-            self.memory.acted(self.job.store.now())
+            self.cache.invalidate(self.job.store.now())
 
     def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
         """Of a job that has ended: whether nothing of it is left that anybody here could still free."""
         if not any(refused.attempt == attempt for refused in self.refused):
             self._release(attempt, seen)
-            self.memory.acted(self.job.store.now())
+            self.cache.invalidate(self.job.store.now())
         patient = any(refused.holds for refused in self.refused) and seen.verdict_age < RELEASE_PATIENCE
         why = "its hosts could not be freed; that is asked for again" if patient else ""
         self._wait("releasing", why, attempt, emit)
@@ -389,25 +389,25 @@ def follow(
     """To the end, or until the timeout or the stop event: then None, and the job goes on."""
     watcher = watcher_of(follower.job.store, follower.job.backend)
     deadline = None if timeout is None else time.monotonic() + timeout
-    with watcher.following(follower.job.job_id) as rung:
-        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+    with watcher.wakeups(follower.job.job_id) as wakeups:
+        watcher.subscribe(follower.job.job_id, follower, reads=emit is not None)
         try:
             while True:
-                rung.clear()
+                wakeups.clear()
                 outcome = follower.step_if_reachable(emit)
                 if on_step is not None:
                     on_step(follower)
                 if outcome is not None:
                     return outcome
-                look_at = time.monotonic() + watcher.pace(restless=follower.restless)
+                look_at = time.monotonic() + watcher.sleep_seconds(restless=follower.restless)
                 while (now := time.monotonic()) < look_at:
                     if (deadline is not None and now >= deadline) or (stop is not None and stop.is_set()):
                         return None
                     within = min(LONGEST_SLEEP, look_at - now, deadline - now if deadline is not None else look_at)
-                    if rung.wait(within):
+                    if wakeups.wait(within):
                         break
         finally:
-            watcher.forget(follower.job.job_id, follower)
+            watcher.unsubscribe(follower.job.job_id, follower)
 
 
 def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tuple[Follower, Exception | None]]:
@@ -423,7 +423,7 @@ def step_all(followers: Sequence[Follower], *, patience: float) -> Iterator[tupl
     for watcher, some in watched.items():  # one, unless there are jobs for which nobody vouches
         if time.monotonic() > deadline:
             return
-        with watcher.seen_at_once({each.job.job_id: (each.cursor.attempt, each.memory) for each in some}):
+        with watcher.polled_together({each.job.job_id: (each.cursor.attempt, each.cache) for each in some}):
             for follower in some:
                 if time.monotonic() > deadline:
                     return
@@ -442,19 +442,19 @@ async def afollow(follower: Follower, emit: Emit | None = None, *, pause: float 
     """
     hands = hands_of_this_process()
     watcher = watcher_of(follower.job.store, follower.job.backend)
-    with watcher.following_async(follower.job.job_id) as doze:
-        watcher.note(follower.job.job_id, follower, reads=emit is not None)
+    with watcher.async_wakeup(follower.job.job_id) as wakeup:
+        watcher.subscribe(follower.job.job_id, follower, reads=emit is not None)
         try:
             while True:
-                doze.clear()
+                wakeup.clear()
                 outcome = await hands.take(follower, emit)
                 if outcome is not None:
                     return outcome
                 if pause:
                     await asyncio.sleep(pause)
-                await doze.sleep(watcher.pace(restless=follower.restless))
+                await wakeup.sleep(watcher.sleep_seconds(restless=follower.restless))
         finally:
-            watcher.forget(follower.job.job_id, follower)
+            watcher.unsubscribe(follower.job.job_id, follower)
 
 
 Done = tuple[asyncio.Future[Outcome | None], Outcome | None, Exception | None]  # what a step came to

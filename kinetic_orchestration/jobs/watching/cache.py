@@ -1,4 +1,4 @@
-"""What a follower has read of an attempt and need not read again."""
+"""A cache of what was read of one attempt."""
 
 from __future__ import annotations
 
@@ -13,74 +13,75 @@ from kinetic_orchestration.protocol.records.base import Record
 BLINK = 45.0  # the longest that is believed to have been watched between two looks
 
 
-class Memory:
-    """What a follower has read of an attempt and need not ask for again, where asking is a request."""
+class AttemptCache:
+    """Keeps what a follower has read of an attempt, so that it is not read again where each read is a request."""
 
     __slots__ = (
-        "asked", "attempt", "cancel", "charged", "hint", "intent", "looked", "newest", "not_before", "overlooked",
-        "present", "promised", "reads", "shown", "silence", "told", "urgent", "verdict", "within", "without", "woken",
+        "absent_last", "allowed_places", "attempt", "cancel", "charge_recorded", "charged_since", "intent",
+        "intent_generation", "looked_at", "newest_beat", "observe_now", "present_last", "present_since", "read_at",
+        "signature", "silence", "stale_before", "subscribed", "verdict", "wants_devices", "zone_skipped",
     )  # fmt: skip
 
     def __init__(self, within: Within | None = None) -> None:
-        self.within = within
-        self.reads = True  # what devices do, which is more than all else that a host says
-        self.woken = False  # by a watcher, also once a zone was looked at that might not be looked at before
-        self.urgent = False  # all the same: an attempt was intended, whose hosts are asked for after the next look
+        self.allowed_places = within
+        self.wants_devices = True  # what devices do, which is more than all else that a host says
+        self.subscribed = False  # by a watcher, also once a zone was looked at that might not be looked at before
+        self.observe_now = False  # all the same: an attempt was intended, whose hosts are asked for after the next look
         self.attempt = 0
         self.cancel: Record | None = None
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Another attempt follows; a cancel is the job's."""
+    def reset(self) -> None:
+        """Forget all of the attempt. A cancel stays, because it is the job's."""
         self.intent: Intent | None = None
-        self.promised = 0  # the generation of the record that it was read from
+        self.intent_generation = 0  # the generation of the record that it was read from
         self.verdict: Record | None = None
-        self.hint: object = None
-        self.asked = 0.0
-        self.not_before = 0.0
-        self.overlooked = False  # the newest look left its zone out: whatever the next one sees of it is news
-        self.present = 0.0  # since when its hosts were seen to be there
-        self.shown = 0.0  # when they were last
-        self.without = 0.0  # when none of them was, before that
-        self.charged = 0.0  # before which none can have been charged for; 0: none was seen
-        self.told = False  # and the store knows of it, as host 0 does not say so
-        self.newest = self.looked = self.silence = 0.0
+        self.signature: object = None
+        self.read_at = 0.0
+        self.stale_before = 0.0
+        self.zone_skipped = False  # the newest look left its zone out: whatever the next one sees of it is news
+        self.present_since = 0.0  # since when its hosts were seen to be there
+        self.present_last = 0.0  # when they were last
+        self.absent_last = 0.0  # when none of them was, before that
+        self.charged_since = 0.0  # before which none can have been charged for; 0: none was seen
+        self.charge_recorded = False  # and the store knows of it, as host 0 does not say so
+        self.newest_beat = self.looked_at = self.silence = 0.0
 
-    def recall(self, store: Store, backend: Backend, job_id: str, attempt: int) -> Intent | None:
-        """The intent of the attempt that is followed now."""
+    def intent_of_attempt(self, store: Store, backend: Backend, job_id: str, attempt: int) -> Intent | None:
+        """Return the attempt's intent, read from the store unless it is known; None if there is none."""
         self._turn_to(attempt)
         if self.intent is None and (promised := store.read(names.intent(job_id, attempt))) is not None:
-            return self.intent_in(promised, backend, job_id, attempt)
+            return self.cached_intent(promised, backend, job_id, attempt)
         return self.intent
 
-    def intent_in(self, promised: Record, backend: Backend, job_id: str, attempt: int) -> Intent:
-        """The intent that a record tells of. One that was understood before is not taken apart again."""
+    def cached_intent(self, promised: Record, backend: Backend, job_id: str, attempt: int) -> Intent:
+        """Return the intent of a record, decoded unless its generation is known."""
         self._turn_to(attempt)
-        if self.intent is None or self.promised != promised.generation:
-            intent = read_intent(promised, backend, job_id, attempt, self.within)
+        if self.intent is None or self.intent_generation != promised.generation:
+            intent = read_intent(promised, backend, job_id, attempt, self.allowed_places)
             unknown = intent.damage and not intent.placement  # nothing is there yet, or nobody can say: asked again
             if unknown:
                 return intent
-            self.intent, self.promised = intent, promised.generation
+            self.intent, self.intent_generation = intent, promised.generation
         return self.intent
 
     def _turn_to(self, attempt: int) -> None:
         if self.attempt != attempt:
-            self.forget()
+            self.reset()
             self.attempt = attempt
 
-    def silence_at(self, newest: float, now: float) -> float:
-        """For how long nothing newer was said, under our eyes: while a store is away, hosts cannot be heard either, and
-        those that are well speak soon after it is back.
+    def observed_silence(self, newest: float, now: float) -> float:
+        """Return for how many seconds this process has watched and heard nothing newer than `newest`. While a store is
+        away, hosts cannot be heard either, and those that are well speak soon after it is back.
         """
-        if newest != self.newest:
-            self.newest, self.silence = newest, 0.0
-        elif now > self.looked:
-            self.silence += min(now - self.looked, BLINK)
-        self.looked = max(now, self.looked)
+        if newest != self.newest_beat:
+            self.newest_beat, self.silence = newest, 0.0
+        elif now > self.looked_at:
+            self.silence += min(now - self.looked_at, BLINK)
+        self.looked_at = max(now, self.looked_at)
         return self.silence
 
-    def acted(self, now: float) -> None:
-        """What was seen before is not what is there now."""
-        self.hint = None
-        self.not_before = now
+    def invalidate(self, now: float) -> None:
+        """Believe no poll that was begun before `now`, because an action has changed what is there."""
+        self.signature = None
+        self.stale_before = now

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kinetic_orchestration.jobs.watching.cache import Memory
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.decode import (
     interned,
     interned_observation,
     observation_without_placement,
     read_beat,
 )
-from kinetic_orchestration.jobs.watching.poll import NOT_YET, Scene
+from kinetic_orchestration.jobs.watching.poll import NOT_OBSERVED_YET, Poll
 from kinetic_orchestration.plan.records import cancel_of, verdict_at
 from kinetic_orchestration.plan.values import PRESENT, UNKNOWN, Glimpse, Intent, Observation
 from kinetic_orchestration.platforms.backend import Backend
@@ -20,7 +20,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.wire import Beat
 
-ASK_ANYWAY = 300.0  # for what the scene tells of, in case it did not
+REREAD_SECONDS = 300.0  # after so long the verdict is read although no poll hints at one
 
 
 def look(
@@ -30,8 +30,8 @@ def look(
     attempt: int,
     hosts: int,
     *,
-    memory: Memory | None = None,
-    scene: Scene | None = None,
+    cache: AttemptCache | None = None,
+    poll: Poll | None = None,
     once_more: bool = True,
 ) -> Glimpse:
     """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
@@ -39,11 +39,11 @@ def look(
     for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
     """
     if store.remote:
-        return _look_from_afar(store, backend, job_id, attempt, hosts, memory or Memory(), scene)
+        return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache or AttemptCache(), poll)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))
-    intent = None if promised is None else (memory or Memory()).intent_in(promised, backend, job_id, attempt)
-    beats, ages, devices = [], [], memory is None or memory.reads
+    intent = None if promised is None else (cache or AttemptCache()).cached_intent(promised, backend, job_id, attempt)
+    beats, ages, devices = [], [], cache is None or cache.wants_devices
     for host in range(hosts if intent is not None else 0):
         record = store.read(names.beat(job_id, attempt, host))
         beats.append(None if record is None else read_beat(record.data, devices=devices))
@@ -57,36 +57,37 @@ def look(
     done = 0
     if verdict is not None:
         if verdict.updated > now and once_more:
-            return look(store, backend, job_id, attempt, hosts, memory=memory, once_more=False)
+            return look(store, backend, job_id, attempt, hosts, cache=cache, once_more=False)
         done = sum(store.read(names.host(job_id, attempt, host, "done.json")) is not None for host in range(hosts))
     return _glimpse(job_id, attempt, now, intent, verdict, cancel, observation, beats, ages, done)
 
 
-def _look_from_afar(
-    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, memory: Memory, scene: Scene | None
+def _look_with_few_requests(
+    store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, cache: AttemptCache, poll: Poll | None
 ) -> Glimpse:
     """In the same order as `look`, and with no more requests than there is news."""
-    intent = memory.recall(store, backend, job_id, attempt)
+    intent = cache.intent_of_attempt(store, backend, job_id, attempt)
     if (
-        scene is None
-        or scene.taken <= memory.not_before
-        or (intent is not None and scene.placements.get(job_id, {}) != intent.placement)  # another attempt's, or none
-        or (job_id in scene.unlooked and not memory.woken)
+        poll is None
+        or poll.taken <= cache.stale_before
+        or (intent is not None and poll.placements.get(job_id, {}) != intent.placement)  # another attempt's, or none
+        or (job_id in poll.skipped and not cache.subscribed)
     ):
         placements = {job_id: intent.placement} if intent is not None and intent.placement else {}
-        paced, memory.urgent = memory.woken and not memory.urgent, False
-        read = None if memory.reads else ()
-        scene = Scene.take(store, backend, names.beats_of(job_id), placements, read, paced=paced)
-        memory.not_before = store.now()  # a scene that was begun before this answer came may show less than it
-    found = None if intent is None else scene.observation(job_id)  # else it is of the attempt before
-    now, observation, memory.overlooked = scene.taken, found or observation_without_placement(intent), found is NOT_YET
+        paced, cache.observe_now = cache.subscribed and not cache.observe_now, False
+        read = None if cache.wants_devices else ()
+        poll = Poll.take(store, backend, names.beats_of(job_id), placements, read, paced=paced)
+        cache.stale_before = store.now()  # a poll that was begun before this answer came may show less than it
+    found = None if intent is None else poll.observation(job_id)  # else it is of the attempt before
+    now, observation = poll.taken, found or observation_without_placement(intent)
+    cache.zone_skipped = found is NOT_OBSERVED_YET
     if observation.state == PRESENT:
-        memory.present, memory.shown = memory.present or now, now
-    if observation.charged and not memory.charged:
-        memory.charged = min(now, max(observation.charged, memory.without))
-    elif not memory.charged and observation.state != UNKNOWN:
-        memory.without = now
-    told = {heard.name: heard for heard in scene.heard.get(job_id, ())}
+        cache.present_since, cache.present_last = cache.present_since or now, now
+    if observation.charged and not cache.charged_since:
+        cache.charged_since = min(now, max(observation.charged, cache.absent_last))
+    elif not cache.charged_since and observation.state != UNKNOWN:
+        cache.absent_last = now
+    told = {signal.name: signal for signal in poll.signals.get(job_id, ())}
     beat_of = len(names.beats_of(job_id))
     promised = range(hosts if intent is not None else 0)
     signals = [told.get(names.beat(job_id, attempt, host)[beat_of:]) for host in promised]
@@ -94,19 +95,19 @@ def _look_from_afar(
         tuple(signal.said if signal is not None and isinstance(signal.said, Beat) else None for signal in signals)
     )
     newest = max((signal.updated for signal in signals if signal is not None), default=0.0)
-    until = min(now, newest + memory.silence_at(newest, now))
+    until = min(now, newest + cache.observed_silence(newest, now))
     ages = [0.0 if signal is None else until - signal.updated for signal in signals]
-    hint = scene.signature(job_id)
-    if memory.verdict is None and (hint != memory.hint or now - memory.asked > ASK_ANYWAY or now < memory.asked):
-        if memory.cancel is None:
-            memory.cancel = store.read(names.cancel(job_id))
-        memory.verdict = store.read(names.verdict(job_id, attempt))
-        memory.hint, memory.asked = hint, now
-        if memory.verdict is not None and memory.verdict.updated > now:  # the scene is older than what ended it
-            return _look_from_afar(store, backend, job_id, attempt, hosts, memory, None)
+    signature, since = poll.signature(job_id), now - cache.read_at
+    if cache.verdict is None and (signature != cache.signature or not 0 <= since <= REREAD_SECONDS):
+        if cache.cancel is None:
+            cache.cancel = store.read(names.cancel(job_id))
+        cache.verdict = store.read(names.verdict(job_id, attempt))
+        cache.signature, cache.read_at = signature, now
+        if cache.verdict is not None and cache.verdict.updated > now:  # the poll is older than what ended it
+            return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache, None)
     done = sum(beat is not None and beat.state == wire.DONE for beat in beats)
-    seen = _glimpse(job_id, attempt, now, intent, memory.verdict, memory.cancel, observation, beats, ages, done)
-    return seen._replace(since=memory.present, shown=memory.shown, charged=memory.charged)
+    seen = _glimpse(job_id, attempt, now, intent, cache.verdict, cache.cancel, observation, beats, ages, done)
+    return seen._replace(since=cache.present_since, shown=cache.present_last, charged=cache.charged_since)
 
 
 def _glimpse(

@@ -15,36 +15,36 @@ from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Signal
 from kinetic_orchestration.protocol.wire import Beat
 
-NOT_YET = Observation(UNKNOWN)  # the next scene tells, or the one after it
+NOT_OBSERVED_YET = Observation(UNKNOWN)  # the next poll tells, or the one after it
 _RING = names.ring("job").removeprefix(names.beats_of("job"))
 
 
-class Heard(NamedTuple):
-    """A signal of a job. The newest scene has one for each host of all jobs, so it is small."""
+class JobSignal(NamedTuple):
+    """A signal of a job. The newest poll has one for each host of all jobs, so it is small."""
 
     name: str  # below its job's: the attempt and the host of a beat, or the ring's
     updated: float
     said: Beat | int  # a beat; of another signal, which writing of it this was
 
 
-class Scene:
-    """What was there of all jobs of a store at one moment, by as few requests as can be."""
+class Poll:
+    """Everything that was there of a store's jobs at one moment, by as few requests as possible."""
 
-    __slots__ = ("heard", "observations", "placements", "taken", "unlooked")
+    __slots__ = ("observations", "placements", "signals", "skipped", "taken")
 
     def __init__(
         self,
         taken: float,
-        heard: dict[str, tuple[Heard, ...]],
+        signals: dict[str, tuple[JobSignal, ...]],
         observations: dict[str, Observation],
         placements: Mapping[str, Mapping[str, Any]],
-        unlooked: frozenset[str] = frozenset(),
+        skipped: frozenset[str] = frozenset(),
     ) -> None:
         self.taken = taken
-        self.heard = heard  # by job
+        self.signals = signals  # by job
         self.observations = observations  # by job
         self.placements = placements  # which of each job's attempts was observed
-        self.unlooked = unlooked  # jobs whose zone was not looked at: their observation is an earlier one
+        self.skipped = skipped  # jobs whose zone was not looked at: their observation is an earlier one
 
     @classmethod
     def take(
@@ -54,56 +54,58 @@ class Scene:
         prefix: str,
         placements: Mapping[str, Mapping[str, Any]],
         read: Container[str] | None = None,
-        before: Scene | None = None,
+        before: Poll | None = None,
         *,
         paced: bool = False,
-    ) -> Scene:
-        """The time first, so that no age is too great; beats before the backend, as in `look`. What devices do is only
-        kept of the jobs that are `read`, if that is given: it is more than all the rest, and no two hosts' are alike.
+    ) -> Poll:
+        """Poll the store, and then the backend.
+
+        The time is taken first, so that no age is too great; beats come before the backend, as in `look`. What devices
+        do is only kept of the jobs that are `read`, if that is given: it is more than all the rest, and no two hosts'
+        are alike.
 
         `paced`, for those whom a watcher wakes later: a zone that this process may not look at yet is left out. Of its
-        jobs stands what was seen in the scene `before`, for their signatures, and nothing follows from it.
+        jobs stands what was seen in the poll `before`, for their signatures, and nothing follows from it.
         """
         taken = store.now()
-        heard: dict[str, tuple[Heard, ...]] = {}
+        signals: dict[str, tuple[JobSignal, ...]] = {}
         for signal in store.signals(prefix):
             job, _, name = signal.name.removeprefix(names.BEATS).partition("/")
             job = sys.intern(job)
-            heard[job] = (*heard.get(job, ()), _heard(name, signal, read is None or job in read))
+            signals[job] = (*signals.get(job, ()), _read_signal(name, signal, read is None or job in read))
         paces = {job: pace_of(placement) for job, placement in placements.items()}
         allowed = {pace: pace is None or not paced or pace.take() for pace in dict.fromkeys(paces.values())}
         asked = {job: placement for job, placement in placements.items() if allowed[paces[job]]}
         observed = backend.observe(list(asked.values())) if asked else ()
         known = {} if before is None else before.observations
-        observations = {
-            job: interned_observation(seen, known.get(job)) for job, seen in zip(asked, observed, strict=True)
-        }
-        unlooked = frozenset(placements.keys() - asked.keys())
+        found = zip(asked, observed, strict=True)
+        observations = {job: interned_observation(seen, known.get(job)) for job, seen in found}
+        skipped = frozenset(placements.keys() - asked.keys())
         if before is not None:
-            same = (job for job in unlooked if job in known and before.placements.get(job) == placements[job])
+            same = (job for job in skipped if job in known and before.placements.get(job) == placements[job])
             observations |= {job: known[job] for job in same}
-        return cls(taken, heard, observations, placements, unlooked)
+        return cls(taken, signals, observations, placements, skipped)
 
     def observation(self, job_id: str) -> Observation | None:
-        """What was seen of the placement; None if the scene has none of that job."""
-        return NOT_YET if job_id in self.unlooked else self.observations.get(job_id)
+        """Return what was seen of the job's placement; None if it was not asked for."""
+        return NOT_OBSERVED_YET if job_id in self.skipped else self.observations.get(job_id)
 
     def signature(self, job_id: str) -> int:
-        """What of it tells a follower that there is something new: not that hosts still live. Small, as a thousand
-        followers and their watcher keep one each.
+        """Return a number that changes when there is news for the job's followers; that a host still lives is none. It
+        is small, because a thousand followers and their watcher keep one each.
         """
         observation = self.observations.get(job_id)
         told = tuple(
             (name, said.state, said.segment, said.verdict, said.exit, said.full)
             if isinstance(said, Beat)
             else (name, said)
-            for name, _, said in self.heard.get(job_id, ())
+            for name, _, said in self.signals.get(job_id, ())
             if isinstance(said, Beat) or name == _RING
         )
         return hash((observation and observation[:3], told))
 
 
-def _heard(name: str, signal: Signal, devices: bool) -> Heard:
+def _read_signal(name: str, signal: Signal, devices: bool) -> JobSignal:
     if not name.rpartition("/")[2].isdecimal():
-        return Heard(sys.intern(name), signal.updated, signal.generation)
-    return Heard(sys.intern(name), signal.updated, read_beat(signal.data, devices=devices))
+        return JobSignal(sys.intern(name), signal.updated, signal.generation)
+    return JobSignal(sys.intern(name), signal.updated, read_beat(signal.data, devices=devices))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
-from kinetic_orchestration.jobs.watching.cache import Memory
-from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.jobs.watching.poll import Poll
 
 PACE = 1.0  # between two looks at a job that does not ring, while few are followed
 SLOWEST = 40.0
@@ -22,10 +22,10 @@ IDLE_SECONDS = 2.0  # a watcher's thread ends when nobody has waited for so long
 TOGETHER = 10.0  # who sleeps so long wakes at a whole second, with others
 
 
-class Followed(Protocol):
+class Subscriber(Protocol):
     """A follower, as its watcher sees it."""
 
-    memory: Memory
+    cache: AttemptCache
 
 
 class Watcher(ABC):
@@ -43,48 +43,48 @@ class Watcher(ABC):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody relies on it."""
+        """True if nobody relies on it."""
         return not self._waiting and not self._running
 
-    def pace(self, *, restless: bool = False) -> float:
-        """How long a follower may sleep without a ring; `restless` is one who waits for a time to come."""
+    def sleep_seconds(self, *, restless: bool = False) -> float:
+        """Return how long a follower may sleep unless it is woken; a `restless` one waits for a moment to come."""
         del restless  # a look is cheap here, so all of them are
         return min(SLOWEST, max(PACE, self._followers / FOLLOWERS_PER_SECOND))
 
-    def scene_for(self, job_id: str, memory: Memory) -> tuple[Scene | None, bool]:
-        """Return the scene for the next step of a follower, and whether there is a newer one, for another step."""
-        del job_id, memory
+    def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
+        """Return the poll for the next step of a follower, and whether there is a newer one, for another step."""
+        del job_id, cache
         return None, False
 
-    def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:  # noqa: B027 - nothing by default
-        """Take a follower's memory into account; `reads`: it reads the log. A bell needs nothing of it."""
+    def subscribe(self, job_id: str, follower: Subscriber, *, reads: bool) -> None:  # noqa: B027 - nothing by default
+        """Poll for a follower too, by what its cache holds; `reads`: it reads the job's log. A bell needs none."""
 
-    def forget(self, job_id: str, follower: Followed) -> None:  # noqa: B027 - nothing by default
-        """Undo `note`."""
+    def unsubscribe(self, job_id: str, follower: Subscriber) -> None:  # noqa: B027 - nothing by default
+        """Undo `subscribe`."""
 
-    def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> AbstractContextManager[None]:
-        """For those who look at many jobs and their attempts once, and do not wait. Looks are cheap here."""
+    def polled_together(self, wanted: Mapping[str, tuple[int, AttemptCache]]) -> AbstractContextManager[None]:
+        """Poll these jobs and attempts once, for a caller that looks at each of them and does not wait."""
         del wanted
         return nullcontext()
 
     @contextmanager
-    def following(self, *job_ids: str) -> Iterator[Rung]:
-        """What rings, from now on. Clear it before a look, and no ring is ever missed."""
-        rung = Rung(self)
+    def wakeups(self, *job_ids: str) -> Iterator[Wakeups]:
+        """Collect the jobs that ring from now on. A caller that clears it before each look misses no ring."""
+        wakeups = Wakeups(self)
         try:
             for job_id in job_ids:
-                rung.follow(job_id)
-            yield rung
+                wakeups.follow(job_id)
+            yield wakeups
         finally:
-            rung.close()
+            wakeups.close()
 
-    def following_async(self, job_id: str) -> Doze:
-        """The same on the running event loop."""
-        return Doze(self, job_id)
+    def async_wakeup(self, job_id: str) -> AsyncWakeup:
+        """Do the same for one job, on the running event loop."""
+        return AsyncWakeup(self, job_id)
 
     @property
     def _hears(self) -> bool:
-        """Whether there is anything for its thread to do."""
+        """True if there is anything for its thread to do."""
         return True
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Watcher(ABC):
             wake()
 
 
-class Rung:
+class Wakeups:
     """The jobs that have rung since the last `clear`, and a sleep until one does."""
 
     def __init__(self, watcher: Watcher) -> None:
@@ -181,7 +181,7 @@ class Rung:
         self._event.set()
 
 
-class Doze:
+class AsyncWakeup:
     """An event loop's sleep until a job rings. Small, because a process may have thousands of them."""
 
     __slots__ = ("_job_id", "_loop", "_rung", "_sleep", "_timer", "_watcher")
@@ -194,7 +194,7 @@ class Doze:
         self._timer: asyncio.TimerHandle | None = None
         self._rung = False
 
-    def __enter__(self) -> Doze:
+    def __enter__(self) -> AsyncWakeup:
         self._watcher._add(self._job_id, self)
         return self
 

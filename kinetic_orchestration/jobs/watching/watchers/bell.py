@@ -7,9 +7,9 @@ from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol.records.files import Bell
 
-TICK = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
-SLOWING = 1.02  # within a fiftieth of the silence before it,
-SLOWEST_TICK = 0.1  # and within this in any case
+TICK_MIN = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
+TICK_GROWTH = 1.02  # within a fiftieth of the silence before it,
+TICK_MAX = 0.1  # and within this in any case
 
 
 class BellWatcher(Watcher):
@@ -18,7 +18,7 @@ class BellWatcher(Watcher):
     def __init__(self, store: Store) -> None:
         super().__init__()
         self._bell = Bell(store) if isinstance(store, LocalStore) else None
-        self._tick = TICK
+        self._tick = TICK_MIN
         self._rang = False  # in the newest turn
 
     @property
@@ -29,7 +29,7 @@ class BellWatcher(Watcher):
         joined = self._joined.wait(self._tick)
         if joined:
             self._joined.clear()
-        self._tick = TICK if joined or self._rang else min(SLOWEST_TICK, self._tick * SLOWING)
+        self._tick = TICK_MIN if joined or self._rang else min(TICK_MAX, self._tick * TICK_GROWTH)
 
     def _turn(self) -> None:
         assert self._bell is not None

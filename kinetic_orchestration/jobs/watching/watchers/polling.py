@@ -1,4 +1,4 @@
-"""The watcher of a store whose every look is a request."""
+"""The watcher that polls: for stores whose every look is a request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, KineticError
-from kinetic_orchestration.jobs.watching.cache import Memory
-from kinetic_orchestration.jobs.watching.poll import Scene
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.jobs.watching.poll import Poll
 from kinetic_orchestration.jobs.watching.watchers.base import (
     FOLLOWERS_PER_SECOND,
     PACE,
     SLOWEST,
-    Followed,
+    Subscriber,
     Watcher,
 )
 from kinetic_orchestration.plan.values import Intent
@@ -26,87 +26,89 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
-UNSEEN_PACE = 10.0  # between two scenes of jobs whose log nobody reads
-QUICKEST = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
-SEEN_PER_SECOND = 40  # jobs of scenes that one process takes; ten times as many while somebody reads
-EYE_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
-EYES_PER_SECOND = 4
-EYES_AT_ONCE = 20
+UNREAD_POLL_SECONDS = 10.0  # between two polls of jobs whose log nobody reads
+POLL_MIN = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
+POLLED_PER_SECOND = 40  # jobs of polls that one process takes; ten times as many while somebody reads
+READER_SECONDS = 25.0  # after so long the hosts are told again that somebody reads; of many jobs later,
+READERS_PER_SECOND = 4
+READERS_AT_ONCE = 20
 
 
 class PollingWatcher(Watcher):
-    """The watcher of a store whose every look is a request: it looks for all, once a tick."""
+    """Polls a store whose every look is a request, for all followers at once, and wakes those that have news."""
 
     def __init__(self, store: Store, backend: Backend) -> None:
         super().__init__()
         self._store = store
         self._backend = backend
-        self._noted: dict[str, tuple[Followed, ...]] = {}
-        self._looked: dict[Pace | None, Scene] = {}  # of each zone, the newest scene in which it was looked at
-        self._reading: dict[str, float] = {}  # jobs whose log somebody reads, and when their hosts are told so again
+        self._subscribers: dict[str, tuple[Subscriber, ...]] = {}
+        self._looked: dict[Pace | None, Poll] = {}  # of each zone, the newest poll in which it was looked at
+        self._log_readers: dict[str, float] = {}  # by job: when its hosts are told again that somebody reads its log
         self._signatures: dict[str, int] = {}
         self._since = 0.0
         self._never = threading.Event()
-        self.scene: Scene | None = None  # the newest
+        self.poll: Poll | None = None  # the newest
 
-    def pace(self, *, restless: bool = False) -> float:
-        """A step without news costs no request: it is there for the limits."""
+    def sleep_seconds(self, *, restless: bool = False) -> float:
+        """A step without news costs no request: it only serves the limits of time."""
         if restless:
-            return super().pace()
-        return min(SLOWEST, max(UNSEEN_PACE, self._followers / FOLLOWERS_PER_SECOND))
+            return super().sleep_seconds()
+        return min(SLOWEST, max(UNREAD_POLL_SECONDS, self._followers / FOLLOWERS_PER_SECOND))
 
-    def tick(self) -> float:
-        """A wait is known to within a hundredth of its length, a second if somebody looks, else a few; of many jobs
-        later, because what is listed grows with them.
+    def poll_interval(self) -> float:
+        """Return the seconds between two polls: a hundredth of the wait so far, at most a second if somebody reads a
+        log, else a few; longer for many jobs, because a listing grows with them.
         """
         waited = time.monotonic() - self._since
-        steady, at_once = (PACE, 10 * SEEN_PER_SECOND) if self._reading else (UNSEEN_PACE, SEEN_PER_SECOND)
-        return max(min(steady, max(QUICKEST, waited / 100)), len(self._noted) / at_once)
+        steady, at_once = (
+            (PACE, 10 * POLLED_PER_SECOND) if self._log_readers else (UNREAD_POLL_SECONDS, POLLED_PER_SECOND)
+        )
+        return max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)
 
-    def scene_for(self, job_id: str, memory: Memory) -> tuple[Scene | None, bool]:
-        """One that was woken because its zone was looked at sees that, however late it comes: the scenes after it
-        may have left the zone out again.
+    def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
+        """A follower that was woken because its zone was observed gets that poll, however late it comes: later polls
+        may have skipped the zone again.
         """
-        newest, intent = self.scene, memory.intent
-        if newest is not None and memory.overlooked and job_id in newest.unlooked and intent is not None:
+        newest, intent = self.poll, cache.intent
+        if newest is not None and cache.zone_skipped and job_id in newest.skipped and intent is not None:
             looked = self._looked.get(pace_of(intent.placement))
-            if looked is not None and looked.taken > max(memory.looked, memory.not_before):
+            if looked is not None and looked.taken > max(cache.looked_at, cache.stale_before):
                 return looked, True
         return newest, False
 
-    def note(self, job_id: str, follower: Followed, *, reads: bool) -> None:
+    def subscribe(self, job_id: str, follower: Subscriber, *, reads: bool) -> None:
         with self._lock:
-            others = self._noted.get(job_id, ())
+            others = self._subscribers.get(job_id, ())
             if follower not in others:
                 self._since = time.monotonic()  # of the youngest: it is the one that may be short
                 self._joined.set()
-                self._noted[job_id] = (*others, follower)
-                follower.memory.woken = True
+                self._subscribers[job_id] = (*others, follower)
+                follower.cache.subscribed = True
             if reads:
-                self._reading.setdefault(job_id, 0.0)
+                self._log_readers.setdefault(job_id, 0.0)
 
-    def forget(self, job_id: str, follower: Followed) -> None:
+    def unsubscribe(self, job_id: str, follower: Subscriber) -> None:
         with self._lock:
-            others = tuple(other for other in self._noted.pop(job_id, ()) if other is not follower)
-            follower.memory.woken = False
+            others = tuple(other for other in self._subscribers.pop(job_id, ()) if other is not follower)
+            follower.cache.subscribed = False
             if others:
-                self._noted[job_id] = others
+                self._subscribers[job_id] = others
 
     @contextmanager
-    def seen_at_once(self, wanted: Mapping[str, tuple[int, Memory]]) -> Iterator[None]:
-        """One scene of all of them; an intent is read when its job is looked at for the first time."""
+    def polled_together(self, wanted: Mapping[str, tuple[int, AttemptCache]]) -> Iterator[None]:
+        """Take one poll for all of them; an intent is read when its job is looked at for the first time."""
 
         def recall(job_id: str) -> Intent | None:
-            attempt, memory = wanted[job_id]
+            attempt, cache = wanted[job_id]
             with suppress(Exception):  # whoever looks at the job hears of it
-                return memory.recall(self._store, self._backend, job_id, attempt)
+                return cache.intent_of_attempt(self._store, self._backend, job_id, attempt)
             return None
 
         intents = zip(wanted, side_by_side(recall, list(wanted), REQUESTS), strict=True)
         placements = {job_id: intent.placement for job_id, intent in intents if intent and intent.placement}
-        self.scene = None
+        self.poll = None
         try:
-            self.scene = Scene.take(self._store, self._backend, names.BEATS, placements)
+            self.poll = Poll.take(self._store, self._backend, names.BEATS, placements)
         except (BackendError, CredentialsError):  # then each asks for itself, and hears what is the matter
             pass
         except KineticError:  # the store: it would keep each of them waiting
@@ -117,82 +119,82 @@ class PollingWatcher(Watcher):
             yield
         finally:
             if not self._running:
-                self.scene = None
+                self.poll = None
 
     def _remove(self, job_id: str, wake: Callable[[], object]) -> None:
         super()._remove(job_id, wake)
         with self._lock:
             if job_id not in self._waiting:
-                for follower in self._noted.pop(job_id, ()):
-                    follower.memory.woken = False
-                self._reading.pop(job_id, None)
+                for follower in self._subscribers.pop(job_id, ()):
+                    follower.cache.subscribed = False
+                self._log_readers.pop(job_id, None)
                 self._signatures.pop(job_id, None)
 
     def _pause(self) -> None:
-        if self._joined.wait(self.tick()):  # somebody who should not wait as long as the others
+        if self._joined.wait(self.poll_interval()):  # somebody who should not wait as long as the others
             self._joined.clear()
-            self._never.wait(QUICKEST)
+            self._never.wait(POLL_MIN)
 
     def _turn(self) -> None:
         with self._lock:
-            waiting, noted = list(self._waiting), dict(self._noted)
+            waiting, subscribers = list(self._waiting), dict(self._subscribers)
         if not waiting:
             return
-        if (wait := self._wait_for_zones(noted)) > 0.0:
+        if (wait := self._wait_for_zones(subscribers)) > 0.0:
             self._never.wait(wait)
             with self._lock:  # who came meanwhile is looked at, too
-                waiting, noted = list(self._waiting), dict(self._noted)
-        self._look(waiting, noted)
+                waiting, subscribers = list(self._waiting), dict(self._subscribers)
+        self._poll(waiting, subscribers)
 
     def _failed(self) -> None:
-        self.scene = None  # each follower asks for itself, and hears what is the matter
+        self.poll = None  # each follower asks for itself, and hears what is the matter
 
     def _stopped(self) -> None:
-        self.scene, self._looked = None, {}
+        self.poll, self._looked = None, {}
 
-    def _wait_for_zones(self, noted: Mapping[str, tuple[Followed, ...]]) -> float:
+    def _wait_for_zones(self, subscribers: Mapping[str, tuple[Subscriber, ...]]) -> float:
         """Return the seconds until this process may look at each zone of several jobs. One job alone need not wait for
         its zone to hear what its hosts say.
         """
-        jobs = Counter(map(pace_of, _placements(noted).values()))
+        jobs = Counter(map(pace_of, _placements(subscribers).values()))
         return max((pace.wait() for pace, number in jobs.items() if pace is not None and number > 1), default=0.0)
 
-    def _look(self, waiting: Sequence[str], noted: Mapping[str, tuple[Followed, ...]]) -> None:
-        """Of jobs, and of batches, which have a ring only."""
+    def _poll(self, waiting: Sequence[str], subscribers: Mapping[str, tuple[Subscriber, ...]]) -> None:
+        """Poll for jobs, and for batches, which have a ring only, and wake those for whom there is news."""
         prefix = names.beats_of(waiting[0]) if len(waiting) == 1 else names.BEATS
-        placements = _placements(noted)
+        placements = _placements(subscribers)
         with self._lock:
-            reading = frozenset(self._reading)
-        scene = Scene.take(self._store, self._backend, prefix, placements, reading, self.scene, paced=True)
+            reading = frozenset(self._log_readers)
+        poll = Poll.take(self._store, self._backend, prefix, placements, reading, self.poll, paced=True)
         zones = {job: pace_of(placement) for job, placement in placements.items()}
-        looked = {zone: scene for job, zone in zones.items() if job not in scene.unlooked}
+        looked = {zone: poll for job, zone in zones.items() if job not in poll.skipped}
         self._looked = {zone: found for zone, found in self._looked.items() if zone in zones.values()} | looked
-        self.scene = scene
+        self.poll = poll
         for job in waiting:
-            missed = job not in scene.unlooked and any(one.memory.overlooked for one in noted.get(job, ()))
-            if (signature := scene.signature(job)) != self._signatures.get(job) or missed:
+            missed = job not in poll.skipped and any(one.cache.zone_skipped for one in subscribers.get(job, ()))
+            if (signature := poll.signature(job)) != self._signatures.get(job) or missed:
                 self._signatures[job] = signature
                 self._wake((job,))
-        self._show(scene.taken)
+        self._announce_readers(poll.taken)
 
-    def _show(self, now: float) -> None:
-        """The hosts send their lines sooner while they know that somebody reads."""
+    def _announce_readers(self, now: float) -> None:
+        """Tell the hosts whose log somebody reads, so that they send their lines sooner."""
         with self._lock:
-            due = [job for job, again in self._reading.items() if now > again][:EYES_AT_ONCE]
-            pause = max(EYE_SECONDS, len(self._reading) / EYES_PER_SECOND)
+            due = [job for job, again in self._log_readers.items() if now > again][:READERS_AT_ONCE]
+            pause = max(READER_SECONDS, len(self._log_readers) / READERS_PER_SECOND)
         for job in due:
             if not self._store.hint(names.eye(job), wire.open_eye(pause)):
                 return  # a store that is away is for the next look: all followers wait for this one
             with self._lock:
-                if job in self._reading:
-                    self._reading[job] = now + pause
+                if job in self._log_readers:
+                    self._log_readers[job] = now + pause
 
 
-def _placements(noted: Mapping[str, tuple[Followed, ...]]) -> dict[str, Mapping[str, Any]]:
-    """Of each job, that of the newest attempt at which one of its followers is."""
+def _placements(subscribers: Mapping[str, tuple[Subscriber, ...]]) -> dict[str, Mapping[str, Any]]:
+    """Return the placement of each job: that of the newest attempt that one of its followers has reached."""
     found: dict[str, Mapping[str, Any]] = {}
-    for job, followers in noted.items():
-        intents = [follower.memory.intent for follower in followers]
+    for job, followers in subscribers.items():
+        intents = [follower.cache.intent for follower in followers]
         placed = [intent for intent in intents if intent is not None and intent.placement]
         if placed:
             found[job] = max(placed, key=lambda intent: intent.attempt).placement

@@ -11,7 +11,7 @@ from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store
 
-WATCHERS = 16  # of one process, and more only while all of them have somebody to wake
+MOST_WATCHERS = 16  # of one process, and more only while all of them have somebody to wake
 _watchers: dict[tuple[int, str, int, object], Watcher] = {}
 _watchers_lock = threading.Lock()
 
@@ -36,7 +36,7 @@ def watcher_of(store: Store, backend: Backend) -> Watcher:
     key = os.getpid(), store.address, id(store.caller), getattr(backend, "kind", type(backend))
     with _watchers_lock:
         if key not in _watchers:
-            if len(_watchers) >= WATCHERS:
+            if len(_watchers) >= MOST_WATCHERS:
                 for idle in [known for known, watcher in _watchers.items() if watcher.idle]:
                     del _watchers[idle]
             _watchers[key] = PollingWatcher(store, backend) if store.remote else BellWatcher(store)
