@@ -19,6 +19,8 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.watching import goodput, usage
 from kinetic_orchestration.plan.configuration import settings
@@ -413,17 +415,17 @@ def test_a_cost_limit_never_bites_on_this_machine_and_the_plan_says_so(tmp_path:
             make_plan(JobSpec("f", Options(accelerator="cpu", limits=Limits(cost=wrong))), here)  # type: ignore[arg-type]
 
 
-def _job(records: Records, tmp_path: Path, plan: Plan) -> actions.Job:
+def _job(records: Records, tmp_path: Path, plan: Plan) -> Job:
     records.write(names.spec(records.job), 0, name="train", plan=plan.to_json(), staged=STAGED, task=in_spec())
     backend = _Nowhere(tmp_path, 0, str(tmp_path), "prod")
-    return actions.open_job(records.job, records.store, backend, Trust(everything=True))
+    return open_job(records.job, records.store, backend, Trust(everything=True))
 
 
 def test_the_next_attempt_gets_what_money_is_left(records: Records, tmp_path: Path) -> None:
     job = _job(records, tmp_path, plan_of(affordable=1000.0, limits=Limits(cost=10, run=86400.0, provision=60.0)))
     actions.intend(job, 1)
     told = wire.decode(records.store.read(names.intent(job.job_id, 1)).data)  # type: ignore[union-attr]
-    assert (told["affordable"], told["allowed"]) == (1000, 1000 + 60 + actions.DEADLINE_ALLOWANCE)
+    assert (told["affordable"], told["allowed"]) == (1000, 1000 + 60 + DEADLINE_ALLOWANCE)
     records.intend(1, 0)
     records.start(1, 100)
     records.judge(1, 500, wire.ABORTED, wire.PREEMPTION)

@@ -18,6 +18,7 @@ from kinetic_orchestration.errors import BackendError, Corrupt, JobCancelled, Jo
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching.decode import read_intent
 from kinetic_orchestration.plan.configuration.settings import load
@@ -82,7 +83,7 @@ def kind_of(name: str) -> str:
     return {"identities": "identity", "beats": "beat"}.get(folder, Path(name).name)
 
 
-def records_of(job: actions.Job, key: str) -> list[str]:
+def records_of(job: Job, key: str) -> list[str]:
     """Every record of a job that is one object of JSON, and that of its key."""
     prefixes = names.job(job.job_id), names.beats_of(job.job_id)
     found = [entry.name for prefix in prefixes for entry in job.store.list(prefix)]

@@ -18,7 +18,9 @@ from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, Us
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, step_all
+from kinetic_orchestration.jobs.job import open_job, vouched
 from kinetic_orchestration.jobs.trust import Trust
+from kinetic_orchestration.jobs.verdicts import glimpse
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
@@ -232,7 +234,7 @@ def test_a_stranger_cancels_by_the_jobs_own_records(here: Here) -> None:
     assert record is not None and json.loads(record.data)["reason"] == "enough"
     assert here.harm() == []
     own = JobHandle(reopened("job-000000000001", here.store, {"tpu-vm": here.backend}, here.settings))._job
-    believed = actions.vouched(own, own.spec_digest)
+    believed = vouched(own, own.spec_digest)
     assert not believed.doubt and not isinstance(believed.backend, Onlooker)
     actions.close(believed, 1, wire.CANCELLED, "enough")
     actions.release(believed, 1)
@@ -261,10 +263,10 @@ def test_an_onlooker_has_no_hands(here: Here) -> None:
 def test_what_an_intent_says_of_its_size_decides_no_number_of_calls(here: Here, change: dict[str, int]) -> None:
     here.make("job-000000000001")
     here.write("job-000000000001", place=change)
-    job = actions.open_job("job-000000000001", here.store, here.backend, BELIEVES)
+    job = open_job("job-000000000001", here.store, here.backend, BELIEVES)
     list(here.backend.leftovers())
     looked = len(here.calls())
-    assert actions.glimpse(job, 1).intent is not None
+    assert glimpse(job, 1).intent is not None
     assert len(here.calls()) <= looked + 3 * (MOST_UNLISTED + 2)  # as many looks as it takes until the clock is known
     assert here.harm() == []
 

@@ -20,7 +20,10 @@ from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, Re
 from kinetic_orchestration.jobs import launch, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, longest, see_held
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft
+from kinetic_orchestration.jobs.verdicts import has_ended, seen_end
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options
@@ -189,7 +192,7 @@ def test_a_cursor_takes_along_what_was_seen(elsewhere: Callable[[], None]) -> No
     assert Cursor.from_json(saved[:5]).ended == ""  # of an older version
     elsewhere()
     forge(job)
-    opened = actions.open_job(job.job_id, job._job.store, job._job.backend, trust.of(settings.load()))
+    opened = open_job(job.job_id, job._job.store, job._job.backend, trust.of(settings.load()))
     refused(lambda: follow(Follower(opened, Cursor.from_json(saved)), timeout=60))
     assert not begun(job, 2)
 
@@ -410,11 +413,11 @@ def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsew
 def test_what_a_handle_says_of_the_end_does_not_displace_what_was_seen(told: str) -> None:
     """Whoever launches a run chooses its tags, and a handle is a file."""
     job = succeeded(key=f"told {told}")
-    before = actions.seen_end(job._job)
+    before = seen_end(job._job)
     misled = replace(job._job, ended=told)
-    assert actions.seen_end(misled) == before and actions.has_ended(misled)
+    assert seen_end(misled) == before and has_ended(misled)
     forge(job)
-    refused(lambda: actions.has_ended(misled))
+    refused(lambda: has_ended(misled))
 
 
 def _word(key: str, record: bytes) -> str:
@@ -450,8 +453,8 @@ def test_the_signature_of_a_spec_is_none_in_another_deployment(elsewhere: Callab
         theirs.put(name, record.data)
     elsewhere()
     believed = trust.of(settings.load())
-    assert actions.open_job(job.job_id, job.store, job.backend, believed).doubt == ""
-    assert "not signed" in actions.open_job(job.job_id, theirs, job.backend, believed).doubt
+    assert open_job(job.job_id, job.store, job.backend, believed).doubt == ""
+    assert "not signed" in open_job(job.job_id, theirs, job.backend, believed).doubt
 
 
 @signing
@@ -469,7 +472,7 @@ def test_whoever_lacks_the_key_neither_starts_nor_closes_an_attempt(monkeypatch:
     monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
     signed = admitted(plain, trust.of(settings.load()))
     monkeypatch.setenv("KINETIC_SIGNING_KEY", "another key of that length")
-    job = actions.open_job(signed.job_id, signed.store, signed.backend, trust.of(settings.load()))
+    job = open_job(signed.job_id, signed.store, signed.backend, trust.of(settings.load()))
     assert job.doubt == ""  # its home remembers the spec
     follower = Follower(job)
     assert follower.step() is None and "KINETIC_SIGNING_KEY" in follower.waiting
@@ -576,7 +579,7 @@ class Counting:
         return ""
 
 
-def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[actions.Job, Counting]:
+def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Counting]:
     """A job whose limit of cost pays for so many seconds."""
     make, counting = planner.make_plan, Counting()
     limits = Limits(run=7200.0, cost=5.0)
@@ -585,7 +588,7 @@ def limited(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[actions.Jo
     return replace(job, backend=counting), counting  # type: ignore[arg-type]
 
 
-def ended_after(job: actions.Job, attempt: int, held: float) -> None:
+def ended_after(job: Job, attempt: int, held: float) -> None:
     """The attempt is over: its records tell of hosts that were there for so long."""
     intent = actions.intend(job, attempt)
     assert intent is not None
@@ -604,7 +607,7 @@ def ended_after(job: actions.Job, attempt: int, held: float) -> None:
             os.utime(path, (now - held, now - held))
 
 
-def left(job: actions.Job, attempt: int) -> float:
+def left(job: Job, attempt: int) -> float:
     record = job.store.read(names.intent(job.job_id, attempt))
     assert record is not None
     return float(wire.decode(record.data)["affordable"])
@@ -628,15 +631,15 @@ def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pyte
     intent = actions.intend(job, 1)
     assert intent is not None
     now = job.store.now()
-    actions.see_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
+    see_held(job, 1, Glimpse(now, intent, observation=Observation(PRESENT), since=now - 700.0))
     for name in (names.verdict(job.job_id, 1), names.host(job.job_id, 1, 0, "started.json")):
         assert job.store.read(name) is None
     second = actions.intend(job, 2)
     assert second is not None and left(job, 2) == pytest.approx(300.0, abs=5.0)
     bucket.rewrite(job.store, names.intent(job.job_id, 2), affordable=1e6, allowed=1e6)
     assert actions.submit(job, 2, Glimpse(now, second._replace(deadline=now + 1e6)), os.environ) == ""
-    assert counting.deadlines == [pytest.approx(300.0 + actions.DEADLINE_ALLOWANCE, abs=40.0)]
-    actions.see_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
+    assert counting.deadlines == [pytest.approx(300.0 + DEADLINE_ALLOWANCE, abs=40.0)]
+    see_held(job, 2, Glimpse(now, second, observation=Observation(PRESENT), since=now - 400.0))
     assert actions.intend(job, 3) is None
     verdict = job.store.read(names.verdict(job.job_id, 3))
     assert verdict is not None and wire.Verdict.decode(verdict.data).cause == wire.DEADLINE
@@ -646,7 +649,7 @@ def test_of_a_job_in_doubt_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch
     job, _ = limited(1000.0, monkeypatch)
     now, doubted = job.store.now(), replace(job, doubt="nobody vouches for it")
     before = job.trust.memory_of(job.store, job.job_id).read_bytes()
-    actions.see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
+    see_held(doubted, 7, Glimpse(now, None, observation=Observation(PRESENT), since=now - 700.0))
     assert job.trust.held(job.store, job.job_id) == {}
     assert job.trust.memory_of(job.store, job.job_id).read_bytes() == before
 
@@ -658,16 +661,16 @@ def test_no_record_tells_of_more_than_the_plan_allows(monkeypatch: pytest.Monkey
     path = Path(job.store.root, names.intent(job.job_id, 1))  # type: ignore[attr-defined]
     os.utime(path, (time.time() - 1e7,) * 2)
     assert actions.intend(job, 2) is None
-    assert job.trust.held(job.store, job.job_id)[1] <= actions._longest(job.plan(), 1000.0)
+    assert job.trust.held(job.store, job.job_id)[1] <= longest(job.plan(), 1000.0)
 
 
 def test_another_process_of_the_same_home_knows_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = limited(1000.0, monkeypatch)
     actions.intend(job, 1)
     now = job.store.now()
-    actions.see_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
+    see_held(job, 1, Glimpse(now, None, observation=Observation(PRESENT), since=now - 1100.0))
     trust._SEEN.clear()
-    opened = actions.open_job(job.job_id, job.store, job.backend, trust.of(settings.load()))
+    opened = open_job(job.job_id, job.store, job.backend, trust.of(settings.load()))
     assert actions.intend(opened, 2) is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kinetic_orchestration.errors import JobNotFound
 from kinetic_orchestration.jobs.cleanup import owner
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.lifecycle import Policy
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local

@@ -22,6 +22,7 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.cleanup.reaper import reap
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.text import notices
@@ -193,19 +194,19 @@ class Here(Place):
         super().__init__(cloud, ZONES)
         self.made = 0
 
-    def admit(self, **plan: Any) -> actions.Job:
+    def admit(self, **plan: Any) -> Job:
         self.made += 1
         job = f"job-{self.made:012d}"
         fields = {"name": "train", "plan": replace(self.plan, **plan).to_json(), "task": in_spec()}
         self.store.create(names.spec(job), wire.encode({**fields, "staged": STAGED.to_json()}))
-        return actions.open_job(job, self.store, self.backend, Trust(everything=True))
+        return open_job(job, self.store, self.backend, Trust(everything=True))
 
-    def submit(self, job: actions.Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
+    def submit(self, job: Job, attempt: int = 1, *, deadline: float | None = None, zone: str = ZONES[0]) -> str:
         """The intent and the create call; the name of what is there then."""
         actions.intend(job, attempt)
         return self.make(job.job_id, attempt, deadline=deadline, zone=zone)
 
-    def judge(self, job: actions.Job, attempt: int = 1) -> None:
+    def judge(self, job: Job, attempt: int = 1) -> None:
         actions.close(job, attempt, wire.CANCELLED, "enough")
 
     def reap(self, *, dry_run: bool = False, patience: float = 60.0) -> list[reaper.Reaped]:

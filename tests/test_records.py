@@ -19,6 +19,7 @@ from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, Store
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import LONGEST_FRAME, Follower
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records
 from kinetic_orchestration.plan.configuration.settings import load
@@ -282,7 +283,7 @@ class Watched(LocalBackend):
 
 
 @pytest.fixture
-def looked_at(home: Path, tmp_path: Path) -> Iterator[actions.Job]:
+def looked_at(home: Path, tmp_path: Path) -> Iterator[Job]:
     """A job in a bucket that is vouched for, whose first attempt has ended; nothing of it ever ran."""
     (tmp_path / "store" / "d").mkdir(parents=True)
     store = bucket.Bucket(str(tmp_path / "store" / "d"), "d")
@@ -293,10 +294,10 @@ def looked_at(home: Path, tmp_path: Path) -> Iterator[actions.Job]:
     intent = {"attempt": 1, "boot": "b", "placement": placement, "allowed": 0.0, "affordable": 0.0, "before": None}
     store.put(names.intent(JOB, 1), wire.encode(intent))
     store.put(names.verdict(JOB, 1), wire.Verdict(wire.CLOSED, "w", 1.0, wire.CONFIGURATION, None, "r").encode())
-    yield actions.open_job(JOB, store, backend, Trust(everything=True))
+    yield open_job(JOB, store, backend, Trust(everything=True))
 
 
-def ask(job: actions.Job) -> None:
+def ask(job: Job) -> None:
     for look in (
         lambda: JobHandle(job).peek(),
         lambda: JobHandle(job).status(),
@@ -317,7 +318,7 @@ CHANGED = [-1, 10**9, "../../../etc/passwd", "a\nb", "/tmp", [], {}, None]
 
 @pytest.mark.parametrize("name", [names.intent(JOB, 1), names.verdict(JOB, 1)])
 def test_a_look_at_a_changed_record_ends_in_an_error_of_ours_or_in_none_and_harms_nothing(
-    looked_at: actions.Job, tmp_path: Path, name: str
+    looked_at: Job, tmp_path: Path, name: str
 ) -> None:
     store, backend = looked_at.store, looked_at.backend
     valuable = tmp_path / "valuable" / f"{JOB}-1"
@@ -334,7 +335,7 @@ def test_a_look_at_a_changed_record_ends_in_an_error_of_ours_or_in_none_and_harm
     assert valuable.is_dir()
 
 
-def test_the_folder_of_an_intent_is_never_removed_but_the_attempts_own(looked_at: actions.Job, tmp_path: Path) -> None:
+def test_the_folder_of_an_intent_is_never_removed_but_the_attempts_own(looked_at: Job, tmp_path: Path) -> None:
     """Its name is right, and it lies where the attacker wants it to."""
     valuable = tmp_path / "valuable" / f"{JOB}-1"
     (valuable / "deep").mkdir(parents=True)
@@ -352,9 +353,7 @@ def test_the_folder_of_an_intent_is_never_removed_but_the_attempts_own(looked_at
     assert not own.exists() and valuable.is_dir()
 
 
-def test_hosts_of_another_home_of_this_machine_are_judged_by_their_beats(
-    looked_at: actions.Job, tmp_path: Path
-) -> None:
+def test_hosts_of_another_home_of_this_machine_are_judged_by_their_beats(looked_at: Job, tmp_path: Path) -> None:
     place = looked_at.backend.place(looked_at.plan(), JOB, 1)
     (seen,) = looked_at.backend.observe([{**place, "run": str(tmp_path / "other" / "run" / f"{JOB}-1")}])
     assert (seen.state, "another home" in seen.message) == ("elsewhere", True)
@@ -428,7 +427,7 @@ def test_signals_that_are_too_large_tell_nothing_and_few_plain_ones_are_read(
         assert len(storage.calls) <= 20
 
 
-def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looked_at: actions.Job) -> None:
+def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looked_at: Job) -> None:
     store = looked_at.store
     first = frames.encode(frames.OUT, 1.0, b"before\n")
     vast = b"\x1eo 1 %d\n" % (LONGEST_FRAME + 1) + b"x" * (2 << 20)
@@ -442,7 +441,7 @@ def test_a_frame_longer_than_any_host_writes_ends_its_segment_and_is_named(looke
 
 
 @pytest.mark.parametrize("where", ["first", "next", "without an end"])
-def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: actions.Job, where: str) -> None:
+def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: Job, where: str) -> None:
     written = [frames.encode(frames.OUT, 1.0, b"before\n"), frames.encode(frames.OUT, 1.5, b"hit\n")]
     written.append(frames.encode(frames.NEXT, 2.0, b""))
     hit = 1 if where == "first" else 2
@@ -458,7 +457,7 @@ def test_a_damaged_frame_is_told_and_the_log_goes_on(looked_at: actions.Job, whe
     assert [bytes(line) for line in lines] == [*kept, b"after\n"]
 
 
-def test_the_longest_line_that_a_host_writes_is_still_read(looked_at: actions.Job) -> None:
+def test_the_longest_line_that_a_host_writes_is_still_read(looked_at: Job) -> None:
     data = b"x" * (frames.LONGEST_LINE + 1000)
     looked_at.store.put(names.segment(JOB, 1, 0, 0), frames.encode(frames.OUT, 1.0, data))
     (event,) = list(JobHandle(looked_at).events())

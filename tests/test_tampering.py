@@ -22,6 +22,7 @@ from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.packaging.source import tree as trees
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -74,10 +75,10 @@ def submitted(function: Any, key: str | None = None) -> JobHandle[Any]:
     )
 
 
-_ended: dict[Any, tuple[actions.Job, dict[str, bytes]]] = {}
+_ended: dict[Any, tuple[Job, dict[str, bytes]]] = {}
 
 
-def ended(function: Any) -> actions.Job:
+def ended(function: Any) -> Job:
     """A job of the function that is over, with its records as its hosts and its submitter left them; as a process sees
     it that knows its spec, and has not seen its end.
     """
@@ -95,7 +96,7 @@ def ended(function: Any) -> actions.Job:
     return job
 
 
-def records_of(job: actions.Job) -> set[str]:
+def records_of(job: Job) -> set[str]:
     return {entry.name for prefix in (names.job, names.beats_of) for entry in job.store.list(prefix(job.job_id))}
 
 
@@ -123,7 +124,7 @@ def test_a_spec_that_is_garbage(data: bytes) -> None:
     with pytest.raises(StoreError, match=names.spec(job.job_id)):
         attach(job.job_id)  # its home knows better
     with pytest.raises(StoreError, match=r"spec\.json"):
-        actions.open_job(job.job_id, job.store, job.backend)  # whoever knows nothing
+        open_job(job.job_id, job.store, job.backend)  # whoever knows nothing
 
 
 @client
@@ -133,7 +134,7 @@ def test_a_spec_with_absurd_hosts(hosts: Any) -> None:
     plan = job.spec()["plan"]
     bucket.rewrite(job.store, names.spec(job.job_id), plan={**plan, "slices": hosts})
     with pytest.raises(StoreError, match=r"spec\.json"):
-        actions.open_job(job.job_id, job.store, job.backend)
+        open_job(job.job_id, job.store, job.backend)
 
 
 @client

@@ -20,6 +20,7 @@ from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNot
 from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.job import Job, at_rest, open_job
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.configuration import settings
@@ -87,7 +88,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch, shared_home: Path, tmp_path: Path)
     return tmp_path / "elsewhere"
 
 
-def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> actions.Job:
+def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> Job:
     """A job whose submitter died between its spec and its first attempt."""
     request = draft(spec_of(function)).open()
     store, plan, here = request.store, request.plan, request.settings
@@ -97,7 +98,7 @@ def admitted(function: Any, believed: trust.Trust = trust.ALONE) -> actions.Job:
         staged = launch.stage(bundle, store, here.retention, here.home)
     written = launch.admit(store, job_id, request.identity, plan, staged, believed)
     assert written is not None
-    return actions.at_rest(actions.open_job(job_id, store, request.backend, believed, written=written))
+    return at_rest(open_job(job_id, store, request.backend, believed, written=written))
 
 
 # ---- starting attempts -----------------------------------------------------------------------------------------
@@ -139,17 +140,17 @@ def test_a_pickled_handle_takes_its_right_along(
     monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "third"))
     handle: JobHandle[Any] = pickle.loads(travelled)
     assert handle._job.doubt == "" and handle.result(timeout=60) == plain()
-    strangers = JobHandle(actions.open_job(job.job_id, job.store, job.backend))
+    strangers = JobHandle(open_job(job.job_id, job.store, job.backend))
     assert pickle.loads(pickle.dumps(strangers))._job.doubt  # who had no right gives none away
 
 
 def test_a_cursor_takes_the_right_along(stranger: Path) -> None:
     job = admitted(plain)
     saved = json.loads(json.dumps(Follower(job).cursor.to_json()))
-    follower = Follower(actions.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved))
+    follower = Follower(open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved))
     assert follower.job.doubt == "" and follow(follower, timeout=60) is not None
     assert follower.cursor.spec == job.spec_digest  # also into later attempts, and to whoever comes next
-    assert Follower(actions.open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved[:4])).job.doubt
+    assert Follower(open_job(job.job_id, job.store, job.backend), Cursor.from_json(saved[:4])).job.doubt
 
 
 def test_a_key_that_two_processes_share_vouches_for_the_spec(
@@ -174,7 +175,7 @@ def test_the_signature_of_one_job_is_none_for_another(stranger: Path) -> None:
     assert spec is not None and signature is not None
     one.store.put(names.spec(other.job_id), spec.data)
     one.store.put(names.signature(other.job_id, one.spec_digest), signature.data)
-    assert "not signed" in actions.open_job(other.job_id, one.store, one.backend, believed).doubt
+    assert "not signed" in open_job(other.job_id, one.store, one.backend, believed).doubt
 
 
 def test_a_signature_that_a_flipped_bit_damaged_vouches_for_nothing_and_a_job_of_this_machine_goes_on(
@@ -235,7 +236,7 @@ def test_a_submission_that_died_after_its_spec_is_known_by_its_home(stranger: Pa
 
 def test_an_attempt_that_nobody_may_start_is_closed_in_the_end_and_the_next_launch_begins_anew(stranger: Path) -> None:
     own = admitted(plain)
-    job = actions.open_job(own.job_id, own.store, own.backend)
+    job = open_job(own.job_id, own.store, own.backend)
     glimpse = look(job.store, job.backend, job.job_id, 1, 1)
     early = actions.perform(lifecycle.Intend(), job, 1, glimpse, {})
     assert "waits for a process that may start it" in early
@@ -446,7 +447,7 @@ def test_a_handle_from_another_store_is_told_of_a_changed_spec(stranger: Path) -
     with pytest.raises(Corrupt, match=names.spec(job.job_id)):
         attach(job.job_id)
     with pytest.raises(Corrupt, match="not the one that was submitted"):
-        actions.open_job(job.job_id, job.store, job.backend, spec_digest=job.spec_digest)
+        open_job(job.job_id, job.store, job.backend, spec_digest=job.spec_digest)
 
 
 def test_a_folder_of_this_machine_is_trusted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

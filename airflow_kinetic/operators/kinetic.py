@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from kinetic_orchestration.jobs.following.actions import Job
     from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.job import Job
     from kinetic_orchestration.jobs.request import Draft, Request
     from kinetic_orchestration.protocol.system.ahead import Ahead
 

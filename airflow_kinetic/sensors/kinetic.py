@@ -25,8 +25,8 @@ from kinetic_orchestration.errors import StoreError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from kinetic_orchestration.jobs.following.actions import Job
     from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.job import Job
 
 
 class KineticJobSensor(ShowsLinks, BaseSensorOperator):

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from kinetic_orchestration.api.handle import reopened
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL

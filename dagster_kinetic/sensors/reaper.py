@@ -84,12 +84,13 @@ def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError
     """How many jobs were cancelled, and why others could not be."""
     from kinetic_orchestration.api.handle import list_jobs
     from kinetic_orchestration.jobs.following import actions
+    from kinetic_orchestration.jobs.job import ME
 
     live = list_jobs(**place)
     troubles: list[KineticError] = []
     for job in live:
         try:
-            actions.cancel(job._job, "its branch deployment was closed", actions.ME)
+            actions.cancel(job._job, "its branch deployment was closed", ME)
             job.status()  # nobody else may come to let go of its hosts
         except KineticError as error:
             troubles.append(error)

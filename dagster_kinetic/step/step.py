@@ -18,8 +18,8 @@ from dagster_kinetic.step.events import Narrator
 from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit
+from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.launch import find, launch, refuse_another
 from kinetic_orchestration.jobs.request import Draft, Request, draft
 from kinetic_orchestration.jobs.results import collect
@@ -328,7 +328,7 @@ def _cancelled(handles: Sequence[JobHandle[Any]], reason: str) -> list[KineticEr
 
     def ask(handle: JobHandle[Any]) -> None:
         if not handle.peek().status.final:
-            actions.cancel(handle._job, reason, actions.ME, anew=True)
+            actions.cancel(handle._job, reason, ME, anew=True)
 
     side_by_side(each(ask), handles, REQUESTS)
     deadline = time.monotonic() + CANCEL_SECONDS

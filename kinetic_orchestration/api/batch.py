@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, place_of, reopened, say, tell_of_requirements
 from kinetic_orchestration.errors import Corrupt, JobNotFound, KineticError, Unreachable, UsageError
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.job import ME, set_aside
 from kinetic_orchestration.jobs.launch import launch
 from kinetic_orchestration.jobs.request import Request, draft
 from kinetic_orchestration.jobs.watching.watchers.base import Wakeups
@@ -213,7 +214,7 @@ class BatchHandle(Generic[R]):
                 live.append(job)
             except UNREADABLE as error:  # its hosts heed a cancel all the same, and so do the others
                 unreadable.append(error)
-            actions.cancel(job._job, reason, actions.ME)
+            actions.cancel(job._job, reason, ME)
         for job in live:
             job.cancel(reason)
         if unreadable:
@@ -409,7 +410,7 @@ class _Driver:
 
     def _cancel_running(self, reason: str) -> None:
         for job in self._running:
-            actions.cancel(job._job, reason, actions.ME)
+            actions.cancel(job._job, reason, ME)
 
 
 def _has_ended(job: JobHandle[Any]) -> bool:
@@ -455,7 +456,7 @@ def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) 
 
 
 def _set_aside(store: Store, name: str, record: Record) -> None:
-    told = actions.set_aside(store, name, record.data)
+    told = set_aside(store, name, record.data)
     warn_once(f"{name} in {store.url} is damaged: what it said of the batch is not known. {told}")
 
 

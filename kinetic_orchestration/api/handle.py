@@ -29,10 +29,12 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, follow, prefixed, sampled
+from kinetic_orchestration.jobs.job import Job, at_rest, how_it_ended, missing
+from kinetic_orchestration.jobs.job import open_job as read_job
 from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
+from kinetic_orchestration.jobs.verdicts import conclude, glimpse, seen_end
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.unread_requirements import unread
@@ -63,7 +65,7 @@ class JobHandle(Generic[R]):
 
     def __init__(self, job: Job) -> None:
         spec = job.spec()
-        self._job = job = actions.at_rest(job)
+        self._job = job = at_rest(job)
         self._follower = Follower(job)
         self._lock = threading.Lock()
         self.job_id = job.job_id
@@ -89,7 +91,7 @@ class JobHandle(Generic[R]):
     def __reduce__(self) -> Any:
         spec_digest = "" if self._job.doubt else self._job.spec_digest
         place = {"group_id": self.group_id, "group_index": self.group_index}
-        store, ended = os.path.dirname(self._job.store.url), actions.seen_end(self._job)
+        store, ended = os.path.dirname(self._job.store.url), seen_end(self._job)
         return _attached, (self.job_id, store, self._deployment(), spec_digest, ended), place
 
     def _deployment(self) -> str:
@@ -176,10 +178,10 @@ class JobHandle(Generic[R]):
         """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
         job, cursor, cache = self._job, Cursor(), AttemptCache(self._job.within)
         while True:
-            seen = actions.glimpse(job, cursor.attempt, cache)
+            seen = glimpse(job, cursor.attempt, cache)
             step = lifecycle.advance(cursor, seen, job.policy)
             if step.outcome is not None:
-                actions.conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
+                conclude(job, step.outcome, seen.now - seen.verdict_age, remember=False)
             if step.outcome is not None or step.cursor.attempt == cursor.attempt:
                 break
             ahead = attempts.ahead(job.store, job.job_id, 1, all_with_hosts=False) if cursor.attempt == 1 else ()
@@ -552,7 +554,7 @@ def run_to_end(job: Job, here: Settings) -> Any:
         say(f"cancelling {job.job_id}")
         try:
             handle.cancel("interrupted by Ctrl-C", cleanup_timeout=60)
-            say(actions.how_it_ended(job, handle.peek().outcome))
+            say(how_it_ended(job, handle.peek().outcome))
         except KineticError as error:  # Ctrl-C stays what it is
             say(f"it may go on: {error}")
         raise
@@ -599,7 +601,7 @@ def reopened(
     job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
 ) -> Job:
     """With the backend that it runs on, whichever new jobs would run on here. Of each kind, all jobs share one."""
-    job = actions.open_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
+    job = read_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
     return job.on(backends[job.runs_on])
@@ -725,7 +727,7 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
     wanted = text.strip().removeprefix(names.JOBS)
     wanted = wanted if wanted.startswith("job-") else f"job-{wanted}"
     if not wanted.replace("-", "").isalnum():
-        raise JobNotFound(actions.missing(text, opened))
+        raise JobNotFound(missing(text, opened))
     if opened.read(names.spec(wanted)) is None:
         found = sorted({entry.name.split("/")[1] for entry in opened.list(names.JOBS + wanted)})
         if len(found) > 1:
@@ -733,7 +735,7 @@ def _looked_up(text: str, **place: str | None) -> tuple[str, Store, Backend, Set
             raise UsageError(f"{text!r} begins the ids of {len(found)} jobs: {some}. Give a letter more.")
         wanted = found[0] if found else text
     if not wanted.startswith("job-"):
-        raise JobNotFound(actions.missing(text, opened))
+        raise JobNotFound(missing(text, opened))
     return wanted, opened, backend, here
 
 

@@ -21,8 +21,8 @@ from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.cleanup import owner
 from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Emit, Follower, follow
+from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
 from kinetic_orchestration.jobs.request import Request, differences, located
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.jobs.trust import Trust
@@ -69,7 +69,7 @@ def launch(
     job, is_new = claim(store, backend, request.identity, believed)
     strict, written = spec.options.on_conflict == "error", None
     if strict and not is_new:
-        refuse_another(request, actions.open_job(job, store, backend, believed))
+        refuse_another(request, open_job(job, store, backend, believed))
     if claimed is not None:
         claimed(job)
     if is_new:
@@ -92,7 +92,7 @@ def launch(
             noted()
         plan = completed(request.plan, request.identity, logins)
         written = admit(store, job, request.identity, plan, staged, believed, asked, spec.origin)
-    launched = actions.open_job(job, store, backend, believed, written=written)
+    launched = open_job(job, store, backend, believed, written=written)
     if strict and is_new and written is None:  # somebody else was quicker
         refuse_another(request, launched)
     try:
@@ -129,8 +129,8 @@ def cancel_if_interrupted(request: Request, say: Callable[[str], object]) -> Ite
         try:
             if (job := find(request)) is not None:
                 say(f"cancelling {job.job_id}")
-                actions.cancel(job, "interrupted by Ctrl-C", actions.ME)
-                say(actions.how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
+                actions.cancel(job, "interrupted by Ctrl-C", ME)
+                say(how_it_ended(job, follow(Follower(job), timeout=CANCEL_SECONDS)))
         except KineticError as error:  # Ctrl-C stays what it is
             say(f"what was on its way could not be called back: {error}")
         raise
@@ -157,8 +157,8 @@ def refuse_another(request: Request, job: Job) -> None:
             f"this step has {found}: nothing else has run, and that job goes on. To end it: "
             f"kinetic-orchestration cancel {job.job_id}"
         )
-    actions.cancel(job, "its step asks for another call now, and on_conflict is 'error'", actions.ME, anew=True)
-    ended = actions.how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
+    actions.cancel(job, "its step asks for another call now, and on_conflict is 'error'", ME, anew=True)
+    ended = how_it_ended(job, follow(follower, timeout=CANCEL_SECONDS))
     raise KeyTaken(f"this step has {found}: it was cancelled ({ended}), and nothing else has run")
 
 
@@ -178,7 +178,7 @@ def find(request: Request) -> Job | None:
     job = job_id(request.identity, _meant(store, request.identity, record)["generation"])
     if store.read(names.spec(job)) is None:
         return None
-    return actions.open_job(job, store, request.backend, request.trust)
+    return open_job(job, store, request.backend, request.trust)
 
 
 def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = trust.ALONE) -> tuple[str, bool]:
@@ -196,7 +196,7 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
             continue
         fields = _meant(store, identity, record)
         if fields.pop("damaged", False):
-            actions.set_aside(store, name, record.data)
+            set_aside(store, name, record.data)
             store.swap(name, wire.encode(fields), record.generation)
             continue
         generation = fields["generation"]
@@ -258,9 +258,9 @@ def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALO
     if store.read(names.spec(job)) is None:
         return True
     try:
-        opened = actions.open_job(job, store, backend, believed)
+        opened = open_job(job, store, backend, believed)
     except Corrupt as error:
-        actions.abandon(store, backend, job, str(error), actions.ME, patience=CANCEL_SECONDS)
+        actions.abandon(store, backend, job, str(error), ME, patience=CANCEL_SECONDS)
         return True
     follower = Follower(opened)
     while True:

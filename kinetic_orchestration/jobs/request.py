@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kinetic_orchestration.errors import JobNotFound, StoreError, UsageError
 from kinetic_orchestration.jobs import trust
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.packaging.bundle import other_arguments
 from kinetic_orchestration.plan import emulation, identity, planner

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.launch import admit, claim
 from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.jobs.watching.look import look
@@ -38,7 +38,7 @@ def intended(
     with staging_folder(store, here.home) as folder:
         staged = stage(package(spec, plan, here, folder, os.environ), store, here.retention, here.home)
         admit(store, job_id, identity, plan, staged)
-    job = actions.open_job(job_id, store, backend)
+    job = open_job(job_id, store, backend)
     actions.intend(job, 1)
     return job
 

@@ -23,6 +23,7 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.system import processes
@@ -52,12 +53,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_jobs(tmp_path_factory.mktemp("host") / "project", "host_jobs")
 
 
-def launched(function: Any, *arguments: Any, **options: Any) -> actions.Job:
+def launched(function: Any, *arguments: Any, **options: Any) -> Job:
     """A job that runs, and that nobody follows."""
     return kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)._job
 
 
-def verdict_of(job: actions.Job, attempt: int = 1) -> wire.Verdict:
+def verdict_of(job: Job, attempt: int = 1) -> wire.Verdict:
     name = names.verdict(job.job_id, attempt)
     wait_until(lambda: job.store.read(name) is not None)
     record = job.store.read(name)
@@ -65,7 +66,7 @@ def verdict_of(job: actions.Job, attempt: int = 1) -> wire.Verdict:
     return wire.Verdict.decode(record.data)
 
 
-def said(job: actions.Job, what: str, times: int = 1) -> None:
+def said(job: Job, what: str, times: int = 1) -> None:
     """Wait until its programs have printed it."""
     wait_until(lambda: (kinetic.attach(job.job_id).logs() or "").count(what) >= times)
 

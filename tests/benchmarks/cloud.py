@@ -432,13 +432,13 @@ def _read(job: str) -> None:
 def _followers(listed: str) -> Iterator[Any]:
     from kinetic_orchestration.api.handle import place_of
     from kinetic_orchestration.jobs import trust
-    from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.following.follow import Follower, afollow
+    from kinetic_orchestration.jobs.job import open_job
 
     store, backend, here = place_of()
     believed = trust.of(here)
     for job, digest in json.loads(Path(listed).read_text()):
-        yield afollow(Follower(actions.open_job(job, store, backend, believed, digest)))
+        yield afollow(Follower(open_job(job, store, backend, believed, digest)))
 
 
 async def _follow(listed: str) -> None:

@@ -58,6 +58,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
 
     from kinetic_orchestration.jobs import launch, request
     from kinetic_orchestration.jobs.following import actions
+    from kinetic_orchestration.jobs.job import open_job
     from kinetic_orchestration.jobs.watching import roll
     from kinetic_orchestration.plan import identity
     from kinetic_orchestration.plan.declare.spec import JobSpec, Options
@@ -76,7 +77,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
         job_id, _ = launch.claim(store, backend, who)
         roll.enter(store, job_id)
         launch.admit(store, job_id, who, plan, staged)
-        actions.intend(actions.open_job(job_id, store, backend), 1)
+        actions.intend(open_job(job_id, store, backend), 1)
         store.put(names.beat(job_id, 1, 0), beat(store.now()).encode())
         run = here.home / "run" / f"{job_id}-1"
         run.mkdir(parents=True)
@@ -116,9 +117,9 @@ def _wait_for_jobs(traced: bool) -> None:
     assert len(ids) == JOBS
 
     def follower(job_id: str) -> Follower:
-        from kinetic_orchestration.jobs.following import actions
+        from kinetic_orchestration.jobs.job import open_job
 
-        return Follower(actions.open_job(job_id, store, backend))
+        return Follower(open_job(job_id, store, backend))
 
     ways = [lambda job_id=job_id: afollow(follower(job_id)) for job_id in ids]
     asyncio.run(

@@ -23,12 +23,11 @@ import google.cloud.tpu_v2  # noqa: F401 - before any fork
 import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api import batch
-from kinetic_orchestration.api import handle as job
-from kinetic_orchestration.jobs import launch, results, trust
+from kinetic_orchestration.api import batch, handle
+from kinetic_orchestration.jobs import job, launch, results, trust, verdicts
 from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs.following import actions, follow, held_time
 from kinetic_orchestration.jobs.watching import cache, decode, look, poll
 from kinetic_orchestration.jobs.watching.watchers import base, polling, registry
 from kinetic_orchestration.packaging import staging
@@ -41,6 +40,7 @@ from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
+    launch, job, verdicts, actions, held_time, follow, staging, identity, trust, results, handle, batch, cache, decode, look, poll,
     resolved, launch, actions, follow, staging, identity, trust, results, job, batch, cache, decode, look, poll,
     base, polling, registry, reaper, preflight, client,
     request, backend, store, requests,
@@ -146,7 +146,7 @@ def submit_many(jobs: Any, marks: str, count: int, group: str, at: str = "", nth
 
 def leave(jobs: Any, function: str, arguments: list[Any], into: str, allowance: float, **limits: float) -> None:
     """Submit a job whose hosts have `allowance` seconds beyond its limits, write down its id, and be gone for ever."""
-    actions.DEADLINE_ALLOWANCE = allowance
+    held_time.DEADLINE_ALLOWANCE = allowance
     options = kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(**limits))
     Path(into).write_text(options(getattr(jobs, function)).run_async(*arguments).job_id)
     die()

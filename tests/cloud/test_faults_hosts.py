@@ -18,7 +18,7 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.jobs import lifecycle
-from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following import actions, held_time
 from kinetic_orchestration.jobs.following.follow import Follower
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.platforms import agent_zip
@@ -329,7 +329,7 @@ def test_f27_clocks_that_are_off_by_ten_minutes_change_nothing(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: float
 ) -> None:
     """Ages and deadlines are the store's: nobody is taken for dead, stuck or late, and all lines lie in one time."""
-    monkeypatch.setattr(actions, "DEADLINE_ALLOWANCE", 0.0)
+    monkeypatch.setattr(held_time, "DEADLINE_ALLOWANCE", 0.0)
     cloud.storage.skew = store
     for worker in range(3):
         cloud.furnish({"clock_skew": (worker - 1) * 600.0}, worker=worker)
@@ -352,7 +352,7 @@ def test_f27_the_deadline_passes_by_the_stores_clock_on_a_host_that_is_ten_minut
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no agent left there, and nobody who looks."""
-    monkeypatch.setattr(actions, "DEADLINE_ALLOWANCE", 0.0)
+    monkeypatch.setattr(held_time, "DEADLINE_ALLOWANCE", 0.0)
     cloud.furnish({"clock_skew": -600.0})
     job = run(jobs.until, str(tmp_path / "never"), limits=kinetic.Limits(provision=30.0, run=30.0))
     wait_running(job)

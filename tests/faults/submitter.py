@@ -18,14 +18,14 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.jobs import launch, request
-from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs import job, launch, request, verdicts
+from kinetic_orchestration.jobs.following import actions, follow, held_time
 from kinetic_orchestration.packaging import staging
 from kinetic_orchestration.packaging.source import tree  # noqa: F401 - before any fork
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.platforms.local import backend
 
-MODULES = (request, launch, actions, follow, staging, identity, backend)
+MODULES = (request, launch, job, verdicts, actions, held_time, follow, staging, identity, backend)
 FILES = {module.__file__ for module in MODULES}
 
 

@@ -18,6 +18,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.protocol import names, wire
 from tests.agent.by_hand import intended, words_of
@@ -44,7 +45,7 @@ ONE = kinetic.Retry(infra=1, preemption=1)
 NONE = kinetic.Retry(infra=0, preemption=0)
 
 
-def launched(function: Any, *arguments: Any, **options: Any) -> actions.Job:
+def launched(function: Any, *arguments: Any, **options: Any) -> Job:
     """A job that runs, and that nobody follows."""
     job = kinetic.run(**{"accelerator": "cpu", **options})(function).run_async(*arguments)
     return job._job
@@ -216,7 +217,7 @@ def test_f19_a_store_that_refuses_for_a_moment_costs_nothing(jobs: Any, tmp_path
     assert kinetic.attach(job.job_id).attempts() == 1
 
 
-def _with_arguments(function: Any, *arguments: Any) -> actions.Job:
+def _with_arguments(function: Any, *arguments: Any) -> Job:
     import functools
 
     return intended(functools.partial(function, *arguments))

@@ -18,6 +18,7 @@ from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.job import ME, Job, open_job
 from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -671,7 +672,7 @@ class CloudSchedule(Schedule):
                 return
             self.world.reached.add("a failed job was asked for again")
 
-    def _launched(self, task: Task) -> actions.Job:
+    def _launched(self, task: Task) -> Job:
         store, backend = self._place(task)
         job, is_new = launch.claim(store, backend, self.identity, BELIEVES)
         written = None
@@ -683,7 +684,7 @@ class CloudSchedule(Schedule):
             written = launch.admit(store, job, self.identity, self.plan, STAGED, BELIEVES)
             self.staging -= 1
         self.jobs.add(job)
-        launched = actions.open_job(job, store, backend, BELIEVES, written=written)
+        launched = open_job(job, store, backend, BELIEVES, written=written)
         launch.provision(launched, is_new=written is not None)
         if self.plan.abort_without_owner:
             store.put(names.owner(job), wire.encode({"owner": task.name}))
@@ -700,7 +701,7 @@ class CloudSchedule(Schedule):
                 return
             self.world.sleep(5.0)
 
-    def _current(self, task: Task) -> actions.Job | None:
+    def _current(self, task: Task) -> Job | None:
         from kinetic_orchestration.plan.identity import job_id as job_id_of
 
         store, backend = self._place(task)
@@ -709,17 +710,17 @@ class CloudSchedule(Schedule):
             for generation in (3, 2, 1):
                 job = job_id_of(self.identity, generation)
                 if store.read(names.spec(job)) is not None:
-                    return actions.open_job(job, store, backend, trust)
+                    return open_job(job, store, backend, trust)
         except (StoreError, BackendError):
             pass
         return None
 
-    def _knows_nothing_of_acts(self, task: Task, job: actions.Job) -> float:
+    def _knows_nothing_of_acts(self, task: Task, job: Job) -> float:
         """A new follower has not heard of any, not even of its own process'."""
         self.judge.acted.pop((task, job.job_id), None)
         return 0.0
 
-    def _followed(self, job: actions.Job, task: Task) -> Outcome:
+    def _followed(self, job: Job, task: Task) -> Outcome:
         draw, world = self.world.random, self.world
         reader = Reader(self, job.job_id) if draw.random() < 0.2 else None
         follower, known = Follower(job), self._knows_nothing_of_acts(task, job)
@@ -766,7 +767,7 @@ class CloudSchedule(Schedule):
                 if reaped.what == "placement" and reaped.result != reaper.UNREAD:
                     self.world.reached.add(f"the reaper released a placement: {why}")
             list(reaper._beats(store, dry_run=False))
-            store.put(names.REAPED, wire.encode({"writer": actions.ME, "ended": True}))
+            store.put(names.REAPED, wire.encode({"writer": ME, "ended": True}))
         except (StoreError, BackendError):
             pass
 
@@ -848,12 +849,12 @@ class CloudSchedule(Schedule):
     def _ask_all(self, task: Task) -> None:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            self._followed(actions.open_job(job_id, store, backend, BELIEVES), task)
+            self._followed(open_job(job_id, store, backend, BELIEVES), task)
 
     def _cancel_all(self, task: Task) -> None:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            job = actions.open_job(job_id, store, backend, BELIEVES)
+            job = open_job(job_id, store, backend, BELIEVES)
             actions.cancel(job, "too late", task.name)
             self._followed(job, task)
 

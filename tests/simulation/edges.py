@@ -20,9 +20,10 @@ from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_view, segments
 from kinetic_orchestration.host.view.open_records import open_records
+from kinetic_orchestration.jobs import job as jobs
+from kinetic_orchestration.jobs import verdicts
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions as act
-from kinetic_orchestration.jobs.following import follow
+from kinetic_orchestration.jobs.following import actions, follow
 from kinetic_orchestration.jobs.watching import decode, poll
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
@@ -130,7 +131,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     def chance() -> float:
         return (worlds[-1].random if worlds else random).random()
 
-    for module in (act, looking):
+    for module in (verdicts, looking):
         edges.setattr(module, "look", look)
 
     def pace_of(placement: Any) -> Any:
@@ -152,9 +153,9 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     edges.setattr(request, "startup_script", lambda: "#!/bin/sh")
     for verb in ("read", "decode"):  # pure, and asked of the same bytes again and again
         edges.setattr(wire.Beat, verb, staticmethod(functools.lru_cache(10_000)(getattr(wire.Beat, verb))))
-    edges.setattr(act, "spec_of", functools.lru_cache(100)(act.spec_of))
-    intent_of = functools.lru_cache(1_000)(act.intent_of)
-    for module in (act, decode):
+    edges.setattr(jobs, "spec_of", functools.lru_cache(100)(jobs.spec_of))
+    intent_of = functools.lru_cache(1_000)(actions.intent_of)
+    for module in (actions, decode):
         edges.setattr(module, "intent_of", intent_of)
     edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
     for module in (base, polling):

@@ -1,6 +1,6 @@
 """One seed, one schedule: who does what and what goes wrong, and the promises that must hold at every moment.
 
-Clients run the real `launch`, `act`, `watch` and `Follower`; the judge sees every record that is written and every
+Clients run the real `launch`, `actions`, `look` and `Follower`; the judge sees every record that is written and every
 outcome that anybody is told.
 """
 
@@ -16,6 +16,7 @@ from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.identity import Identity
@@ -382,7 +383,7 @@ class Schedule:
                 return
             self.world.reached.add("a failed job was asked for again")
 
-    def _launched(self, task: Task) -> actions.Job:
+    def _launched(self, task: Task) -> Job:
         """As launch.launch, without the packing."""
         store, backend = self._place(task)
         job, is_new = launch.claim(store, backend, self.identity)
@@ -394,14 +395,14 @@ class Schedule:
             self.world.sleep(self.world.random.random() * 3.0)
             written = launch.admit(store, job, self.identity, self.plan, STAGED)
             self.staging -= 1
-        launched = actions.open_job(job, store, backend, written=written)
+        launched = open_job(job, store, backend, written=written)
         launch.provision(launched, is_new=written is not None)
         if self.plan.abort_without_owner:
             store.put(names.owner(job), wire.encode({"owner": task.name}))
             self.world.spawn(f"owner {task.name}", lambda _task: self._own(launched, task), delay=5.0)
         return launched
 
-    def _own(self, job: actions.Job, task: Task) -> None:
+    def _own(self, job: Job, task: Task) -> None:
         """As the owner's thread, which ends with its process."""
         while not task.greenlet.dead and job.job_id not in self.judge.outcomes:
             job.store.put(names.owner(job.job_id), wire.encode({"owner": task.name}))
@@ -418,18 +419,18 @@ class Schedule:
                 return
             self.world.sleep(5.0)
 
-    def _current(self, task: Task) -> actions.Job | None:
+    def _current(self, task: Task) -> Job | None:
         store, backend = self._place(task)
         try:
             for generation in (3, 2, 1):
                 job = job_id_of(self.identity, generation)
                 if store.read(names.spec(job)) is not None:
-                    return actions.open_job(job, store, backend)
+                    return open_job(job, store, backend)
         except (StoreError, Unreachable):
             pass
         return None
 
-    def _followed(self, job: actions.Job, task: Task) -> Outcome:
+    def _followed(self, job: Job, task: Task) -> Outcome:
         world, draw = self.world, self.world.random
         follower, pace = Follower(job), self.pace
         emit = (lambda _event: None) if draw.random() < 0.1 else None
@@ -449,7 +450,7 @@ class Schedule:
             world.sleep(pace * (0.5 + draw.random()))
             pace = min(60.0, pace * 1.1)
 
-    def _cleaned(self, job: actions.Job, outcome: Outcome) -> None:
+    def _cleaned(self, job: Job, outcome: Outcome) -> None:
         """As JobHandle.cleanup."""
         try:
             for attempt in range(1, outcome.attempt + 1):
@@ -554,7 +555,7 @@ class Schedule:
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
             try:
-                self._followed(actions.open_job(job_id, store, backend), task)
+                self._followed(open_job(job_id, store, backend), task)
             except JobNotFound:
                 self.world.reached.add("a job was asked for after it was forgotten")
 
@@ -562,7 +563,7 @@ class Schedule:
         """Another day later somebody cancels, and asks again."""
         store, backend = self._place(task)
         for job_id in list(self.judge.created):
-            job = actions.open_job(job_id, store, backend)
+            job = open_job(job_id, store, backend)
             actions.cancel(job, "too late", task.name)
             self._followed(job, task)
 

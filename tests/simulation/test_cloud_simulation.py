@@ -13,8 +13,8 @@ import pytest
 
 from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
-from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.job import open_job
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.jobs.watching.poll import Poll
@@ -197,7 +197,7 @@ def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
             identity = Identity(DEPLOYMENT, "simulation", str(number))
             job, _ = launch.claim(store, backend, identity, BELIEVES)
             written = launch.admit(store, job, identity, plan, STAGED, BELIEVES)
-            launched = actions.open_job(job, store, backend, BELIEVES, written=written)
+            launched = open_job(job, store, backend, BELIEVES, written=written)
             launch.provision(launched, is_new=True)
             world.fork("follower", lambda _task, of=launched: follow(Follower(of)))
         world.sleep(3600.0)

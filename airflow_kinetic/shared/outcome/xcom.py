@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_kinetic.shared.outcome import failures
 from kinetic_orchestration.errors import ResultNotPicklable, ResultNotTrusted
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.results import collect
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Callable
 
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.actions import Job
 from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire

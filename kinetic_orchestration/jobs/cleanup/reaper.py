@@ -22,6 +22,8 @@ from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, Ne
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.held_time import tell_held
+from kinetic_orchestration.jobs.job import ME, open_job
 from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.cost import price
@@ -118,7 +120,7 @@ def _pass(store: Store, backend: Backend, marker: Path) -> None:
                     warn_once(f"{reaped.what} {reaped.name} could not be looked at for leftovers: {reaped.why}")
             if store.remote:
                 list(_beats(store, dry_run=False))
-                store.put(names.REAPED, wire.encode({"writer": actions.ME, "ended": True}))
+                store.put(names.REAPED, wire.encode({"writer": ME, "ended": True}))
         if claimed is not None:
             marker.touch()
     except Exception as error:
@@ -133,7 +135,7 @@ def _pass(store: Store, backend: Backend, marker: Path) -> None:
 def _claim(store: Store) -> bool | None:
     """Whether it is for this process to look now: False if somebody just did, None if somebody is at it."""
     record = store.read(names.REAPED)
-    mine = wire.encode({"writer": actions.ME, "ended": False})
+    mine = wire.encode({"writer": ME, "ended": False})
     if record is None:
         return True if store.create(names.REAPED, mine) is not None else None
     ended = False  # as of one that is damaged, or of a newer version
@@ -269,12 +271,12 @@ def _close(
     """
     reason = seen.message or why
     try:
-        job = actions.open_job(placement["job"], store, backend, believed)
+        job = open_job(placement["job"], store, backend, believed)
         if cause == wire.CANCELLED:  # whoever asks for it again may have it anew, if nobody has cancelled it for good
             actions.cancel(job, reason, "the reaper", anew=True)
         if store.read(names.intent(job.job_id, placement["attempt"])) is not None:
             if seen.charged and not job.doubt:
-                actions.tell_held(store, job.job_id, placement["attempt"], seen.charged)
+                tell_held(store, job.job_id, placement["attempt"], seen.charged)
             actions.close(job, placement["attempt"], cause, reason)
     except StoreError as error:
         if not isinstance(error, (NewerWire, Corrupt)):

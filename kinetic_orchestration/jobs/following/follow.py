@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import Corrupt, StoreError, Unreachable
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions as act
-from kinetic_orchestration.jobs.following.actions import Job
+from kinetic_orchestration.jobs.following.held_time import see_held
 from kinetic_orchestration.jobs.following.secondary_errors import Echoes
+from kinetic_orchestration.jobs.job import Job, vouched
+from kinetic_orchestration.jobs.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.base import Watcher
@@ -79,7 +81,7 @@ class Follower:
     )  # fmt: skip
 
     def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
-        self.job = job if cursor is None else act.vouched(job, cursor.spec, cursor.ended)
+        self.job = job if cursor is None else vouched(job, cursor.spec, cursor.ended)
         self.cache = AttemptCache(self.job.within)
         spec = "" if self.job.doubt else self.job.spec_digest
         self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
@@ -103,16 +105,16 @@ class Follower:
             attempt = self.cursor.attempt
             watcher = watcher_of(self.job.store, self.job.backend)
             poll, has_newer = watcher.poll_for(self.job.job_id, self.cache)
-            seen = act.glimpse(self.job, attempt, self.cache, poll)
-            act.see_held(self.job, attempt, seen, self.cache)
+            seen = glimpse(self.job, attempt, self.cache, poll)
+            see_held(self.job, attempt, seen, self.cache)
             step = lifecycle.advance(self.cursor, seen, self.job.policy)
             ended = self.cursor.ended
             if step.outcome is not None:
-                ended = act.conclude(self.job, step.outcome, seen.now - seen.verdict_age)
+                ended = conclude(self.job, step.outcome, seen.now - seen.verdict_age)
             self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
             moves = step.cursor.attempt != attempt
             if moves:
-                act.has_ended(self.job, following=step.cursor.attempt)  # then no other attempt follows
+                has_ended(self.job, following=step.cursor.attempt)  # then no other attempt follows
             if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
                 self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
             self._release_again(seen)

@@ -1,0 +1,68 @@
+"""Limits how long an attempt's hosts are held, and remembers how long they were: a job may have a limit of cost."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from kinetic_orchestration.errors import StoreError
+from kinetic_orchestration.jobs.job import ME, Job
+from kinetic_orchestration.jobs.watching import usage
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.plan.values import PRESENT, Glimpse, Intent, Plan
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names, wire
+
+DEADLINE_ALLOWANCE = 15 * 60.0
+HEARD_SOON = 2.0  # seconds in which host 0 may say itself since when it is there
+HELD_STEP = 30.0  # seconds that hosts are there longer than what is remembered of it
+
+
+def held_before(job: Job, plan: Plan, attempt: int) -> float:
+    """Return for how many seconds the hosts of other attempts than this one were there: of each the most that was ever
+    seen of it, by its records or by the cloud's word. Removing records gives no money back, and no record counts for
+    more than the plan's deadline, at which machines end themselves.
+    """
+    stays = usage.stays(job.store, job.job_id, attempt - 1) if attempt > 1 else []
+    most = longest(plan, plan.affordable)
+    told = {stay.attempt: min(stay.ready, most) for stay in stays}
+    for number, seconds in told.items():
+        job.trust.saw_held(job.store, job.job_id, number, seconds)
+    seen = job.trust.held(job.store, job.job_id)
+    return sum(max(told.get(number, 0.0), seen.get(number, 0.0)) for number in {*told, *seen})
+
+
+def longest(plan: Plan, affordable: float = 0.0) -> float:
+    """Return for how many seconds an attempt's hosts may be there; 0 for ever."""
+    run = min(filter(None, (float(plan.limits.run or 0.0), affordable)), default=0.0)
+    return run + float(plan.limits.provision or 0.0) + DEADLINE_ALLOWANCE if run else 0.0
+
+
+def may_last(plan: Plan, intent: Intent) -> bool:
+    """Tell whether the deadline is one that the plan leads to: an intent lies where others may write."""
+    return 0 < intent.deadline <= intent.created + longest(plan) + 1.0
+
+
+def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
+    """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there. Of a
+    job in doubt nothing is remembered: its limit, and that it has an attempt of that number, only its records say.
+
+    Of hosts that are charged for and of which the first one does not speak, the store is told since when they are.
+    """
+    charged, present = seen.charged or seen.since, seen.observation.state == PRESENT
+    if job.doubt or seen.verdict is not None or not charged:
+        return
+    if job.limited and (present or (cache is not None and cache.charged_since)):
+        job.trust.saw_held(job.store, job.job_id, attempt, seen.now - charged, HELD_STEP if present else 0.0)
+    if cache is None or cache.charge_recorded or not cache.charged_since:
+        return
+    if any(beat is not None for beat in seen.beats[:1]):
+        return
+    if not present or seen.now - charged > HEARD_SOON:
+        tell_held(job.store, job.job_id, attempt, charged)
+        cache.charge_recorded = True
+
+
+def tell_held(store: Store, job_id: str, attempt: int, since: float) -> None:
+    """Tell those who ask what the job cost since when its hosts can have been charged for."""
+    with suppress(StoreError):  # whoever may only read is told so when there is more to be done
+        store.create(names.ready(job_id, attempt), wire.encode({"since": since, "writer": ME}))

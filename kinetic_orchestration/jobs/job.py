@@ -1,0 +1,150 @@
+"""A job as every process can rebuild it from its store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kinetic_orchestration.errors import Corrupt, JobNotFound
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.trust import ALONE, Trust
+from kinetic_orchestration.plan.records import Within, plan_of, spec_of, within
+from kinetic_orchestration.plan.values import Outcome, Plan
+from kinetic_orchestration.platforms.backend import Backend
+from kinetic_orchestration.platforms.read_only import Onlooker
+from kinetic_orchestration.platforms.store import Store
+from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.records.base import Record
+from kinetic_orchestration.protocol.wire.task import Task
+
+ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of records
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as every process can rebuild it from the store: its spec, and where it lies and runs."""
+
+    job_id: str
+    store: Store
+    backend: Backend
+    policy: lifecycle.Policy
+    spec_digest: str
+    trust: Trust = ALONE
+    doubt: str = ""  # why nothing of it is started or unpickled here
+    kept: tuple[str, ...] = ()  # what Secret Manager keeps for it until it has ended
+    runs_on: str = ""  # the name of the backend that its plan names
+    within: Within | None = None  # which places its attempts may be in, by its plan
+    written: bytes = field(default=b"", repr=False)  # its spec, while the process that wrote it submits it
+    signed: str = ""  # the name of the key that its verdicts are signed with; "" for none
+    ended: str = ""  # what it was seen to come to by whoever handed it over
+    limited: bool = False  # by a cost
+
+    def spec(self) -> dict[str, Any]:
+        if self.written:
+            return spec_of(self.written, self.job_id)
+        record = self.store.read(names.spec(self.job_id))
+        if record is None:
+            raise JobNotFound(missing(self.job_id, self.store))
+        if self.store.remote and digest.of_bytes(record.data) != self.spec_digest:
+            raise Corrupt(f"{names.spec(self.job_id)} in {self.store.url} was changed while the job was followed")
+        return spec_of(record.data, self.job_id)
+
+    def task(self) -> Task:
+        return Task.from_json(self.spec()["task"])
+
+    def plan(self) -> Plan:
+        return plan_of(self.spec(), self.job_id)
+
+    def on(self, backend: Backend) -> Job:
+        """The same job with the backend that it runs on; for one in doubt, with an onlooker's."""
+        return replace(self, backend=Onlooker(backend) if self.doubt else backend)
+
+
+def open_job(
+    job_id: str, store: Store, backend: Backend, trust: Trust = ALONE, spec_digest: str = "",
+    written: Record | None = None, ended: str = "",
+) -> Job:  # fmt: skip
+    """`spec_digest`: that of the job's spec, if it is known by another way than the store, as what it has `ended` in;
+    `written`: the spec, if it was written here just now.
+    """
+    record = written
+    if record is None and isinstance(job_id, str) and job_id.replace("-", "").isalnum():
+        record = store.read(names.spec(job_id))
+    if record is None:
+        raise JobNotFound(missing(job_id, store))
+    found = digest.of_bytes(record.data)
+    doubt = "" if written is not None else trust.doubt_of_spec(store, job_id, found, spec_digest)
+    spec = spec_of(record.data, job_id)
+    plan = plan_of(spec, job_id)
+    policy = policy_of(plan, record.updated)
+    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
+    runs_on = sys.intern(plan.backend)
+    data = b"" if written is None else written.data
+    signed = sys.intern(spec.get("signed", "")) if store.remote else ""
+    job = Job(
+        sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data, signed,
+        ended, plan.affordable > 0,
+    )  # fmt: skip
+    return job.on(backend)
+
+
+def at_rest(job: Job) -> Job:
+    """The same job, without what only its submission needed: of a thousand handles, each would keep its own."""
+    return replace(job, written=b"") if job.written else job
+
+
+def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
+    """The same job, by what came with a handle or a cursor. Raises Corrupt if its spec is another one."""
+    job = replace(job, ended=ended) if ended else job
+    if not spec_digest or not job.doubt:
+        return job
+    backend = job.backend.backend if isinstance(job.backend, Onlooker) else job.backend
+    known = replace(job, doubt=job.trust.doubt_of_spec(job.store, job.job_id, job.spec_digest, spec_digest))
+    return known.on(backend)
+
+
+def missing(job_id: str, store: Store) -> str:
+    return (
+        f"there is no job {job_id!r} in {store.url}: look at `kinetic-orchestration jobs`, and check that "
+        "KINETIC_STORE and KINETIC_DEPLOYMENT are those of the submitter; records go when they are older than "
+        "KINETIC_RETENTION"
+    )
+
+
+def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
+    limits = plan.limits
+    return lifecycle.Policy(
+        hosts=plan.hosts,
+        crew=plan.crew,
+        user=plan.retry.user,
+        preemption=plan.retry.preemption,
+        infra=plan.retry.infra,
+        provision=float(limits.provision or 0.0),
+        total=float(limits.total or 0.0),
+        created=created,
+        silence=lifecycle.SILENT_BEATS if plan.remote else 0.0,
+        affordable=plan.affordable,
+        usd=float(limits.cost or 0.0),
+    )
+
+
+def how_it_ended(job: Job, outcome: Outcome | None) -> str:
+    """Of one that was cancelled: it may have been quicker."""
+    if outcome is None:
+        return f"not ended yet; to look again: kinetic-orchestration status {job.job_id}"
+    return outcome.status.value.lower()
+
+
+def set_aside(store: Store, name: str, data: bytes) -> str:
+    """Keep the bytes of a damaged record beside it, whatever becomes of it. Returns the sentence that says so."""
+    store.create(kept := f"{name}.damaged", data)
+    return f"Its bytes are kept in {kept}"
+
+
+def keep_damaged(job: Job, name: str) -> str:
+    record = job.store.read(name)
+    return "" if record is None else set_aside(job.store, name, record.data)
