@@ -30,7 +30,7 @@ from kinetic_orchestration.plan.values import Output
 
 if TYPE_CHECKING:
     from kinetic_orchestration.api.handle import JobHandle
-    from kinetic_orchestration.jobs.following.follow import Emit
+    from kinetic_orchestration.jobs.following.logs import Emit
     from kinetic_orchestration.plan.values import Event
 
 STDERR = {"stdio": "stderr"}  # how the default message writer of dagster-pipes is told where to write

@@ -18,7 +18,7 @@ from kinetic_orchestration import errors
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust

@@ -17,7 +17,8 @@ from kinetic_orchestration.api.handle import JobHandle, attach, reopened
 from kinetic_orchestration.errors import BackendError, Corrupt, KineticError, UsageError
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, step_all
+from kinetic_orchestration.jobs.following.drivers import step_all
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import open_job, vouched
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.jobs.verdicts import glimpse

@@ -19,7 +19,8 @@ from kinetic_orchestration.api.handle import JobHandle, attach
 from kinetic_orchestration.errors import Corrupt, JobCancelled, KineticError, ResultNotTrusted
 from kinetic_orchestration.jobs import launch, trust
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, longest, see_held
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft

@@ -11,7 +11,9 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import JobHandle
-from kinetic_orchestration.jobs.following.follow import SLOW_STEP, Follower, Hands, afollow
+from kinetic_orchestration.jobs.following.drivers import afollow
+from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.step_threads import SLOW_STEP, StepThreads
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
 from kinetic_orchestration.plan.values import Event, JobStatus, Output
 
@@ -115,17 +117,17 @@ def test_many_followers_share_few_threads_and_none_waits_behind_a_slow_one_alone
                 Slow.running -= 1
 
     job = speak.run_async("one")
-    hands = Hands(most=2)
+    threads = StepThreads(most=2)
 
     async def eight() -> None:
-        await asyncio.gather(*(hands.take(Slow(job._job), None) for _ in range(8)))
+        await asyncio.gather(*(threads.take(Slow(job._job), None) for _ in range(8)))
 
     asyncio.run(eight())
     assert Slow.most == 2
     deadline = time.monotonic() + 60.0
-    while len(hands._begun) > 1 and time.monotonic() < deadline:
+    while len(threads._begun) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(hands._begun) == 1, "whoever came to help goes"
+    assert len(threads._begun) == 1, "whoever came to help goes"
     assert job.result() == "one"
 
 

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
+from kinetic_orchestration.api.printer import Printer
 from kinetic_orchestration.cli import main
-from kinetic_orchestration.jobs.following.follow import Follower, Printer, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.values import Event, Metrics, Output, Progress
 from kinetic_orchestration.protocol import names
 from tests.agent.by_hand import intended
@@ -81,7 +83,7 @@ def test_a_log_is_read_as_it_is_asked_for_and_its_hosts_in_the_order_of_their_ti
 ) -> None:
     job = started(jobs.metrics, 500, accelerator="v4-8")
     whole = [event for event in heard(job) if isinstance(event, (Output, Metrics, Progress))]
-    monkeypatch.setattr("kinetic_orchestration.jobs.following.follow.READ_BYTES", 4096)
+    monkeypatch.setattr("kinetic_orchestration.jobs.following.logs.READ_BYTES", 4096)
     store, reads = job._job.store, list[str]()
     monkeypatch.setattr(store, "read", lambda name, *rest, real=store.read: reads.append(name) or real(name, *rest))
     read = iter(job.events())

@@ -18,7 +18,8 @@ from kinetic_orchestration.api.handle import JobHandle
 from kinetic_orchestration.errors import Corrupt, KineticError, NewerWire, StoreError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import LONGEST_FRAME, Follower
+from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.logs import LONGEST_FRAME
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan import records

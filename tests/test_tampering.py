@@ -21,7 +21,8 @@ from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.packaging.source import tree as trees

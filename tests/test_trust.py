@@ -19,7 +19,8 @@ from kinetic_orchestration.cli import doctor
 from kinetic_orchestration.errors import Corrupt, JobError, JobFailed, ResultNotTrusted, UsageError
 from kinetic_orchestration.jobs import launch, lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job, at_rest, open_job
 from kinetic_orchestration.jobs.request import draft
 from kinetic_orchestration.jobs.watching.look import look

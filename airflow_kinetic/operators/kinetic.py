@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.job import Job
     from kinetic_orchestration.jobs.request import Draft, Request
     from kinetic_orchestration.protocol.system.ahead import Ahead
@@ -246,7 +246,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def execute(self, context: Context) -> Any:
         from airflow_kinetic.shared.waiting.task_log import TaskLog
-        from kinetic_orchestration.jobs.following.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.drivers import follow
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         began = time.time()
         with self._leaving_nothing_undone():
@@ -276,7 +277,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Where a deferred task goes on: with its job ended, by whatever way, or because it is out of time."""
         from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
-        from kinetic_orchestration.jobs.following.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.drivers import follow
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         place, self._job_id = Place(**event["place"]), event["job_id"]
         self.kinetic_urls = urls_of(self._job_id, place)
@@ -502,7 +504,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _take_over(self, left: Job, *, cleared: bool) -> None:
         """The job of the try before, of which nobody knows yet whether it lives."""
-        from kinetic_orchestration.jobs.following.follow import Follower
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         ownership.take(left.store, left.job_id, self._token)
         ownership.wait_for_the_end(
@@ -517,7 +519,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     def _adopts(self, kept: task_identity.Pin, place: Place) -> bool:
         """Tell whether a cleared task takes the value of the job that it had."""
-        from kinetic_orchestration.jobs.following.follow import Follower
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         if self.on_clear != ADOPT or not kept.job_id or kept.place is None or kept.place[:2] != place[:2]:
             return False
@@ -545,7 +547,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _outlasts(self, job: Job, place: Place) -> bool:
         """Tell whether a job is worth a deferral: on this machine it may end sooner than that would take."""
         from airflow_kinetic.shared.configuration import defer_after
-        from kinetic_orchestration.jobs.following.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.drivers import follow
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         follower = Follower(job)
         return (follower.step() if place.backend != LOCAL else follow(follower, timeout=defer_after())) is None
@@ -673,7 +676,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _tell_last_lines(self, job: Job, cursor: list[Any] | None) -> None:
         """Write what was said since the trigger read the log last, and what the program says to its end."""
         from airflow_kinetic.shared.waiting.task_log import TaskLog
-        from kinetic_orchestration.jobs.following.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.drivers import follow
+        from kinetic_orchestration.jobs.following.follower import Follower
         from kinetic_orchestration.plan.values import Cursor
 
         if cursor is None:  # of an older trigger

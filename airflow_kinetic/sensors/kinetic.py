@@ -25,7 +25,7 @@ from kinetic_orchestration.errors import StoreError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.job import Job
 
 
@@ -84,7 +84,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         return found.xcom_value if found else self._defer(began)
 
     def poke(self, context: Context) -> PokeReturnValue:
-        from kinetic_orchestration.jobs.following.follow import Follower
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         del context
         if self._follower is None:
@@ -95,7 +95,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
-        from kinetic_orchestration.jobs.following.follow import Follower
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         del context
         if event["how"] == UNREACHABLE:
@@ -142,7 +142,8 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     def _value(self, job: Job) -> Any:
         from airflow_kinetic.shared.configuration import xcom_limit
         from airflow_kinetic.shared.outcome.xcom import value_for_xcom
-        from kinetic_orchestration.jobs.following.follow import Follower, follow
+        from kinetic_orchestration.jobs.following.drivers import follow
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         outcome = follow(Follower(job))
         assert outcome is not None

@@ -24,7 +24,9 @@ from airflow_kinetic.shared.tries import ownership
 from airflow_kinetic.shared.waiting import calls, scheduler_heartbeat
 from airflow_kinetic.shared.waiting.task_log import TaskLog, line_budget
 from kinetic_orchestration.errors import Denied, JobNotFound, KineticError, UsageError
-from kinetic_orchestration.jobs.following.follow import STORE_PATIENCE, Emit, Follower, afollow
+from kinetic_orchestration.jobs.following.drivers import afollow
+from kinetic_orchestration.jobs.following.follower import STORE_PATIENCE, Follower
+from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Cursor, Outcome
 

@@ -26,8 +26,10 @@ from dagster_kinetic.step.rate_limit import Paced
 from dagster_kinetic.step.step import Left, leave, origin_of, place_of, request_at, whose
 from dagster_kinetic.step.summary import headline
 from kinetic_orchestration.api.handle import JobHandle, another
+from kinetic_orchestration.api.printer import prefixed
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.jobs.following.follow import Follower, afollow, prefixed
+from kinetic_orchestration.jobs.following.drivers import afollow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.launch import find, launch
 from kinetic_orchestration.jobs.request import Draft, Request, draft
 from kinetic_orchestration.jobs.results import collect

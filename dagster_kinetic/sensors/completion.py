@@ -33,7 +33,7 @@ from kinetic_orchestration.errors import JobNotFound, KineticError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.following.follower import Follower
 
 PAGE = 500  # runs that wait, read at a time
 TICK_SECONDS = 30.0  # Dagster ends a tick after 60
@@ -241,7 +241,7 @@ class _Completion:
             cursor = records[-1].dagster_run.run_id
 
     def _looked_at(self, waiting: Mapping[str, tuple[dg.DagsterRun, Ticket]]) -> Iterator[tuple[str, str]]:
-        from kinetic_orchestration.jobs.following.follow import step_all
+        from kinetic_orchestration.jobs.following.drivers import step_all
 
         order = sorted(job for job in waiting if job not in self._stumbled or self._stumbled[job].until < monotonic())
         order = [job for job in order if job >= self._next] + [job for job in order if job < self._next]
@@ -286,7 +286,7 @@ class _Completion:
 
     def _follower(self, ticket: Ticket) -> Follower:
         from dagster_kinetic.step.containers import refuse_unseen
-        from kinetic_orchestration.jobs.following.follow import Follower
+        from kinetic_orchestration.jobs.following.follower import Follower
 
         if ticket.job not in self._followers:
             refuse_unseen(ticket, self._store, self._deployment)

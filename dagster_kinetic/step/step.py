@@ -18,7 +18,7 @@ from dagster_kinetic.step.events import Narrator
 from kinetic_orchestration.api.handle import JobHandle, another
 from kinetic_orchestration.errors import JobCancelled, KeyTaken, KineticError, StoreError
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Emit
+from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.jobs.launch import find, launch, refuse_another
 from kinetic_orchestration.jobs.request import Draft, Request, draft

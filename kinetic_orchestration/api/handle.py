@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar, cast
 
 from kinetic_orchestration.api import links
+from kinetic_orchestration.api.printer import Printer, prefixed
 from kinetic_orchestration.errors import (
     ConflictingSettings,
     Corrupt,
@@ -29,7 +30,9 @@ from kinetic_orchestration.errors import (
 )
 from kinetic_orchestration.jobs import lifecycle, trust
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, follow, prefixed, sampled
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
 from kinetic_orchestration.jobs.job import Job, at_rest, how_it_ended, missing
 from kinetic_orchestration.jobs.job import open_job as read_job
 from kinetic_orchestration.jobs.request import Request, differences
@@ -247,9 +250,7 @@ class JobHandle(Generic[R]):
     def events(self) -> Iterator[Event]:
         """Everything recorded so far, attempt by attempt: output, metrics, progress."""
         for attempt in attempts.with_hosts(self._job.store, self.job_id, self._newest()):
-            reader = Follower(self._job)
-            reader.cursor = reader.cursor._replace(attempt=attempt)
-            logs = map(reader.log_of, self._hosts_there(attempt))
+            logs = map(LogReader(self._job, attempt).of_host, self._hosts_there(attempt))
             yield from heapq.merge(*logs, key=lambda event: getattr(event, "time", 0.0))
 
     def result(
@@ -399,9 +400,7 @@ class JobHandle(Generic[R]):
 
     def _hosts_there(self, attempt: int) -> list[int]:
         """Those that may have left something of an attempt."""
-        reader = Follower(self._job)
-        reader.cursor = reader.cursor._replace(attempt=attempt)
-        there = reader.hosts_there()
+        there = LogReader(self._job, attempt).hosts_there()
         return list(range(self.hosts)) if there is None else sorted(there)
 
     def _lines(self) -> Iterator[str]:

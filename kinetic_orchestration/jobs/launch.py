@@ -21,7 +21,9 @@ from kinetic_orchestration.jobs import trust
 from kinetic_orchestration.jobs.cleanup import owner
 from kinetic_orchestration.jobs.cleanup.reaper import reap_now_and_then
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Emit, Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.jobs.job import ME, Job, how_it_ended, open_job, set_aside
 from kinetic_orchestration.jobs.request import Request, differences, located
 from kinetic_orchestration.jobs.results import collect

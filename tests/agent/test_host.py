@@ -22,7 +22,7 @@ from kinetic_orchestration import errors
 from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobCancelled, JobFailed, JobLost, JobTimedOut, ResultNotPicklable, StoreError
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Change, Event, Output
 from kinetic_orchestration.protocol import names, rules, wire

@@ -740,7 +740,7 @@ def deferred_again(marker: str) -> dict[str, Any]:
     from airflow.sdk.exceptions import TaskDeferred
 
     import kinetic_orchestration as kinetic
-    from kinetic_orchestration.jobs.following.follow import Follower
+    from kinetic_orchestration.jobs.following.follower import Follower
 
     state = State()
     left = begun(task_of(speaks_and_waits, op_args=[marker]), a_try(state), marker)

@@ -108,7 +108,8 @@ def _hold(home: str) -> None:
 
 def _wait_for_jobs(traced: bool) -> None:
     from kinetic_orchestration.api.handle import open_place
-    from kinetic_orchestration.jobs.following.follow import Follower, afollow
+    from kinetic_orchestration.jobs.following.drivers import afollow
+    from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
     from kinetic_orchestration.protocol import names
 

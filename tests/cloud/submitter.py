@@ -27,7 +27,7 @@ from kinetic_orchestration.api import batch, handle
 from kinetic_orchestration.jobs import job, launch, results, trust, verdicts
 from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, follow, held_time
+from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs
 from kinetic_orchestration.jobs.watching import cache, decode, look, poll
 from kinetic_orchestration.jobs.watching.watchers import base, polling, registry
 from kinetic_orchestration.packaging import staging
@@ -40,10 +40,9 @@ from kinetic_orchestration.platforms.google.tpu import backend, client, request
 from tests.faults.submitter import at_line, die, fork
 
 MODULES = (
-    launch, job, verdicts, actions, held_time, follow, staging, identity, trust, results, handle, batch, cache, decode, look, poll,
-    resolved, launch, actions, follow, staging, identity, trust, results, job, batch, cache, decode, look, poll,
-    base, polling, registry, reaper, preflight, client,
-    request, backend, store, requests,
+    resolved, launch, job, verdicts, actions, held_time, follower, logs, drivers, staging, identity, trust, results,
+    handle, batch, cache, decode, look, poll, base, polling, registry, reaper, preflight, client, request, backend,
+    store, requests,
 )  # fmt: skip
 FILES = {module.__file__ for module in MODULES}
 ROOT = Path(__file__).parent.parent.parent
@@ -163,7 +162,7 @@ def read(_: Any, job_id: str, cursor: str, heard: str, most: int) -> bool:
     """Go on with a job's log from the cursor that was saved, and die at the `most`-th piece of it."""
     saved, left = Path(cursor), most
     found = Cursor.from_json(json.loads(saved.read_text())) if saved.exists() else None
-    follower = follow.Follower(kinetic.attach(job_id)._job, found)
+    reader = follower.Follower(kinetic.attach(job_id)._job, found)
 
     def emit(event: Any) -> None:
         nonlocal left
@@ -175,12 +174,12 @@ def read(_: Any, job_id: str, cursor: str, heard: str, most: int) -> bool:
             if left == 0:
                 die()
 
-    def save(follower: follow.Follower) -> None:
+    def save(reader: follower.Follower) -> None:
         part = saved.with_suffix(".part")
-        part.write_text(json.dumps(follower.cursor.to_json()))
+        part.write_text(json.dumps(reader.cursor.to_json()))
         part.rename(saved)
 
-    return follow.follow(follower, emit, timeout=200, on_step=save) is not None
+    return drivers.follow(reader, emit, timeout=200, on_step=save) is not None
 
 
 def nth_call(module: str, function: str, nth: int) -> Callable[[str, str, int], bool]:

@@ -19,7 +19,7 @@ from kinetic_orchestration.cli import codes, main
 from kinetic_orchestration.errors import JobError, JobLost
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions, held_time
-from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.plan.values import Change, Event, JobStatus, Output
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.protocol import names, wire

@@ -11,7 +11,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Denied, Unreachable
-from kinetic_orchestration.jobs.following import follow
+from kinetic_orchestration.jobs.following import follower
 from kinetic_orchestration.plan.values import Event, JobStatus
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.protocol import names
@@ -125,13 +125,13 @@ def test_f32_a_store_that_cannot_be_read_for_a_while_ends_no_attempt(
     wait_running(job)
     cloud.storage.fail(match, 503, times=None)
     values: list[Any] = []
-    follower = threading.Thread(target=lambda: values.append(job.result(timeout=WITHIN)))
-    follower.start()
+    thread = threading.Thread(target=lambda: values.append(job.result(timeout=WITHIN)))
+    thread.start()
     wait_until(lambda: _refused(cloud) >= REFUSED, "refusals")
-    assert follower.is_alive()
+    assert thread.is_alive()
     cloud.storage.heal()
     (tmp_path / "go").touch()
-    follower.join(WITHIN)
+    thread.join(WITHIN)
     assert values == [1]
     assert_one_good_attempt(cloud, job, 1)
 
@@ -144,18 +144,18 @@ def test_f32_a_store_that_is_away_for_longer_than_a_client_waits_is_told_and_end
     monkeypatch.setattr(job._job.store.requests, "patience", 0.5)
     cloud.storage.fail("*", 503, times=None)
     with pytest.MonkeyPatch.context() as impatient:
-        impatient.setattr(follow, "STORE_PATIENCE", 0.0)
+        impatient.setattr(follower, "STORE_PATIENCE", 0.0)
         with pytest.raises(Unreachable, match="try again"):
             job.result(timeout=WITHIN)
     events: list[Event] = []
-    follower = threading.Thread(target=lambda: job.follow(events.append, timeout=WITHIN))
-    follower.start()
+    thread = threading.Thread(target=lambda: job.follow(events.append, timeout=WITHIN))
+    thread.start()
     wait_until(lambda: any("try again" in line for line in changes(list(events))), "word of the store")
-    assert follower.is_alive()
+    assert thread.is_alive()
     cloud.storage.heal()
     (tmp_path / "go").touch()
-    follower.join(WITHIN)
-    assert not follower.is_alive()
+    thread.join(WITHIN)
+    assert not thread.is_alive()
     assert_one_good_attempt(cloud, kinetic.attach(job.job_id), 1)
 
 
@@ -174,14 +174,14 @@ def test_f32_a_tpu_api_that_does_not_answer_ends_no_attempt_and_makes_no_slice(
         cloud.fail(method, code, "try again later", times=None, caller="client")
     values: list[Any] = []
     followers = [threading.Thread(target=lambda job=job: values.append(job.result(timeout=WITHIN))) for job in running]
-    for follower in followers:
-        follower.start()
+    for thread in followers:
+        thread.start()
     wait_until(lambda: _reads(cloud) > asked + 4, "a look at the API")
     assert [job.status() for job in running] == [JobStatus.RUNNING] * how_many
     cloud.clear_faults()
     (tmp_path / "go").touch()
-    for follower in followers:
-        follower.join(WITHIN)
+    for thread in followers:
+        thread.join(WITHIN)
     assert values == [1] * how_many
     for job in running:
         assert [attempt.verdict.kind for attempt in job.history() if attempt.verdict] == ["committed"]

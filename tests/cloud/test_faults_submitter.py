@@ -56,7 +56,7 @@ def assert_one_of_all(cloud: Emulator, marks: Path, values: list[str], slices: i
             "kinetic_orchestration.platforms.google.tpu.client._error_of",
             id="after the create call, before its operation is kept",
         ),
-        pytest.param("kinetic_orchestration.jobs.following.follow.follow", id="before it follows"),
+        pytest.param("kinetic_orchestration.jobs.following.drivers.follow", id="before it follows"),
         pytest.param("kinetic_orchestration.jobs.following.actions.release", id="before it releases the slice"),
         pytest.param("kinetic_orchestration.jobs.results.collect", id="before it collects"),
     ],
@@ -227,7 +227,7 @@ def test_f30_a_job_that_waits_for_hardware_is_cancelled_promptly(
         assert submitters.do("cancel", job_id=job.job_id) == 0
     else:
         assert (
-            submitters.do("cancel", job_id=job.job_id, at="kinetic_orchestration.jobs.following.follow.follow")
+            submitters.do("cancel", job_id=job.job_id, at="kinetic_orchestration.jobs.following.drivers.follow")
             == KILLED
         )
     wait_until(lambda: not cloud.queued_resources(), "the end of the queued resource")

@@ -19,7 +19,7 @@ from kinetic_orchestration.api.handle import JobHandle, open_place
 from kinetic_orchestration.errors import BackendError, JobCancelled, JobError, JobFailed, JobTimedOut
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs.following import actions, follower
 from kinetic_orchestration.jobs.watching.watchers import polling
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
@@ -106,7 +106,7 @@ def test_f22_a_delete_that_answers_404_though_the_slice_is_there_ends_the_job_an
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """404 is what success looks like."""
-    monkeypatch.setattr(follow, "RELEASE_PATIENCE", 3.0)
+    monkeypatch.setattr(follower, "RELEASE_PATIENCE", 3.0)
     cloud.fail("DeleteQueuedResource", 5, times=None)
     job = run(jobs.attempt)
     assert job.result(timeout=WITHIN) == 1
@@ -134,7 +134,7 @@ def test_f22_a_slice_that_stays_deleting_keeps_neither_its_job_nor_the_next_one(
 def test_f22_deletes_that_are_throttled_are_asked_for_again_by_the_hosts_themselves(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RELEASE_PATIENCE", 3.0)
+    monkeypatch.setattr(follower, "RELEASE_PATIENCE", 3.0)
     cloud.fail("Delete*", refusal=THROTTLED, times=None)
     job = run(jobs.attempt)
     assert job.result(timeout=WITHIN) == 1

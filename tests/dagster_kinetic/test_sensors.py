@@ -32,7 +32,7 @@ from dagster_kinetic.step.ticket import FINISHED, TICKET, WAITING, WAITS, Ticket
 from kinetic_orchestration import JobStatus, attach
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.protocol import names, wire
 from tests import bucket
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.api.handle import JobHandle
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.plan.configuration import settings

@@ -19,13 +19,13 @@ from typing import Any
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.jobs import job, launch, request, verdicts
-from kinetic_orchestration.jobs.following import actions, follow, held_time
+from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs
 from kinetic_orchestration.packaging import staging
 from kinetic_orchestration.packaging.source import tree  # noqa: F401 - before any fork
 from kinetic_orchestration.plan import identity
 from kinetic_orchestration.platforms.local import backend
 
-MODULES = (request, launch, job, verdicts, actions, held_time, follow, staging, identity, backend)
+MODULES = (request, launch, job, verdicts, actions, held_time, follower, logs, drivers, staging, identity, backend)
 FILES = {module.__file__ for module in MODULES}
 
 

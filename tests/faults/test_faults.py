@@ -17,7 +17,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Corrupt, JobCancelled, JobError, JobLost
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.values import Cursor, Output
 from kinetic_orchestration.protocol import names, wire

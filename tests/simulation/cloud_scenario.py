@@ -17,7 +17,8 @@ from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job, open_job
 from kinetic_orchestration.jobs.trust import ALONE, Trust
 from kinetic_orchestration.jobs.watching.watchers.polling import PollingWatcher

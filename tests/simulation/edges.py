@@ -23,7 +23,7 @@ from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.jobs import job as jobs
 from kinetic_orchestration.jobs import verdicts
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, follow
+from kinetic_orchestration.jobs.following import actions, drivers, follower
 from kinetic_orchestration.jobs.watching import decode, poll
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
@@ -86,7 +86,7 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     """Of machines, and of those who follow them, from afar: `World.distance` stands for what is between them."""
     watcher_of, exchange, prepared, store_time = (
-        follow.watcher_of,
+        drivers.watcher_of,
         bootstrap.exchange,
         prepare.prepare,
         bootstrap.store_time,
@@ -137,7 +137,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     def pace_of(placement: Any) -> Any:
         return worlds[-1].distance.pace_of(placement)
 
-    edges.setattr(follow, "watcher_of", watcher)
+    for module in (drivers, follower):
+        edges.setattr(module, "watcher_of", watcher)
     for module in (poll, polling):
         edges.setattr(module, "pace_of", pace_of)
     edges.setattr(open_view, "open_records", records)
@@ -157,7 +158,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     intent_of = functools.lru_cache(1_000)(actions.intent_of)
     for module in (actions, decode):
         edges.setattr(module, "intent_of", intent_of)
-    edges.setattr(follow, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
+    edges.setattr(drivers, "LONGEST_SLEEP", 60.0)  # a virtual hour has too many halves of a second
     for module in (base, polling):
         edges.setattr(module, "PACE", 10.0)
     edges.setattr(polling, "POLL_MIN", 10.0)

@@ -33,7 +33,7 @@ class Planted(NamedTuple):
 PLANTED = (
     Planted(
         "a refused release is forgotten with its follower",
-        "jobs/following/follow.py",
+        "jobs/following/follower.py",
         "RELEASE_PAUSE / 2, True),) if last else ()",
         "RELEASE_PAUSE / 2, True),) if not last else ()",
     ),
@@ -171,7 +171,7 @@ PLANTED = (
     ),
     Planted(
         "the last attempt is not released",
-        "jobs/following/follow.py",
+        "jobs/following/follower.py",
         "        if not any(refused.attempt == attempt for refused in self.refused):\n            self._release(attempt, seen)",
         "        if not seen:\n            self._release(attempt, seen)",
     ),

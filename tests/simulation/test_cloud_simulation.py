@@ -13,7 +13,8 @@ import pytest
 
 from kinetic_orchestration.host.machine import self_delete
 from kinetic_orchestration.jobs import launch, lifecycle
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import open_job
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.look import look

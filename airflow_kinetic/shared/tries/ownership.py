@@ -11,7 +11,8 @@ import secrets
 from collections.abc import Callable
 
 from kinetic_orchestration.jobs.following import actions
-from kinetic_orchestration.jobs.following.follow import Follower, follow
+from kinetic_orchestration.jobs.following.drivers import follow
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.plan.records import fields_of
 from kinetic_orchestration.platforms.store import Store

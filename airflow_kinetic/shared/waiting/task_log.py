@@ -26,8 +26,8 @@ from typing import Any
 import structlog
 
 from airflow_kinetic.shared.configuration import log_lines_per_second
-from kinetic_orchestration.jobs.following.follow import Printer
-from kinetic_orchestration.jobs.following.secondary_errors import Echoes
+from kinetic_orchestration.api.printer import Printer
+from kinetic_orchestration.api.secondary_errors import SecondaryErrors
 from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
 
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
@@ -103,8 +103,8 @@ class TaskLog:
     """
 
     __slots__ = (
-        "_budget", "_changes", "_context", "_echoes", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines",
-        "_lock", "_log", "_passed", "_progressed", "_resumed", "_since", "_whole_log", "metrics",
+        "_budget", "_changes", "_context", "_ended", "_held", "_hosts", "_latest", "_left_out", "_lines",
+        "_lock", "_log", "_passed", "_progressed", "_resumed", "_secondary", "_since", "_whole_log", "metrics",
     )  # fmt: skip
 
     def __init__(
@@ -121,7 +121,7 @@ class TaskLog:
         self._since = round(since * 1e6)
         self.metrics = dict(metrics or {})
         self._hosts = hosts
-        self._echoes = Echoes(hosts, job_id)
+        self._secondary = SecondaryErrors(hosts, job_id)
         self._budget = budget
         self._whole_log = whole_log
         self._lines = lines
@@ -173,7 +173,7 @@ class TaskLog:
         where |= {"said": _shown(round(event.time * 1e6))} if self._since - event.time * 1e6 > MOST_MOVED else {}
         if again := sum(attempt <= event.attempt for attempt in self._resumed):
             where["attempt"] = again + 1  # as the job counts them for people: a zone without capacity is none
-        shown = self._echoes(event)
+        shown = self._secondary(event)
         for text in _texts(shown) if shown is not None else ():
             moment = self._time(event.host, event.time)
             if self._held is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
+from kinetic_orchestration.api.printer import Printer, pace
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import (
     age,
@@ -24,7 +25,8 @@ from kinetic_orchestration.cli.output import (
     working,
 )  # fmt: skip
 from kinetic_orchestration.errors import Corrupt, JobError, KineticError, UsageError
-from kinetic_orchestration.jobs.following.follow import Emit, Follower, Printer, pace
+from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
 from kinetic_orchestration.plan.text.wording import command

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kinetic_orchestration.errors import JobNotFound
-from kinetic_orchestration.jobs.following.follow import Follower, step_all
+from kinetic_orchestration.jobs.following.drivers import step_all
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.job import ME, Job
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.rules import OWNER_BEAT

@@ -1,8 +1,9 @@
 """When one host fails, the frameworks of the others end them too, each with a hundred lines about nothing but that.
 
-`Echoes` folds these to one line of each host, on their way to people; the log in the store stays whole. It goes by
-what JAX's coordination service writes first, and takes nothing for an echo but what the host writes to stderr after
-that: the service then ends the process. It does not know what the first failure was: the job's verdict does.
+`SecondaryErrors` folds these to one line of each host, on their way to people; the log in the store stays whole. It
+goes by what JAX's coordination service writes first, and takes nothing for a secondary error but what the host writes
+to stderr after that: the service then ends the process. It does not know what the first failure was: the job's verdict
+does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FIRST: Final = re.compile(
 )
 
 
-class Echoes:
+class SecondaryErrors:
     """Receives every event of one job in its order, and returns what of it is to be shown; None for nothing."""
 
     __slots__ = ("_alone", "_folded", "_instead")
@@ -28,7 +29,7 @@ class Echoes:
         self._alone = hosts < 2
         full = f"kinetic-orchestration logs {job_id} --full"
         self._instead = f"this host's framework ends it, as another host is gone; {full} shows its report\n".encode()
-        self._folded: set[tuple[int, int]] = set()  # attempts and hosts of which only echoes come
+        self._folded: set[tuple[int, int]] = set()  # attempts and hosts of which only secondary errors come
 
     def __call__(self, event: Event) -> Event | None:
         if self._alone or not isinstance(event, Output) or event.kind != frames.ERR:

@@ -1,0 +1,67 @@
+"""Writes what happens to a job for people: to a terminal or any text stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kinetic_orchestration.api.secondary_errors import SecondaryErrors
+from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Progress
+from kinetic_orchestration.protocol.system import visible
+
+
+class Printer:
+    """Writes what happens to a terminal or any text stream: hosts' lines as they come, changes in one line each.
+
+    A terminal obeys nothing of it but colours. Unless all is asked for in `full`, what hosts say
+    of the end of another one is folded; `of`: how many hosts there are, where they are not told apart.
+    """
+
+    def __init__(
+        self, hosts: int, write: Callable[[str], object], *, job_id: str,
+        changes: Callable[[str], object] | None = None, full: bool = False, of: int = 0,
+    ) -> None:  # fmt: skip
+        self._hosts = hosts
+        self._secondary = SecondaryErrors(1 if full else of or hosts, job_id)
+        self._write = write
+        self._changes = changes or write
+
+    def __call__(self, event: Event) -> None:
+        shown = self._secondary(event)
+        if shown is not None:
+            self._show(shown)
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, Output):
+            self._write(visible.log(prefixed(event, self._hosts)))
+        elif isinstance(event, Change):
+            detail = f": {event.message}" if event.message else ""
+            self._changes(visible.text(f"kinetic: {event.phase}{detail}") + "\n")
+        elif isinstance(event, Metrics):
+            step = "" if event.step is None else f" step {event.step}"
+            values = " ".join(f"{name}={value:.6g}" for name, value in event.values.items())
+            self._write(visible.text(f"{_prefix(event.host, self._hosts)}metrics{step}: {values}") + "\n")
+        elif isinstance(event, Progress) and event.host == 0:
+            of = f"/{event.total:g}" if event.total else ""
+            said = f"{event.done:g}{of} {event.unit}".rstrip() + pace(event.rate, event.unit)
+            self._write(visible.text(f"{_prefix(event.host, self._hosts)}progress: {said}") + "\n")
+
+
+def pace(rate: float, unit: str) -> str:
+    """Behind what is done, how much of it in a second; nothing where that is not known."""
+    return f", {rate:.4g} {unit or 'of them'}/s" if rate > 0 else ""
+
+
+def prefixed(event: Output, hosts: int, lead: str = "") -> str:
+    """The text of an output event, each line led by `lead`, and by its host when there is more than one."""
+    text = event.text.decode("utf-8", "backslashreplace")
+    if text and text[-1] not in "\n\r":
+        text += "\n"
+    prefix = lead + _prefix(event.host, hosts)
+    if not prefix:
+        return text
+    body = text.replace("\n", "\n" + prefix)
+    return prefix + (body[: -len(prefix)] if text.endswith("\n") else body)
+
+
+def _prefix(host: int, hosts: int) -> str:
+    return f"[host {host}] " if hosts > 1 else ""

@@ -1,0 +1,230 @@
+"""STREAM: follow a job. One step looks, decides, acts and reads the log; `drivers` repeat it until the job ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kinetic_orchestration.errors import StoreError, Unreachable
+from kinetic_orchestration.jobs import lifecycle
+from kinetic_orchestration.jobs.following import actions
+from kinetic_orchestration.jobs.following.held_time import see_held
+from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
+from kinetic_orchestration.jobs.job import Job, vouched
+from kinetic_orchestration.jobs.verdicts import conclude, glimpse, has_ended
+from kinetic_orchestration.jobs.watching import attempts, roll
+from kinetic_orchestration.jobs.watching.cache import AttemptCache
+from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
+from kinetic_orchestration.plan.values import (
+    PRESENT,
+    WOUNDED,
+    Change,
+    Cursor,
+    Devices,
+    Freed,
+    Glimpse,
+    JobStatus,
+    Outcome,
+)
+from kinetic_orchestration.protocol.system import copies
+
+STORE_PATIENCE = 900.0  # with a store that does not answer those who wait for a job
+RELEASE_PATIENCE = 60.0  # after the verdict that ends a job, with a release that is refused: a rate is so much a minute
+LATE = 2.0  # seconds after a verdict: a release that comes so late is told to those who reckon the cost
+RELEASE_PAUSE = 2.0  # before it is asked for again; doubled each time,
+LONGEST_PAUSE = 600.0  # and no more after this
+LONG_AGO = 60.0  # an attempt that ended before that may have been followed by many
+NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
+
+
+class PendingRelease(NamedTuple):
+    """A release that is to be asked for again."""
+
+    attempt: int
+    until: float
+    pause: float
+    holds: bool  # back the end of the job: not of an attempt that never had hosts
+
+
+class Follower:
+    """One process's view of one job: a cursor, and what was seen last."""
+
+    __slots__ = (
+        "ahead", "cache", "cursor", "foreseen", "held", "job", "measured", "outcome", "refused", "seen", "unreachable",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, cursor: Cursor | None = None) -> None:
+        self.job = job if cursor is None else vouched(job, cursor.spec, cursor.ended)
+        self.cache = AttemptCache(self.job.within)
+        spec = "" if self.job.doubt else self.job.spec_digest
+        self.cursor = (cursor or Cursor())._replace(spec=spec, ended=self.job.ended)
+        self.ahead: tuple[int, ...] = ()  # the attempts to look at next, if there are many and not all are worth it
+        # No cursor tells which releases were refused. That of the attempt before its own may have been, and is asked
+        # for once more; those of older ones are the reaper's.
+        last = 0 if cursor is None else cursor.attempt - 1
+        self.refused: tuple[PendingRelease, ...] = (PendingRelease(last, 0.0, RELEASE_PAUSE / 2, True),) if last else ()
+        self.seen: Glimpse | None = None
+        self.outcome: Outcome | None = None
+        self.foreseen: Outcome | None = None  # once nothing can change it any more
+        self.held = False  # the outcome, while its hosts cannot be freed
+        self.waiting = ""
+        self.measured: Mapping[int, float] = NONE_MEASURED  # of each host, the time of the newest sample that was told
+        self.unreachable = 0.0  # since when the store has not answered
+
+    def step(self, emit: Emit | None = None) -> Outcome | None:
+        """Look once and do what follows. `emit` returns before the cursor moves, so nothing is told too late."""
+        self.cache.wants_devices = emit is not None
+        while self.outcome is None:
+            attempt = self.cursor.attempt
+            watcher = watcher_of(self.job.store, self.job.backend)
+            poll, has_newer = watcher.poll_for(self.job.job_id, self.cache)
+            seen = glimpse(self.job, attempt, self.cache, poll)
+            see_held(self.job, attempt, seen, self.cache)
+            step = lifecycle.advance(self.cursor, seen, self.job.policy)
+            ended = self.cursor.ended
+            if step.outcome is not None:
+                ended = conclude(self.job, step.outcome, seen.now - seen.verdict_age)
+            self.foreseen = lifecycle.foreseen(self.cursor, seen, self.job.policy)
+            moves = step.cursor.attempt != attempt
+            if moves:
+                has_ended(self.job, following=step.cursor.attempt)  # then no other attempt follows
+            if moves and not self.ahead and (self.seen is None or seen.verdict_age > LONG_AGO):
+                self.ahead = attempts.ahead(self.job.store, self.job.job_id, attempt, all_with_hosts=emit is not None)
+            self._release_again(seen)
+            if step.outcome is not None and not self._is_freed(attempt, seen, emit):
+                self.held = True
+                break
+            if emit is not None:
+                self._tell_logs(emit, attempt, seen, ends=step.outcome is not None or moves)
+                for change in step.changes:
+                    emit(change)
+            if step.outcome is not None:
+                self._forget()
+            elif not (moves and self.ahead):  # else others have gone on long since, and released it before
+                self._act(step.actions, attempt, seen, emit)
+            logs = () if moves else self.cursor.logs
+            self.cursor = step.cursor._replace(logs=logs, spec=self.cursor.spec, ended=ended)
+            if moves and self.ahead:
+                self.cursor, self.ahead = self.cursor._replace(attempt=self.ahead[0]), self.ahead[1:]
+            self.seen, self.outcome = seen, step.outcome
+            goes_on = (lifecycle.Intend, lifecycle.Close, lifecycle.Release)
+            if not has_newer and (self.waiting or not any(isinstance(action, goes_on) for action in step.actions)):
+                break
+        return self.outcome
+
+    def _forget(self) -> None:
+        """Remove what nobody needs of a job that has ended."""
+        actions.forget_secrets(self.job)
+        if self.seen is not None and not self.job.doubt:  # it was followed, and not just looked up
+            roll.strike(self.job.store, self.job.job_id)
+
+    def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
+        """A step, for those who wait: the job needs no store that answers us, so that is waited for as well."""
+        try:
+            outcome = self.step(emit)
+        except Unreachable as error:
+            now = time.monotonic()
+            if not self.unreachable:
+                self.unreachable = now
+                if emit is not None:
+                    emit(Change("unreachable", f"{error} The job goes on; it is asked again.", self.cursor.attempt))
+            if now - self.unreachable > STORE_PATIENCE:
+                raise
+            return None
+        self.unreachable = 0.0
+        return outcome
+
+    @property
+    def status(self) -> JobStatus:
+        if self.seen is None:
+            return JobStatus.PENDING
+        return lifecycle.status(self.cursor, self.seen, self.outcome)
+
+    @property
+    def restless(self) -> bool:
+        """Whether the next step may do something although nothing new will be seen: its time comes."""
+        seen = self.seen
+        return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
+
+    @property
+    def steps_in_parallel(self) -> bool:
+        """Whether several steps at once are done sooner than one after the other."""
+        return self.job.store.remote
+
+    def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
+        try:
+            for action in decided:
+                waiting = ""
+                if isinstance(action, lifecycle.Release):
+                    self._release(action.attempt, seen, holds=not lifecycle.was_free(seen))
+                else:
+                    waiting = actions.perform(action, self.job, attempt, seen, copies.environ())
+                self._wait("queued", waiting, attempt, emit)
+        finally:  # what was refused, or got no answer, may have been done
+            if decided:
+                self.cache.invalidate(self.job.store.now())
+            self.cache.observe_now = any(isinstance(action, lifecycle.Intend) for action in decided)
+
+    def _wait(self, phase: str, why: str, attempt: int, emit: Emit | None) -> None:
+        if why and why != self.waiting and emit is not None:
+            emit(Change(phase, why, attempt))
+        self.waiting = why
+
+    def _release(self, attempt: int, seen: Glimpse, pause: float = RELEASE_PAUSE, holds: bool = True) -> None:
+        try:
+            freed = actions.release(self.job, attempt, seen.intent)
+        except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
+            freed = Freed.REFUSED
+        if holds and self.job.store.remote and not self.job.doubt:
+            self._tell_late(attempt, seen, freed, again=pause > RELEASE_PAUSE)
+        if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
+            self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))
+
+    def _tell_late(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
+        """Hosts cost on after a verdict that does not free them."""
+        late = seen.verdict_age > LATE and seen.observation.state in (PRESENT, WOUNDED)
+        if freed is Freed.REFUSED and not again:
+            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=False)
+        elif freed is not Freed.REFUSED and (again or late):
+            attempts.tell_release(self.job.store, self.job.job_id, attempt, done=True)
+
+    def _release_again(self, seen: Glimpse) -> None:
+        """What was refused, whatever the job does meanwhile. Behind it are its hosts, its deadline and the reaper."""
+        due = [refused for refused in self.refused if refused.until <= seen.now]
+        for refused in due:
+            self.refused = tuple(other for other in self.refused if other is not refused)
+            self._release(refused.attempt, seen, 2 * refused.pause, refused.holds)
+        if due:
+            self.cache.invalidate(self.job.store.now())
+
+    def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
+        """Of a job that has ended: whether nothing of it is left that anybody here could still free."""
+        if not any(refused.attempt == attempt for refused in self.refused):
+            self._release(attempt, seen)
+            self.cache.invalidate(self.job.store.now())
+        patient = any(refused.holds for refused in self.refused) and seen.verdict_age < RELEASE_PATIENCE
+        why = "its hosts could not be freed; that is asked for again" if patient else ""
+        self._wait("releasing", why, attempt, emit)
+        self.seen = seen
+        return not patient
+
+    def _tell_logs(self, emit: Emit, attempt: int, seen: Glimpse, *, ends: bool) -> None:
+        """Emit what hosts have logged and measured since the last step; all of it if the attempt `ends`."""
+        logs = LogReader(self.job, attempt)
+        for found, positions in logs.read(self.cursor.logs, None if ends else seen):
+            for event in found:
+                emit(event)
+            self.cursor = self.cursor._replace(logs=positions)
+        self._tell_devices(emit, attempt, seen)
+        for note in logs.cut_logs(self.cursor.logs) if ends else ():
+            emit(note)
+
+    def _tell_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
+        """What hosts say in their beats, which are read anyway."""
+        for host, devices in sampled(seen):
+            if self.measured.get(host) != devices["at"]:
+                self.measured = {**self.measured, host: devices["at"]}
+                emit(Devices(host, devices["at"], devices, attempt))
