@@ -16,10 +16,13 @@ import pytest
 from kinetic_orchestration.platforms import registry
 from kinetic_orchestration.platforms.local.store import LocalStore, open_local
 from kinetic_orchestration.protocol.content import digest
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 
 class Bucket(LocalStore):
-    remote = True
+    remote = metered = True
+    parallel = REQUESTS
+    can_append = False
 
     def local_path(self, name: str) -> str | None:
         return None

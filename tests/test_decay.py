@@ -212,7 +212,7 @@ def test_blobs_of_a_bucket_are_read_too_and_progress_is_told(home: Path, monkeyp
     bucket.pretend(monkeypatch)
     here = load()
     store = open_store(here.store, here.deployment)
-    assert store.remote
+    assert store.metered
     data = b"some bytes" * 100_000
     good, bad = digest.of_bytes(data), digest.of_bytes(data[1:])
     store.create(names.blob(good), data)

@@ -55,7 +55,7 @@ from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.system import visible
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 R = TypeVar("R")
 
@@ -223,7 +223,7 @@ class JobHandle(Generic[R]):
             wanted &= {*attempts.with_hosts(store, self.job_id, last), max(times)}
         ended = sorted(number for number in wanted if times[number].ended is not None)
         read = [names.verdict(self.job_id, number) for number in ended]
-        records = dict(zip(ended, side_by_side(store.read, read, REQUESTS if store.remote else 1), strict=True))
+        records = dict(zip(ended, side_by_side(store.read, read, store.parallel), strict=True))
         return [
             Attempt(
                 number,
@@ -645,7 +645,7 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
 
     listed = roll.live(opened, lambda job_id: look(job_id) is not None)
     found: list[tuple[JobHandle[Any], Peek]] = []
-    for job_id, seen in zip(listed, side_by_side(look, listed, REQUESTS if opened.remote else 1), strict=True):
+    for job_id, seen in zip(listed, side_by_side(look, listed, opened.parallel), strict=True):
         if isinstance(seen, KineticError):
             tell(f"{job_id} is left out: {seen}")
         elif seen is not None:
@@ -681,7 +681,7 @@ def all_jobs(
             warn(f"{job_id} is left out: {error}")
             return None
 
-    handles = side_by_side(opened_one, listed[:newest], REQUESTS if opened.remote else 1)
+    handles = side_by_side(opened_one, listed[:newest], opened.parallel)
     return [handle for handle in handles if handle is not None]
 
 

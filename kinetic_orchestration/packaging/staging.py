@@ -20,7 +20,7 @@ from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content.verified import deliver
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, at_once
+from kinetic_orchestration.protocol.system.parallel import at_once
 
 
 def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
@@ -42,7 +42,7 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
     tools: dict[str, str] = {}
     if bundle.tools:
         work.append(partial(_look_for_tools, bundle.tools, store, retention, tools))
-    sent = at_once(work, REQUESTS if store.remote else 1)
+    sent = at_once(work, store.parallel)
     project, *digests = (digest for digest, _ in sent[: len(trees)])
     places = iter(digests)
     return Staged(
@@ -107,7 +107,7 @@ def _send(item: Item, spool: Path, store: Store, retention: float) -> tuple[str,
 
 def _send_call(call: PackedCall, path: Path, store: Store, retention: float, home: Path) -> tuple[str, int]:
     name = names.blob(call.digest)
-    if store.remote:  # most calls are new, and of others it has to be known how old they are: both at once
+    if store.metered:  # most calls are new, and of others it has to be known how old they are: both at once
         looks = [lambda: store.upload(name, str(path)), lambda: keep(store, name, retention) is not None]
         new, there = at_once(looks, 2)
         new = new or (not there and store.upload(name, str(path)))

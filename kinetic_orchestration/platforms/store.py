@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, TooLarge
+from kinetic_orchestration.protocol.records.files import Bell
 
 
 class Store(Protocol):
@@ -23,7 +24,13 @@ class Store(Protocol):
     caller: object
     """Who asks there: its credentials, which are the same object for the same caller; None where nobody is asked."""
     remote: bool
-    """Whether every verb is a request to a server, to be counted, and an object is never added to."""
+    """Whether others may write there, so that nothing counts without proof."""
+    metered: bool
+    """Each call is a request that takes milliseconds and is billed: callers ask only for what may be new."""
+    parallel: int
+    """How many calls may usefully be under way at once; 1 if a call takes microseconds."""
+    can_append: bool
+    """Objects may grow. If False, an object that was read once changes only by a new generation."""
 
     def create(self, name: str, data: bytes) -> int | None:
         """Write `name` if it is absent; its generation, or None if somebody was first."""
@@ -84,6 +91,9 @@ class Store(Protocol):
 
     def local_path(self, name: str) -> str | None:
         """Where the object can be read as a file without a download, if it can."""
+
+    def bell(self) -> Bell | None:
+        """Return what hears every ring of this store at nearly no cost; None if changes are found by listing alone."""
 
     def ring(self, text: str) -> object:
         """Wake whoever follows `text`, a job or a group, if this store can: a hint, never the truth."""

@@ -224,6 +224,11 @@ class StoreContract:
             assert store.put(name, b"free")
         assert time.monotonic() - began < LOCK_PATIENCE / 2
 
+    def test_calls_that_are_requests_are_worth_making_side_by_side_and_nothing_rings(self, store: Store) -> None:
+        assert isinstance(store.metered, bool) and isinstance(store.can_append, bool)
+        assert (store.parallel > 1) is store.metered
+        assert (store.bell() is None) is store.metered
+
     def test_what_was_created_is_read_back_and_is_not_created_again(self, store: Store) -> None:
         generation = store.create("jobs/a/in/spec.json", b"first")
         assert generation is not None

@@ -23,6 +23,7 @@ from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import tree as agent_tree
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 
 class Store(LocalStore):
@@ -31,7 +32,8 @@ class Store(LocalStore):
     def __init__(self, root: Path, url: str = "") -> None:
         root.mkdir(parents=True, exist_ok=True)
         super().__init__(str(root), "test")
-        self.url, self.remote = url or self.url, bool(url)
+        self.url, self.metered = url or self.url, bool(url)
+        self.parallel = REQUESTS if url else 1
 
 
 class Desk:

@@ -94,7 +94,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     looked = looking.look
 
     def watcher(store: Any, backend: Any) -> Any:
-        return worlds[-1].distance.watcher_of(store, backend) if store.remote else watcher_of(store, backend)
+        return worlds[-1].distance.watcher_of(store, backend) if store.metered else watcher_of(store, backend)
 
     def records(store: str) -> Any:
         return worlds[-1].distance.records if store.startswith("gs://") else open_records(store)
@@ -124,7 +124,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         task = worlds[-1].current if worlds else None
         if task is not None:
             task.look_called = worlds[-1].now
-        if task is not None and not store.remote:
+        if task is not None and not store.metered:
             task.look_began = worlds[-1].now
         return looked(store, *args, **how)
 

@@ -57,7 +57,7 @@ LOCAL = (
                 "        del name\n        return False",
                 '        return name.endswith("/intent.json")',
             ),
-            Change("tests/simulation/edges.py", "task is not None and not store.remote", "False"),
+            Change("tests/simulation/edges.py", "task is not None and not store.metered", "False"),
         ),
     ),
     Mend(

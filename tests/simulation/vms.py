@@ -19,6 +19,7 @@ from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.records.base import RecordsError, Signal
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 from tests.simulation.cloud import Cloud, QueuedResource, TpuNode
 from tests.simulation.slices import Program, SimulatedHost, Truth
 from tests.simulation.threads import Event
@@ -33,7 +34,8 @@ class DistantStore(SimulatedStore):
     """The Store protocol where each verb is a request, and an object is never added to."""
 
     url = "gs://simulated/store/test"
-    remote = True
+    remote = metered = True
+    parallel = REQUESTS
 
     def signal(self, name: str, data: bytes) -> int:
         assert len(data) <= 4096

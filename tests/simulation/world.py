@@ -285,11 +285,15 @@ class SimulatedStore:
     url = address = "memory://store"
     caller = None
     can_append = False
-    remote = False
+    remote = metered = False
+    parallel = 1
 
     def __init__(self, world: World, *, of_host: bool = False) -> None:
         self._world = world
         self._failure: Callable[[str], Exception] = _refused if of_host else StoreError
+
+    def bell(self) -> None:
+        return None
 
     def create(self, name: str, data: bytes) -> int | None:
         world = self._world

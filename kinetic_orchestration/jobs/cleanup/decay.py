@@ -318,11 +318,14 @@ class _Look:
             finally:
                 _forget(path)
             return
-        if not self.store.remote:
-            raise _Differs("it is not there")
         with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
             path = os.path.join(folder, "blob")
-            self.store.download(name, path, most=most)
+            try:
+                self.store.download(name, path, most=most)
+            except StoreError:
+                if self.store.find(name) is None:
+                    raise _Differs("it is not there") from None
+                raise
             yield path
 
     def _hash(self, path: str) -> str:

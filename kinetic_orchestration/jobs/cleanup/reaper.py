@@ -39,7 +39,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import tree
 from kinetic_orchestration.protocol.content.verified import Verified
 from kinetic_orchestration.protocol.records.base import Entry
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 EVERY = 600.0
 CLAIMED = 60.0  # a pass that was begun so long ago and never ended was killed with its process
@@ -107,7 +107,7 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
     except RuntimeError:  # too many threads, or the interpreter's end: the next submit makes it
         _at_it.discard(store.url)
         return
-    if not store.remote:
+    if not store.metered:
         thread.join(LONGEST_WAIT)
 
 
@@ -203,7 +203,7 @@ def _released(
     deadline = time.monotonic() + patience
     left = list(placements)
     while left:
-        gone = side_by_side(backend.release, left, REQUESTS if store.remote else 1)
+        gone = side_by_side(backend.release, left, store.parallel)
         left = [placement for placement, is_gone in zip(left, gone, strict=True) if not is_gone]
         if not left or time.monotonic() + AGAIN > deadline:
             break
@@ -434,7 +434,7 @@ def _pass_on_identity(store: Store, job: str, spec: bytes) -> None:
 
 
 def _delete(store: Store, objects: Sequence[str]) -> None:
-    side_by_side(store.delete, objects, REQUESTS if store.remote else 1)
+    side_by_side(store.delete, objects, store.parallel)
 
 
 def _swept(store: Store, dry_run: bool) -> Iterator[Reaped]:
@@ -479,7 +479,7 @@ def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) 
 
     A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
     """
-    threads = REQUESTS if store.remote else 1
+    threads = store.parallel
     named = {_digest("trees/", name) for name in young if name.startswith("trees/")}
     locks: set[str] = set()
     for record in side_by_side(store.read, [names.spec(job) for job in sorted(kept)], threads):

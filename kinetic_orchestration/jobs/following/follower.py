@@ -152,7 +152,7 @@ class Follower:
     @property
     def steps_in_parallel(self) -> bool:
         """Whether several steps at once are done sooner than one after the other."""
-        return self.job.store.remote
+        return self.job.store.parallel > 1
 
     def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
         try:

@@ -68,7 +68,7 @@ class LogReader:
         attempt = self._attempt
         while True:
             segment, offset = position
-            if seen is not None and self._store.remote and not _has_written(seen, host, segment):
+            if seen is not None and self._store.metered and not _has_written(seen, host, segment):
                 return
             name = names.segment(self._job_id, attempt, host, segment)
             record = self._store.read(name, offset, offset + READ_BYTES)
@@ -102,7 +102,7 @@ class LogReader:
         another one follows.
         """
         following = names.segment(self._job_id, self._attempt, host, segment + 1)
-        return self._store.remote or self._store.read(following, 0, 1) is not None
+        return not self._store.can_append or self._store.read(following, 0, 1) is not None
 
     def cut_logs(self, positions: Positions) -> Iterator[Output]:
         """Yield a note for each host of an attempt that is over that could not write its last lines itself."""

@@ -38,7 +38,7 @@ def look(
     before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
     for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
     """
-    if store.remote:
+    if store.metered:
         return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache or AttemptCache(), poll)
     now = store.now()
     promised = store.read(names.intent(job_id, attempt))

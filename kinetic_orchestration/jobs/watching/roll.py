@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from kinetic_orchestration.errors import StoreError
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 NEVER_SUBMITTED = 86400.0  # a job that is on the roll for so long, and is not there, will not come any more
 
@@ -35,7 +35,7 @@ def live(store: Store, lives: Callable[[str], bool]) -> list[str]:
     """
     if store.read(names.ROLL) is None:
         found = list(submitted(store))
-        entered = side_by_side(lives, found, REQUESTS if store.remote else 1)
+        entered = side_by_side(lives, found, store.parallel)
         living = [job_id for job_id, is_live in zip(found, entered, strict=True) if is_live]
         try:
             for job_id in living:

@@ -33,7 +33,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import Fields
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 from kinetic_orchestration.protocol.wire import Beat
 
 
@@ -65,9 +65,7 @@ def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
         return []
     seen = {number for number, times in began.items() if times.ready}
     read = sorted(number for number in {*attempts.with_hosts(store, job_id, max(began)), *seen} if number in began)
-    found = side_by_side(
-        lambda number: _stay(store, job_id, number, began[number]), read, REQUESTS if store.remote else 1
-    )
+    found = side_by_side(lambda number: _stay(store, job_id, number, began[number]), read, store.parallel)
     told = dict(zip(read, found, strict=True))
     return [told.get(number) or _queued(number, times) for number, times in began.items()]
 

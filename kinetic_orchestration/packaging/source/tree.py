@@ -237,7 +237,7 @@ def upload(
 
     uploaded, added = 0, []
     jobs = list(_jobs(snapshot, {sha256: wanted[sha256] for sha256 in wanted if sha256 not in places}))
-    threads = 8 if store.remote else 2
+    threads = min(8, max(2, store.parallel))
     for file, pack, sent in side_by_side(lambda make: _send(store, make, spool, retention), jobs, threads):
         for sha256, offset, _ in file.places():
             places[sha256] = Place(len(all_packs), offset)
@@ -250,7 +250,7 @@ def upload(
     data = json.dumps(manifest, separators=(",", ":")).encode()
     pointed = json.dumps({"tree": snapshot.digest}).encode()
     last: list[Callable[[], int | None]] = [partial(store.create, name, data), partial(store.put, pointer, pointed)]
-    if at_once(last, 2 if store.remote else 1)[0] is not None:
+    if at_once(last, store.parallel)[0] is not None:
         uploaded += len(data)
     _remember(snapshot.index, store.url, snapshot.digest)
     return StagedTree(snapshot.digest, uploaded, tuple(added))
@@ -428,12 +428,12 @@ def _send(store: Store, make: Callable[[Path], PackFile], spool: Path, retention
     """Make a pack and bring it to the store; how many bytes that took."""
     file = make(spool)
     path, encoding = file.path, tree.RAW
-    if store.remote and (smaller := packs.compressed(file)) is not None:
+    if store.metered and (smaller := packs.compressed(file)) is not None:
         path.unlink()
         path, encoding = smaller, tree.ZLIB
     pack = packs.pack_of(file, path.stat().st_size, encoding)
     name = names.blob(pack.id)
-    if store.remote and store.upload(name, str(path)):  # to ask first would be a round trip more
+    if store.metered and store.upload(name, str(path)):  # to ask first would be a round trip more
         path.unlink()
         return file, pack, pack.stored
     there = keep(store, name, retention)
@@ -462,7 +462,7 @@ def _look(
     def is_there() -> bool:
         return keep(store, name, retention) is not None
 
-    guessing = store.remote and remembered != snapshot.digest
+    guessing = store.metered and remembered != snapshot.digest
     if guessing:
         there = bool(at_once([is_there, look], 2)[0])
     elif not (there := is_there()):

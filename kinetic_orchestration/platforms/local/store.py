@@ -17,7 +17,7 @@ from kinetic_orchestration.platforms import stamp
 from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, reason_of
-from kinetic_orchestration.protocol.records.files import FileRecords
+from kinetic_orchestration.protocol.records.files import Bell, FileRecords
 
 _ELSEWHERE = "put the store elsewhere with KINETIC_STORE (or all of Kinetic's files with KINETIC_HOME)"
 _NEXT = {
@@ -35,6 +35,8 @@ class LocalStore(FileRecords):
     """A `Store` under one folder of this machine."""
 
     caller: object = None
+    metered = False
+    parallel = 1
 
     def __init__(self, root: str, deployment: str) -> None:
         super().__init__(root)
@@ -43,6 +45,9 @@ class LocalStore(FileRecords):
 
     def too_large(self, name: str, limit: int, size: int | None = None) -> Exception:
         return too_large(name, self.url, limit, size)
+
+    def bell(self) -> Bell | None:
+        return Bell(self)
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
         return [self.read(name) for name in names]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from kinetic_orchestration.jobs.watching.watchers.base import Watcher
-from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.platforms.store import Store
-from kinetic_orchestration.protocol.records.files import Bell
 
 TICK_MIN = 0.002  # between two looks at the bell while it rings; slower the longer it is silent: what rings is heard
 TICK_GROWTH = 1.02  # within a fiftieth of the silence before it,
@@ -17,7 +15,7 @@ class BellWatcher(Watcher):
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self._bell = Bell(store) if isinstance(store, LocalStore) else None
+        self._bell = store.bell()
         self._tick = TICK_MIN
         self._rang = False  # in the newest turn
 

@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace, pace_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 UNREAD_POLL_SECONDS = 10.0  # between two polls of jobs whose log nobody reads
 POLL_MIN = 0.05  # in the first seconds of a wait: some ten more listings, and a no-op's value is there so much sooner
@@ -104,7 +104,7 @@ class PollingWatcher(Watcher):
                 return cache.intent_of_attempt(self._store, self._backend, job_id, attempt)
             return None
 
-        intents = zip(wanted, side_by_side(recall, list(wanted), REQUESTS), strict=True)
+        intents = zip(wanted, side_by_side(recall, list(wanted), self._store.parallel), strict=True)
         placements = {job_id: intent.placement for job_id, intent in intents if intent and intent.placement}
         self.poll = None
         try:

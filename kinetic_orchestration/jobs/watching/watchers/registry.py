@@ -39,5 +39,5 @@ def watcher_of(store: Store, backend: Backend) -> Watcher:
             if len(_watchers) >= MOST_WATCHERS:
                 for idle in [known for known, watcher in _watchers.items() if watcher.idle]:
                     del _watchers[idle]
-            _watchers[key] = PollingWatcher(store, backend) if store.remote else BellWatcher(store)
+            _watchers[key] = PollingWatcher(store, backend) if store.metered else BellWatcher(store)
         return _watchers[key]

@@ -24,6 +24,7 @@ from kinetic_orchestration.platforms.google.storage.requests import SINGLE, Requ
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, check_name
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 PLAIN_SIGNALS: Final = 16  # of a listing, which are read although they do not come with it: nobody here writes any
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
@@ -36,6 +37,8 @@ class GcsStore:
     """A `Store` under `gs://bucket/prefix/deployment`."""
 
     remote = True
+    metered = True
+    parallel = REQUESTS
     can_append = False
     part = SINGLE
     """The bytes of one request; objects with more go up and come down in parallel."""
@@ -49,6 +52,9 @@ class GcsStore:
 
     def __repr__(self) -> str:
         return f"GcsStore({self.url!r})"
+
+    def bell(self) -> None:
+        return None
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
         check_name(name)
