@@ -27,10 +27,13 @@ from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.platforms.local.backend import LocalBackend
+from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing import Emulator
+from tests.bucket import Bucket
 from tests.on_cloud import STAGED, Place, enter_deployment
 from tests.tasks import in_spec
 
@@ -523,6 +526,20 @@ def test_a_look_whose_process_was_killed_is_soon_made_again(here: Here, monkeypa
     monkeypatch.setattr(reaper, "CLAIMED", -OLD)
     reaper.reap_now_and_then(here.store, here.backend, here.settings)
     assert passes(here) == before + 1
+
+
+def test_each_machine_looks_for_its_own_leftovers_though_others_use_the_same_bucket(tmp_path: Path) -> None:
+    store = Bucket(open_local(tmp_path / "store", "test").root, "test")
+    store.create(names.REAPED, wire.encode({"writer": "another machine", "ended": True}))
+    looked: list[str] = []
+
+    class Looked(LocalBackend):
+        def leftovers(self) -> list[dict[str, Any]]:
+            looked.append("here")
+            return []
+
+    reaper._pass(store, Looked(tmp_path, 1, store.url, "test"), tmp_path / "marker")
+    assert looked
 
 
 @pytest.mark.slow

@@ -29,6 +29,18 @@ class Submission:
 class Backend(Protocol):
     """Synchronous, bounded, idempotent verbs. A host starts its own agent: after `submit` the client observes."""
 
+    @property
+    def charges(self) -> bool:
+        """Whether hosts cost money for as long as they exist."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether every machine that uses this deployment sees the same hosts, so one of them may clean up for all."""
+
+    @property
+    def parallel(self) -> int:
+        """How many calls may usefully be under way at once; 1 if a call takes microseconds."""
+
     def check(self, plan: Plan) -> None:
         """Refuse a plan that can never run here, before anything is sent."""
 

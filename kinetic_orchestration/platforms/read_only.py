@@ -28,6 +28,18 @@ class Onlooker:
         """Whose watcher is its own: what it sees is less than what others see."""
         return Onlooker, type(self.backend)
 
+    @property
+    def charges(self) -> bool:
+        return self.backend.charges
+
+    @property
+    def shared(self) -> bool:
+        return self.backend.shared
+
+    @property
+    def parallel(self) -> int:
+        return self.backend.parallel
+
     def check(self, plan: Plan) -> None:
         self.backend.check(plan)
 

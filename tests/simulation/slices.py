@@ -470,6 +470,8 @@ class SimulatedBackend:
         self._ground = ground
         self._world = ground.world
         self._machine = machine
+        self.charges = self.shared = ground.cloud
+        self.parallel = 1
 
     def check(self, plan: Plan) -> None:
         pass

@@ -113,13 +113,14 @@ def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> Non
 
 def _pass(store: Store, backend: Backend, marker: Path) -> None:
     try:
-        claimed = _claim(store) if store.remote else True
+        claimed = _claim(store) if backend.shared else True
         if claimed:
             for reaped in _placements(store, backend, dry_run=False):
                 if reaped.result == UNREAD:
                     warn_once(f"{reaped.what} {reaped.name} could not be looked at for leftovers: {reaped.why}")
-            if store.remote:
+            if store.metered:
                 list(_beats(store, dry_run=False))
+            if backend.shared:
                 store.put(names.REAPED, wire.encode({"writer": ME, "ended": True}))
         if claimed is not None:
             marker.touch()
@@ -181,7 +182,7 @@ def _placements(
         if unread and cause != wire.DEADLINE:  # which costs money, whatever can be written of it
             yield Reaped("placement", name, unread, placement.get("zone", ""), placement["age"], result=UNREAD)
             continue
-        if not cause and store.remote and seen.state in (PRESENT, WOUNDED):
+        if not cause and backend.charges and seen.state in (PRESENT, WOUNDED):
             late.append(placement)
         going.append((placement, Reaped("placement", name, why, placement.get("zone", ""), placement["age"], usd)))
     left = [] if dry_run else _released(store, backend, [placement for placement, _ in going], patience)
@@ -203,7 +204,7 @@ def _released(
     deadline = time.monotonic() + patience
     left = list(placements)
     while left:
-        gone = side_by_side(backend.release, left, store.parallel)
+        gone = side_by_side(backend.release, left, backend.parallel)
         left = [placement for placement, is_gone in zip(left, gone, strict=True) if not is_gone]
         if not left or time.monotonic() + AGAIN > deadline:
             break

@@ -178,7 +178,7 @@ class Follower:
             freed = actions.release(self.job, attempt, seen.intent)
         except StoreError:  # where it was is not known now; that it is to be freed must not be forgotten
             freed = Freed.REFUSED
-        if holds and self.job.store.remote and not self.job.doubt:
+        if holds and self.job.backend.charges and not self.job.doubt:
             self._tell_late(attempt, seen, freed, again=pause > RELEASE_PAUSE)
         if freed is Freed.REFUSED and pause < LONGEST_PAUSE:
             self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))

@@ -73,6 +73,9 @@ class SecretSource(NamedTuple):
 
 
 class LocalBackend:
+    charges = shared = False
+    parallel = 1
+
     def __init__(
         self, home: Path, max_hosts: int, store: str, deployment: str, secrets: SecretSource | None = None
     ) -> None:

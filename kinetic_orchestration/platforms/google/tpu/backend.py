@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.google.tpu import request, states, zones
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this
@@ -39,6 +40,9 @@ GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
 
 
 class TpuVmBackend:
+    charges = shared = True
+    parallel = REQUESTS
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tpus = Tpus(settings)
