@@ -6,7 +6,6 @@ nothing else; whoever submitted the job may be gone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,10 +13,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted
 from kinetic_orchestration.host.attempt.outcome import Outcome
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
-from kinetic_orchestration.host.machine.machine import Unplaced
+from kinetic_orchestration.host.machine.machine import Promise, Unplaced
 from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes, topology
 from kinetic_orchestration.host.process.environ import orders
@@ -26,17 +26,13 @@ from kinetic_orchestration.host.view.open_view import open_view
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.output import frames
-from kinetic_orchestration.protocol.records.base import Record, TooLarge, read_bounded
+from kinetic_orchestration.protocol.records.base import read_bounded
 from kinetic_orchestration.protocol.system import copies, processes
-from kinetic_orchestration.protocol.system.ahead import Ahead
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kinetic_orchestration.host.attempt.owners import Keeper, Owner
     from kinetic_orchestration.host.devices.measuring import Measuring
-    from kinetic_orchestration.host.machine.machine import Promise
     from kinetic_orchestration.host.prepare.preparation import Preparation
     from kinetic_orchestration.host.view.view import View
 
@@ -47,8 +43,6 @@ LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too la
 
 
 class Host:
-    spec: Ahead[Record | None] | None = None  # both asked for at once, where every look is a request
-    promised: Ahead[Promise | None] | None = None
     measuring: Measuring | None = None  # what devices do, and metrics
     devices: dict[str, Any] | None = None  # the newest sample of what they do
 
@@ -67,6 +61,7 @@ class Host:
         self.records, self.log = self.view.records, self.view.log
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
         self._task: Task | None = None
+        self.opening = Opening(assignment, self.view, self.machine)
         self.minder = Minder(assignment, self.scratch, self.log, self._hear)
         if started is not None:
             self.minder.take_on(started)
@@ -79,8 +74,7 @@ class Host:
         self.outcome = Outcome(assignment, private.get("seal", {}).get("key", ""), self.view, self.machine)
         self.began = time.monotonic()
         self.run_began = 0.0
-        self.affordable = 0.0  # seconds that the job's limit of cost leaves to this attempt
-        self.moved = 0  # attempts before this one that never had hosts, and that nobody is shown
+        self.promise = Promise()
         self.owner: Owner | None = None  # of a job that ends with it
         self.keeper: Keeper | None = None  # of a job that is handed over
         self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
@@ -89,8 +83,7 @@ class Host:
     # ---- the whole life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.spec = Ahead(self.records.read, names.spec(self.at.job), beside=self.view.distant)
-        self.promised = Ahead(self.machine.promise, self.records, beside=self.view.distant)
+        self.opening.begin()
         if read_bounded(self.records, names.verdict(self.at.job, self.at.attempt)) is not None:
             return
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -156,44 +149,15 @@ class Host:
     # ---- prepare -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        from kinetic_orchestration.protocol.content import digest
-
-        promised = self.promised or Ahead(self.machine.promise, self.records, beside=self.view.distant)
-        placed = Ahead(self.machine.address, beside=self.machine.asks_ahead)
-        try:
-            spec = self.records.read(names.spec(self.at.job)) if self.spec is None else self.spec.result()
-            spec = self.view.intact(spec, names.spec(self.at.job), self.at.spec)
-        except TooLarge as error:
-            raise Refused(str(error)) from None
-        if spec is None or digest.of_bytes(spec.data) != self.at.spec:
-            raise Refused(
-                f"{names.spec(self.at.job)} is not the one that was submitted: its digest differs. Nothing of it was "
-                "run; submit the job again"
-            )
-        try:
-            self._task = Task.decode(spec.data, names.spec(self.at.job))
-        except (wire.Newer, wire.Unreadable) as error:
-            raise Refused(str(error)) from None
+        """Each step may be seen by others: their order counts."""
+        self._task = self.opening.read()
         self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
         self.machine.begin(self.task)
         self._keep_or_end_program()
-        self.shares_machine = topology.is_loopback(placed.result())
+        self.shares_machine = self.opening.shares_machine()
         self.machine.watch(self._on_notice)
-        if (promise := promised.result()) is not None:
-            limit = self.task.affordable
-            self.affordable = min(limit, promise.affordable or limit)
-            self.moved = min(promise.moved, self.at.attempt - 1)
-        record = {
-            "boot": self.at.boot,
-            "pid": os.getpid(),
-            "machine": processes.machine(),
-            **self.machine.life(),
-        }
-        if self.at.host == 0 and self.at.hosts > 1 and self.shares_machine:
-            record["ports"] = _free_ports(self.at.hosts)
-        life, name = wire.encode(record), self._name("started.json")
-        if self.records.create(name, life) is None and (before := read_bounded(self.records, name)) not in (life, None):
-            raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
+        self.promise = self.opening.promise(self.task.affordable)
+        self.opening.claim(shares_machine=self.shares_machine)
         self._open_owners()
         self.view.open()
         self._set_state(wire.PREPARING)
@@ -254,7 +218,7 @@ class Host:
                 self._spawn(sys.executable, pipes.COMMAND)
             else:
                 self._spawn(ready.python, pipes.FUNCTION)
-        extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.moved)}
+        extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
         place = self.preparation.addresses, self.peers.ports(self.shares_machine)
         message = orders(self.at, task, ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
         message["env"] = {**self.preparation.secrets(), **message["env"]}  # a process that was started ahead lacks them
@@ -406,7 +370,7 @@ class Host:
             barrier_limit=self.task.provision,
             run_age=now - self.run_began if self.minder.running else 0.0,
             run_limit=self._run_limit(),
-            run_limit_of=", for which limits.cost pays" if self.affordable else "",
+            run_limit_of=", for which limits.cost pays" if self.promise.affordable else "",
             silence=self.silence.seconds if self.minder.running else 0.0,
             stall_limit=stall_limit,
             stall_limit_of=stall_limit_of,
@@ -414,7 +378,9 @@ class Host:
 
     def _run_limit(self) -> float:
         """What the job's money is enough for counts from the host's first moment on, its limit from the program's."""
-        affordable = round(max(1.0, self.affordable - (self.run_began - self.began)), 1) if self.affordable else 0.0
+        affordable = self.promise.affordable
+        if affordable:
+            affordable = round(max(1.0, affordable - (self.run_began - self.began)), 1)
         return min((limit for limit in (self.task.run, affordable) if limit), default=0.0)
 
     def _is_echo(self) -> bool:
@@ -549,41 +515,8 @@ class Host:
         return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
 
 
-class Restarted(Exception):
-    """This host has had another life in this attempt: what ran in it is lost."""
-
-    def __init__(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
-        was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
-        super().__init__(
-            "this machine was restarted in mid-run (another boot id)" if was != machine
-            else "the agent of this host was started again in mid-run"
-        )  # fmt: skip
-
-
-class Refused(Exception):
-    """What this host was told to run is not what was submitted."""
-
-
 def _raised() -> str:
     """The traceback of the exception that is being handled."""
     import traceback
 
     return traceback.format_exc()
-
-
-def _free_ports(hosts: int) -> dict[str, int]:
-    """A run of ports below the ephemeral range, free now; host 0 picks them for all."""
-    import random
-    import socket
-
-    chooser = random.SystemRandom()
-    for _ in range(200):
-        base = chooser.randrange(20_000, 32_000 - hosts - 3)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(base, base + hosts + 3):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return {"jax": base, "torch": base + 1, "megascale": base + 2, "tensorflow": base + 3}
-    raise OSError("no free ports between 20000 and 32000")

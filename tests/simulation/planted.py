@@ -259,7 +259,7 @@ PLANTED = (
     ),
     Planted(
         "a rebooted host begins anew",
-        "host/host.py",
+        "host/attempt/opening.py",
         "not in (life, None):\n            raise Restarted",
         "not in (life, None) and False:\n            raise Restarted",
     ),

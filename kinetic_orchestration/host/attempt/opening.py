@@ -1,0 +1,127 @@
+"""The opening of a host: what it is told before others see it, and that no other was started in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from kinetic_orchestration.host.machine.machine import Promise
+from kinetic_orchestration.host.process import topology
+from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.system import processes
+from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.wire.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kinetic_orchestration.host.machine.machine import Machine
+    from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol.assignment import Assignment
+    from kinetic_orchestration.protocol.records.base import Record
+
+
+class Refused(Exception):
+    """What this host was told to run is not what was submitted."""
+
+
+class Restarted(Exception):
+    """This host has had another life in this attempt: what ran in it is lost."""
+
+    def __init__(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+        was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
+        super().__init__(
+            "this machine was restarted in mid-run (another boot id)" if was != machine
+            else "the agent of this host was started again in mid-run"
+        )  # fmt: skip
+
+
+class Opening:
+    """Its steps, in their order: each may be seen by others."""
+
+    def __init__(self, at: Assignment, view: View, machine: Machine) -> None:
+        self._at = at
+        self._view = view
+        self._machine = machine
+        self._spec: Ahead[Record | None] | None = None
+        self._promised: Ahead[Promise | None] | None = None
+        self._placed: Ahead[str] | None = None
+
+    def begin(self) -> None:
+        """Ask for the spec and the intent, both at once where a look is a request."""
+        records = self._view.records
+        self._spec = Ahead(records.read, names.spec(self._at.job), beside=self._view.distant)
+        self._promised = Ahead(self._machine.promise, records, beside=self._view.distant)
+
+    def read(self) -> Task:
+        """Return the task. Raises Refused if its spec is not the one that was submitted, or is of a later wire."""
+        from kinetic_orchestration.protocol.content import digest
+
+        records, name = self._view.records, names.spec(self._at.job)
+        if self._promised is None:
+            self._promised = Ahead(self._machine.promise, records, beside=self._view.distant)
+        self._placed = Ahead(self._machine.address, beside=self._machine.asks_ahead)
+        try:
+            spec = records.read(name) if self._spec is None else self._spec.result()
+            spec = self._view.intact(spec, name, self._at.spec)
+        except TooLarge as error:
+            raise Refused(str(error)) from None
+        if spec is None or digest.of_bytes(spec.data) != self._at.spec:
+            raise Refused(
+                f"{name} is not the one that was submitted: its digest differs. Nothing of it was run; submit the job "
+                "again"
+            )
+        try:
+            return Task.decode(spec.data, name)
+        except (wire.Newer, wire.Unreadable) as error:
+            raise Refused(str(error)) from None
+
+    def shares_machine(self) -> bool:
+        """Whether all hosts are on one machine, also where each is an imitation of one. Raises Unplaced."""
+        assert self._placed is not None
+        return topology.is_loopback(self._placed.result())
+
+    def promise(self, affordable: float) -> Promise:
+        """Return what the attempt was promised, which is no more than is `affordable` to the job."""
+        assert self._promised is not None
+        promised = self._promised.result()
+        if promised is None:
+            return Promise()
+        return Promise(
+            min(affordable, promised.affordable or affordable), min(promised.moved, self._at.attempt - 1)
+        )  # fmt: skip
+
+    def claim(self, *, shares_machine: bool) -> None:
+        """Say that this host has started. Raises Restarted if it has before."""
+        record: dict[str, Any] = {
+            "boot": self._at.boot,
+            "pid": os.getpid(),
+            "machine": processes.machine(),
+            **self._machine.life(),
+        }
+        if self._at.host == 0 and self._at.hosts > 1 and shares_machine:
+            record["ports"] = _free_ports(self._at.hosts)
+        life, name = wire.encode(record), names.host(self._at.job, self._at.attempt, self._at.host, "started.json")
+        records = self._view.records
+        if records.create(name, life) is None and (before := read_bounded(records, name)) not in (life, None):
+            raise Restarted(wire.fields_of(before, wire.STARTED, name), record)
+
+
+def _free_ports(hosts: int) -> dict[str, int]:
+    """A run of ports below the ephemeral range, free now; host 0 picks them for all."""
+    import random
+    import socket
+
+    chooser = random.SystemRandom()
+    for _ in range(200):
+        base = chooser.randrange(20_000, 32_000 - hosts - 3)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(base, base + hosts + 3):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return {"jax": base, "torch": base + 1, "megascale": base + 2, "tensorflow": base + 3}
+    raise OSError("no free ports between 20000 and 32000")
