@@ -6,7 +6,6 @@ nothing else; whoever submitted the job may be gone.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,9 +16,10 @@ from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restart
 from kinetic_orchestration.host.attempt.outcome import Outcome
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
+from kinetic_orchestration.host.devices.reports import Reports
 from kinetic_orchestration.host.machine.machine import Promise, Unplaced
 from kinetic_orchestration.host.machine.open_machine import machine_of
-from kinetic_orchestration.host.process import pipes, topology
+from kinetic_orchestration.host.process import pipes
 from kinetic_orchestration.host.process.environ import orders
 from kinetic_orchestration.host.process.supervisor import Minder
 from kinetic_orchestration.host.view.open_view import open_view
@@ -32,20 +32,15 @@ from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.attempt.owners import Keeper, Owner
-    from kinetic_orchestration.host.devices.measuring import Measuring
     from kinetic_orchestration.host.prepare.preparation import Preparation
     from kinetic_orchestration.host.view.view import View
 
 TICK = 0.05
 BEAT = 1.0
-DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
 LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
 
 
 class Host:
-    measuring: Measuring | None = None  # what devices do, and metrics
-    devices: dict[str, Any] | None = None  # the newest sample of what they do
-
     def __init__(
         self,
         assignment: Assignment,
@@ -62,7 +57,8 @@ class Host:
         self.scratch = os.path.join(assignment.run, f"host-{assignment.host}")
         self._task: Task | None = None
         self.opening = Opening(assignment, self.view, self.machine)
-        self.minder = Minder(assignment, self.scratch, self.log, self._hear)
+        self.reports = Reports(assignment, self.view, self._note)
+        self.minder = Minder(assignment, self.scratch, self.log, self.reports.hear)
         if started is not None:
             self.minder.take_on(started)
         self.preempted = ""  # the notice
@@ -100,7 +96,9 @@ class Host:
         except (Restarted, Unplaced) as error:
             self._decide(wire.INFRASTRUCTURE, str(error), self.at.host)
         except Exception:
-            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{_raised()}", self.at.host)
+            import traceback
+
+            self._decide(wire.INFRASTRUCTURE, f"the agent failed:\n{traceback.format_exc()}", self.at.host)
         finally:
             self._end(0.0)
             self._farewell()
@@ -127,8 +125,7 @@ class Host:
             self._start_ahead()
             within = TICK if idle else 0.0  # what was done may allow the next at once
             self._beat()
-            if self.measuring is not None:
-                self.devices = self.measuring.sample() or self.devices
+            self.reports.sample()
 
     @property
     def task(self) -> Task:
@@ -152,6 +149,7 @@ class Host:
         """Each step may be seen by others: their order counts."""
         self._task = self.opening.read()
         self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
+        self.reports.entitle(self.task.name)
         self.machine.begin(self.task)
         self._keep_or_end_program()
         self.shares_machine = self.opening.shares_machine()
@@ -225,49 +223,18 @@ class Host:
         self.minder.begin(message)
         self.run_began = self.minder.active
         self._set_state(wire.RUNNING)
-        if task.device_metrics:
-            kind = "" if task.emulated else task.accelerator.kind
-            seen = {name: message["env"][name] for name in DEVICES if name in message["env"]}
-            if topology.OWN in message["env"]:  # of those that it shares with others
-                own = int(message["env"][topology.OWN])
-                seen = {name: value.split(",")[own] for name, value in seen.items()}
-            variable, value = self.at.marker.split("=", 1)
-            environ = {**copies.environ(), **task.env, **seen, variable: value}
-            self._measuring().begin(kind, ready.python, environ)
+        self.reports.begin(task, ready.python, message["env"])
 
     def _pump(self, within: float) -> None:
         """Sleep until anything happens, at most so long, while the program's output goes into the log."""
         for pid, status in self.minder.pump(within):
-            if self.measuring is not None:
-                self.measuring.ended(pid)
+            self.reports.ended(pid)
             if pid == self.minder.child:
                 self._on_exit(os.waitstatus_to_exitcode(status))
 
-    def _hear(self, kind: str, payloads: list[bytes]) -> None:
-        """What the program told beside its output."""
-        if kind == frames.METRICS:
-            self._measuring().report(payloads)
-        elif kind == frames.PROFILE:
-            for payload in payloads:
-                self._keep_profile(payload)
-
-    def _measuring(self) -> Measuring:
-        if self.measuring is None:
-            from kinetic_orchestration.host.devices.measuring import Measuring
-
-            self.measuring = Measuring(self.view, self.at, self.task.name, self._note)
-        return self.measuring
-
-    def _keep_profile(self, payload: bytes) -> None:
-        """For who shows where it is. The profile itself is in its place already."""
-        try:
-            self.records.create(self._name("profile.json"), wire.encode(json.loads(payload)))
-        except (OSError, ValueError) as error:
-            self._note(f"the profile of this host is captured, and will not be shown: {error}")
-
     def _on_exit(self, code: int) -> None:
         """The program is gone: take the last of its output, then whatever it left running."""
-        self._stop_measuring()
+        self.reports.stop()
         self.minder.last_words()
         if not self.minder.running:
             if not self.preparation.python:  # it was only a guess, such as a command of that name which is no Python
@@ -280,10 +247,6 @@ class Host:
             self.exit = self._blamed(rules.exit_of(code, self._report(), command=bool(self.task.argv)))
         self._record_exit()
         self._set_state(wire.ENDING)
-
-    def _stop_measuring(self) -> None:
-        if self.measuring is not None:
-            self.measuring.stop()
 
     def _record_exit(self) -> None:
         assert self.exit is not None
@@ -429,20 +392,18 @@ class Host:
             while self.minder.lives() and time.monotonic() < deadline:
                 self._pump(min(TICK, grace))
                 self._beat()
-        self._stop_measuring()
+        self.reports.stop()
         if left := self.minder.kill():
             self._note(f"processes {left} did not end")
 
     def _farewell(self, cut: bool = False) -> None:
-        if self.measuring is not None:
-            self.measuring.end()
+        self.reports.end()
         if self._preparation is not None:
             self._preparation.release(1.0 if self.preempted else 5.0)
         cut = not self.log.close() or cut
-        if self.measuring is not None:
-            self.measuring.close(swiftly=bool(self.preempted))
+        self.reports.close(swiftly=bool(self.preempted))
         self.records.create(
-            self._name("done.json"),
+            names.host(self.at.job, self.at.attempt, self.at.host, "done.json"),
             wire.encode({"boot": self.at.boot, "cut": cut, **self._ran(), **self._took()}),
         )
         self._set_state(wire.DONE)
@@ -489,7 +450,7 @@ class Host:
             verdict=self.verdict is not None,
             began=self._ran().get("began", 0.0),
             rate=self.minder.progress.get("rate", 0.0),
-            devices=self.devices,
+            devices=self.reports.newest,
             spent=self.minder.spent or None,
             full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.minder.lacks_room() else None,  # in one line
         )
@@ -510,13 +471,3 @@ class Host:
 
     def _note(self, text: str) -> None:
         self.log.write(frames.NOTE, text.encode() + b"\n")
-
-    def _name(self, what: str, host: int | None = None) -> str:
-        return names.host(self.at.job, self.at.attempt, self.at.host if host is None else host, what)
-
-
-def _raised() -> str:
-    """The traceback of the exception that is being handled."""
-    import traceback
-
-    return traceback.format_exc()

@@ -71,16 +71,8 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
         edges.setattr(threading, "Thread", Thread)
         edges.setattr(secrets, "token_hex", token)
         edges.setattr(processes, "machine", life)
-<<<<<<< HEAD
-        edges.setattr(host, "_free_ports", lambda _hosts: {})
-        for module in (bucket, segments, base, polling):
-||||||| parent of 47e3402 (What a host is told before it is seen is read by a class of its own)
-        edges.setattr(host, "_free_ports", lambda _hosts: {})
-        for module in (bucket, segments, watch):
-=======
         edges.setattr(opening, "_free_ports", lambda _hosts: {})
-        for module in (bucket, segments, watch):
->>>>>>> 47e3402 (What a host is told before it is seen is read by a class of its own)
+        for module in (bucket, segments, base, polling):
             edges.setattr(module, "threading", threads)
         _distant_edges(edges, worlds)
         often = gc.get_threshold()
