@@ -48,7 +48,7 @@ test_accelerators test_cost test_data test_drawing test_home test_kept_names tes
 test_picture
 test_plan test_portrait test_prices test_public_names test_records test_release test_secret_shapes test_settings
 test_skips test_task test_watch test_wording agent/test_ahead agent/test_child agent/test_distributed agent/test_files
-agent/test_frames agent/test_payload
+agent/test_frames agent/test_parts agent/test_payload
 agent/test_python310 agent/test_rules agent/test_tree agent/test_verified airflow_kinetic/test_arguments
 airflow_kinetic/test_task_log backends/test_gpus backends/test_tpu_request backends/test_tpu_states backends/test_zones packaging/test_arguments
 packaging/test_builds packaging/test_payload packaging/test_requirements packaging/test_tree stores/test_local

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted
 from kinetic_orchestration.host.attempt.outcome import Outcome
@@ -31,16 +31,18 @@ from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
-    from kinetic_orchestration.host.attempt.owners import Keeper, Owner
+    from kinetic_orchestration.host.attempt.owners import Owners
     from kinetic_orchestration.host.prepare.preparation import Preparation
     from kinetic_orchestration.host.view.view import View
 
 TICK = 0.05
 BEAT = 1.0
-LONGEST_UNIT, LONGEST_PATH = 80, 200  # of what a beat tells: one that is too large is none
+LONGEST_PATH = 200  # that a beat tells: one that is too large is none
 
 
 class Host:
+    """One host of one attempt. What it knows and does is in its parts; it says what comes when."""
+
     def __init__(
         self,
         assignment: Assignment,
@@ -62,6 +64,7 @@ class Host:
         if started is not None:
             self.minder.take_on(started)
         self.preempted = ""  # the notice
+        self.cancelled = ""  # the reason
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
         self._preparation: Preparation | None = None
         self.exit: rules.Exit | None = None
@@ -71,8 +74,7 @@ class Host:
         self.began = time.monotonic()
         self.run_began = 0.0
         self.promise = Promise()
-        self.owner: Owner | None = None  # of a job that ends with it
-        self.keeper: Keeper | None = None  # of a job that is handed over
+        self.owners: Owners | None = None
         self.beaten: tuple[float, object] = (0.0, None)  # when it was, and what of it is news
         self.state = wire.STARTING
 
@@ -156,19 +158,14 @@ class Host:
         self.machine.watch(self._on_notice)
         self.promise = self.opening.promise(self.task.affordable)
         self.opening.claim(shares_machine=self.shares_machine)
-        self._open_owners()
+        if self.task.owned or self.task.kept:
+            from kinetic_orchestration.host.attempt.owners import Owners
+
+            self.owners = Owners(self.at, self.view, self.task)
         self.view.open()
         self._set_state(wire.PREPARING)
         self._preparation = self._preparing()
         self._preparation.begin()
-
-    def _open_owners(self) -> None:
-        if not (self.task.owned or self.task.kept):
-            return
-        from kinetic_orchestration.host.attempt.owners import Keeper, Owner
-
-        self.owner = Owner() if self.task.owned else None
-        self.keeper = Keeper(self.at, self.view) if self.task.kept and self.at.host == 0 else None
 
     def _keep_or_end_program(self) -> None:
         """A process may have been started for the program before it was known what to run, and in what."""
@@ -278,23 +275,19 @@ class Host:
         if (data := self.view.cancel()) is not None:
             self.cancelled = wire.reason_of_cancel(data)
         self.peers.look(running=self.minder.running)
-        self._look_at_owners()
+        if self.owners is not None:
+            goes_on = not self.cancelled and self.verdict is None
+            self.cancelled = self.owners.look(goes_on=goes_on) or self.cancelled
         if self.exit is None:
             self.exit = self.preparation.unready or self._mute()
         if self.minder.running:
             if self.exit is None:
                 self._hear_report()
             self.peers.look_at_beats()
-        limit, _ = self.silence.limit(self.task.stall)
-        if told := self.silence.look(self.minder.active, limit, listens=self.minder.running and self.exit is None):
+        listens = self.minder.running and self.exit is None
+        if told := self.silence.look(self.minder.active, self.task.stall, listens=listens):
             self._note(told)
             self._dump_stacks()
-
-    def _look_at_owners(self) -> None:
-        if self.owner is not None and (beat := self.view.owner()) is not None:
-            self.owner.heard(*beat)
-        if self.keeper is not None and not self.cancelled and self.verdict is None:
-            self.cancelled = self.keeper.look()
 
     def _hear_report(self) -> None:
         """Of a program that has not ended yet, and may never do if its function failed."""
@@ -320,7 +313,7 @@ class Host:
             verdict=self.verdict,
             cancelled=self.cancelled,
             preempted=self.preempted,
-            owner_silence=0.0 if self.owner is None else self.owner.silence,
+            owner_silence=0.0 if self.owners is None else self.owners.silence,
             prepared=self.preparation.ready is not None,
             running=self.minder.running,
             started=frozenset(self.peers.started),
@@ -332,19 +325,12 @@ class Host:
             barrier_age=now - self.began,
             barrier_limit=self.task.provision,
             run_age=now - self.run_began if self.minder.running else 0.0,
-            run_limit=self._run_limit(),
+            run_limit=self.promise.limit(self.task.run, self.run_began - self.began),
             run_limit_of=", for which limits.cost pays" if self.promise.affordable else "",
             silence=self.silence.seconds if self.minder.running else 0.0,
             stall_limit=stall_limit,
             stall_limit_of=stall_limit_of,
         )
-
-    def _run_limit(self) -> float:
-        """What the job's money is enough for counts from the host's first moment on, its limit from the program's."""
-        affordable = self.promise.affordable
-        if affordable:
-            affordable = round(max(1.0, affordable - (self.run_began - self.began)), 1)
-        return min((limit for limit in (self.task.run, affordable) if limit), default=0.0)
 
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0:
@@ -358,18 +344,11 @@ class Host:
         if host == self.at.host and cause in (wire.USER, wire.CONFIGURATION, wire.INFRASTRUCTURE):
             report = self._report()
             if report is not None and report.kind == "tampered":
-                self._discard_payload()
+                self.preparation.discard_payload()
             failure = self.outcome.failure(report, reason, self.exit, self.minder.tail, self.minder.files["outcome"])
         elif cause == wire.STALL:
             self._dump_stacks()
         self.outcome.abort(cause, reason, host, failure)
-
-    def _discard_payload(self) -> None:
-        """Or it would be found there for ever, and never sent again."""
-        from kinetic_orchestration.host.prepare import prepare
-
-        if self.task.payload is not None:
-            prepare.discard(self.records, names.blob(self.task.payload.digest))
 
     def _commit(self) -> None:
         _, ended = self.peers.exits[self.at.host]
@@ -417,7 +396,7 @@ class Host:
         _, ended = self.peers.exits.get(self.at.host, (0, time.monotonic()))
         return {"began": self.run_began + offset, "ended": ended + offset}
 
-    def _took(self) -> dict[str, Any]:
+    def _took(self) -> dict[str, object]:
         """When each part of the preparation began and ended, by the store's clock, and what trainings' time went to."""
         offset = self.records.now() - time.monotonic()
         spans = {} if self._preparation is None else self._preparation.spans()
@@ -442,14 +421,11 @@ class Host:
             self.log.segment,
             self.log.offset,
             self.records.now() - (time.monotonic() - self.minder.active),
-            done=self.minder.progress.get("done", 0.0),
-            total=self.minder.progress.get("total", 0.0),
-            unit=str(self.minder.progress.get("unit", ""))[:LONGEST_UNIT],
+            **self.minder.shown(),
             exit=None if ended is None else ended[0],
             returned=self.at.host in self.peers.returned,
             verdict=self.verdict is not None,
             began=self._ran().get("began", 0.0),
-            rate=self.minder.progress.get("rate", 0.0),
             devices=self.reports.newest,
             spent=self.minder.spent or None,
             full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.minder.lacks_room() else None,  # in one line

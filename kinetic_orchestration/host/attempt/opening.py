@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine.machine import Promise
 from kinetic_orchestration.host.process import topology
@@ -95,7 +95,7 @@ class Opening:
 
     def claim(self, *, shares_machine: bool) -> None:
         """Say that this host has started. Raises Restarted if it has before."""
-        record: dict[str, Any] = {
+        record: dict[str, object] = {
             "boot": self._at.boot,
             "pid": os.getpid(),
             "machine": processes.machine(),

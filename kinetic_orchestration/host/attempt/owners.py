@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.records.base import Record
+    from kinetic_orchestration.protocol.wire.task import Task
 
 KEEPER_LOOK = 1.0
 
@@ -71,3 +72,23 @@ class Keeper:
                 self._view.records.ring(self._at.job)
                 return reason
         return ""
+
+
+class Owners:
+    """The owner of a job and its keeper, as far as it has them."""
+
+    def __init__(self, at: Assignment, view: View, task: Task) -> None:
+        self._view = view
+        self._owner = Owner() if task.owned else None
+        self._keeper = Keeper(at, view) if task.kept and at.host == 0 else None
+
+    @property
+    def silence(self) -> float:
+        """The owner's, in seconds."""
+        return 0.0 if self._owner is None else self._owner.silence
+
+    def look(self, *, goes_on: bool) -> str:
+        """Hear the owner. Return why the job is to end, if it goes on and nobody took it; else ""."""
+        if self._owner is not None and (beat := self._view.owner()) is not None:
+            self._owner.heard(*beat)
+        return self._keeper.look() if self._keeper is not None and goes_on else ""

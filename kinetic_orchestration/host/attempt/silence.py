@@ -41,12 +41,13 @@ class Silence:
             return 0.0, ""
         return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
 
-    def look(self, active: float, limit: float, *, listens: bool) -> str:
+    def look(self, active: float, own: float, *, listens: bool) -> str:
         """Measure the silence. Return what is to be said of it, before stacks are shown; "" for nothing.
 
-        active: when our own program showed progress. limit: see there. listens: whether it runs, and has said nothing
-        of its end.
+        active: when our own program showed progress. own: the user's limit. listens: whether the program runs, and has
+        said nothing of its end.
         """
+        limit, _ = self.limit(own)
         silence = time.monotonic() - max([active, *self._peers.returned.values()])
         self.seconds = silence
         done = self._peers.done()

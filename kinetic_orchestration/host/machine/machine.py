@@ -33,6 +33,14 @@ class Promise(NamedTuple):
     affordable: float = 0.0  # the seconds that the job's limit of cost leaves to the attempt; 0.0 if it does not say
     moved: int = 0  # attempts before it that never had hosts, and that nobody is shown
 
+    def limit(self, run: float, before: float) -> float:
+        """Return the seconds that the program may run, of `run` at most; 0.0 for no limit.
+
+        What the job's money is enough for counts from the host's first moment on, which was `before` the program's.
+        """
+        paid = round(max(1.0, self.affordable - before), 1) if self.affordable else 0.0
+        return min((limit for limit in (run, paid) if limit), default=0.0)
+
 
 class Machine:
     """This machine: shared, and stays."""

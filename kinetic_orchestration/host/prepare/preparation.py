@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.host.machine.machine import Denied, Unanswered
 from kinetic_orchestration.host.prepare import prepare
-from kinetic_orchestration.protocol import rules, wire
+from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.system.ahead import Ahead
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ class Preparation:
     def spans(self) -> dict[str, tuple[float, float]]:
         """Return when each part began and ended, by the steady clock."""
         return {} if self.ready is None else dict(self.ready.spans)  # a copy: an import ahead may end just now
+
+    def discard_payload(self) -> None:
+        """Remove a call that is not what it was: it would be found for ever, and never sent again."""
+        if self._task.payload is not None:
+            prepare.discard(self._view.records, names.blob(self._task.payload.digest))
 
     def release(self, seconds: float) -> None:
         """Give back what the program had. The compile cache may take so long to send what is new."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TAIL = 8 << 10
 MOST_SPENT = 1 << 10  # bytes of it: a beat has a bound
+LONGEST_UNIT = 80  # characters
 LAST_WORDS = 2.0  # for what the program left running and still prints
 
 
@@ -146,6 +147,11 @@ class Minder:
         except OSError:
             return None
         return Report.from_json(report)
+
+    def shown(self) -> dict[str, Any]:
+        """Return how far it says that it is, for a beat."""
+        far = {name: self.progress.get(name, 0.0) for name in ("done", "total", "rate")}
+        return {**far, "unit": str(self.progress.get("unit", ""))[:LONGEST_UNIT]}
 
     def waits(self) -> bool:
         """Whether it says that it is done, and waits for those of other hosts."""
