@@ -303,7 +303,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         for launch in (*_tagged(context), self._launch):
             options = _overridden(options, launch)
         if context is not None and not _compat.is_direct(context):
-            options = replace(options, labels={**labels_of(context), **options.labels})
+            options = replace(options, labels={**labels_of(context), **(options.labels or {})})
         return check_options(self._named(options))
 
     def _own(self) -> Options:

@@ -107,7 +107,7 @@ def run(
             processes=processes,
             profile=profile,
             partition_key=partition_key,
-            labels=labels or {},
+            labels=labels,
         )
     )
     if debug and spot:

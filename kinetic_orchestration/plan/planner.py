@@ -120,7 +120,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         device_metrics=settings.device_metrics,
         debug_port=DEBUG_PORT if options.debug else 0,
         profile=profile.told(options.profile),
-        labels={**options.labels, **(options.cloud.labels if options.cloud else {})},
+        labels={**(options.labels or {}), **(options.cloud.labels if options.cloud else {})},
         **cloud,
     )
 

@@ -33,7 +33,7 @@ def options_of(given: Mapping[str, Any], zones: str | Sequence[str]) -> Options:
     if named := listed(zones):
         cloud = dataclasses.replace(cloud or TpuVm(), zones=named)
     same = {name: given[name] for name in given.keys() & OPTION_NAMES}
-    return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or {}})
+    return Options(**{**same, "project": given["project_id"], "cloud": cloud, "labels": given["labels"] or None})
 
 
 def check(given: Mapping[str, Any], templated: Collection[str]) -> None:

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from typing import Any, TypeVar
 
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, Unsupported, UsageError
@@ -84,7 +84,7 @@ class TpuVm:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `run`. The first group is Keras Kinetic's, name by name."""
+    """The options of `run`. The first group is Keras Kinetic's, name by name; ours are given by name alone."""
 
     accelerator: str = DEFAULT_ACCELERATOR
     container_image: str | None = None
@@ -99,7 +99,7 @@ class Options:
     spot: bool = False
     output_dir: str | None = None
     debug: bool = False
-    # ours
+    _: KW_ONLY
     cloud: TpuVm | None = None
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     retry: Retry = Retry()  # noqa: RUF009 - frozen
@@ -116,7 +116,7 @@ class Options:
     processes: int | str | None = None
     profile: Profile | int | str | None = None
     partition_key: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "retry": (Retry,),
     "cloud": (TpuVm, type(None)),
     "partition_key": (str, type(None)),
-    "labels": (Mapping,),
+    "labels": (Mapping, type(None)),
     "distributed": (bool, type(None)),
 }
 
@@ -184,7 +184,7 @@ def _check_types(options: Options) -> None:
         if not isinstance(value, types):
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
             raise UsageError(f"{name} is {value!r}, and should be {wanted}")
-    for key, value in options.labels.items():
+    for key, value in (options.labels or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"labels maps text to text, not {key!r} to {value!r}")
     for entry in fields(Retry):
