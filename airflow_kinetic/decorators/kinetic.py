@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
+from airflow_kinetic.decorators.keywords import KineticOptions
 from airflow_kinetic.operators.kinetic import KineticTPUOperator
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.parameters.arguments import is_final
-from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.limits import Limits, Retry
-from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
 from kinetic_orchestration.plan.hardware import accelerators
 
 try:
@@ -23,48 +19,6 @@ except ImportError as error:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class KineticOptions(TypedDict, total=False):
-    """What `KineticTPUOperator` takes beside its function."""
-
-    accelerator: str
-    name: str | None
-    env: Mapping[str, str] | None
-    gcp_conn_id: str | None
-    impersonation_chain: str | Sequence[str] | None
-    project_id: str | None
-    deferrable: bool
-    durable: bool
-    cancel_on_kill: bool
-    poll_interval: float
-    get_logs: bool
-    on_clear: str
-    wait: bool
-    zone: str | None
-    zones: str | Sequence[str]
-    spot: bool
-    backend: str | None
-    store: str | None
-    deployment: str | None
-    cloud: TpuVm | None
-    container_image: str | None
-    limits: Limits
-    retry: Retry
-    requirements: str | os.PathLike[str] | Sequence[str] | None
-    python: str | None
-    first_party: Sequence[str]
-    capture_env_vars: Sequence[str] | None
-    secrets: Mapping[str, str] | None
-    volumes: Mapping[str, Data] | None
-    output_dir: str | None
-    distributed: bool | None
-    keras_backend: str | None
-    processes: int | str | None
-    profile: Profile | int | str | None
-    partition_key: str | None
-    labels: Mapping[str, str] | None
-    on_conflict: str
 
 
 class TaskOptions(TypedDict, total=False):

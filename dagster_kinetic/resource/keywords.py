@@ -5,49 +5,13 @@ Written by `python -m tests.dagster_kinetic.keywords`; a test compares it with t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypedDict
+from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.limits import Limits, Retry
-from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
-
-
-class OfJob(TypedDict, total=False):
-    """The options of a job."""
-
-    container_image: str | None
-    base_image_repo: str | None
-    zone: str | None
-    project: str | None
-    capture_env_vars: Sequence[str] | None
-    cluster: str | None
-    backend: str | None
-    namespace: str | None
-    volumes: Mapping[str, Data] | None
-    spot: bool
-    output_dir: str | None
-    debug: bool
-    cloud: TpuVm | None
-    limits: Limits
-    retry: Retry
-    requirements: str | os.PathLike[str] | Sequence[str] | None
-    python: str | None
-    first_party: Sequence[str]
-    secrets: Mapping[str, str] | None
-    on_conflict: str
-    store: str | None
-    deployment: str | None
-    distributed: bool | None
-    keras_backend: str | None
-    processes: int | str | None
-    profile: Profile | int | str | None
-    labels: Mapping[str, str] | None
+from kinetic_orchestration.api.keywords import OfJob
 
 
 class OfCall(OfJob, total=False):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.declare.limits import Limits, Retry
-from kinetic_orchestration.plan.declare.profile import Profile
 from kinetic_orchestration.plan.declare.spec import (
     JobSpec,
     Options,
-    TpuVm,
     check_arguments,
     check_function,
     check_options,
@@ -24,12 +22,15 @@ from kinetic_orchestration.plan.text.notices import warn, warn_once
 from kinetic_orchestration.program import client_only
 
 if TYPE_CHECKING:
+    from typing import Unpack  # which Python 3.10 on a host has not
+
     from kinetic_orchestration.api.batch import BatchHandle
     from kinetic_orchestration.api.handle import JobHandle
-    from kinetic_orchestration.plan.declare.data import Data
+    from kinetic_orchestration.api.keywords import OfCommand
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Record = TypeVar("Record")
 
 
 class Decorate(Protocol):
@@ -42,75 +43,34 @@ class Decorate(Protocol):
     def __call__(self, function: Callable[P, R], /) -> RemoteCallable[P, R]: ...
 
 
-def run(
-    accelerator: str = "tpu-v5e-1",
-    container_image: str | None = None,
-    base_image_repo: str | None = None,
-    zone: str | None = None,
-    project: str | None = None,
-    capture_env_vars: Sequence[str] | None = None,
-    cluster: str | None = None,
-    backend: str | None = None,
-    namespace: str | None = None,
-    volumes: Mapping[str, Data] | None = None,
-    spot: bool = False,
-    output_dir: str | None = None,
-    debug: bool = False,
-    *,
-    cloud: TpuVm | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-    retry: Retry = Retry(),  # noqa: B008 - frozen
-    requirements: str | os.PathLike[str] | Sequence[str] | None = None,
-    python: str | None = None,
-    first_party: Sequence[str] = (),
-    secrets: Mapping[str, str] | None = None,
-    key: str | None = None,
-    on_conflict: str = "return",
-    store: str | None = None,
-    deployment: str | None = None,
-    distributed: bool | None = None,
-    keras_backend: str | None = None,
-    processes: int | str | None = None,
-    profile: Profile | int | str | None = None,
-    partition_key: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> Decorate:
+def taking(make: Callable[P, Record]) -> Callable[[Callable[[Record], R]], Callable[P, R]]:
+    """Give a function of one record the parameters of that record.
+
+    make: makes the record, such as a dataclass.
+    """
+
+    def decorate(function: Callable[[Record], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                record = make(*args, **kwargs)
+            except TypeError:
+                check_arguments(call, args, kwargs)  # names the function, and no class that nobody called
+                raise
+            return function(record)
+
+        returns = function.__annotations__["return"]
+        vars(call)["__signature__"] = inspect.signature(make).replace(return_annotation=returns)
+        return call
+
+    return decorate
+
+
+@taking(Options)
+def run(options: Options) -> Decorate:
     """Run the decorated function as a job on the named accelerator."""
-    options = check_options(
-        Options(
-            accelerator=accelerator,
-            container_image=container_image,
-            base_image_repo=base_image_repo,
-            zone=zone,
-            project=project,
-            capture_env_vars=capture_env_vars,
-            cluster=cluster,
-            backend=backend,
-            namespace=namespace,
-            volumes=volumes,
-            spot=spot,
-            output_dir=output_dir,
-            debug=debug,
-            cloud=cloud,
-            limits=limits,
-            retry=retry,
-            requirements=requirements,
-            python=python,
-            first_party=first_party,
-            secrets=secrets,
-            key=key,
-            on_conflict=on_conflict,
-            store=store,
-            deployment=deployment,
-            distributed=distributed,
-            keras_backend=keras_backend,
-            processes=processes,
-            profile=profile,
-            partition_key=partition_key,
-            labels=labels,
-        )
-    )
-    if debug and spot:
+    check_options(options)
+    if options.debug and options.spot:
         warn("debug=True on a spot slice: a preemption would end the session")
 
     def decorate(function: Callable[..., Any], /) -> RemoteCallable[..., Any]:
@@ -210,7 +170,9 @@ class RemoteCallable(Generic[P, R]):
         return RemoteCallable(bound, self.options)
 
 
-def command(argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Any) -> JobHandle[None]:
+def command(
+    argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Unpack[OfCommand]
+) -> JobHandle[None]:
     """Run a command with the project around it as a job: no pickle, and any Python on the host.
 
     The options are those of `run`. "python" is the interpreter of the job's environment.

@@ -15,6 +15,8 @@ import pytest
 
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
 from airflow_kinetic.shared.airflow_api import INTERNALS
+from kinetic_orchestration.plan.declare.spec import Options
+from tests import keywords
 
 from .conftest import Airflow
 
@@ -59,14 +61,22 @@ def test_every_module_and_class_that_the_provider_names_is_there() -> None:
 def test_the_decorator_takes_what_the_operator_and_what_any_task_takes() -> None:
     from airflow.sdk import BaseOperator
 
-    from airflow_kinetic.decorators.kinetic import KineticOptions, TaskOptions
+    from airflow_kinetic.decorators.kinetic import TaskOptions
+
+    assert keywords.OF_OPERATOR.read_text(encoding="utf-8") == keywords.of_operator(), "python -m tests.keywords"
+    of_any_task = set(inspect.signature(BaseOperator.__init__).parameters)
+    assert set(TaskOptions.__annotations__) == of_any_task - {"self", "kwargs", "sla"}  # which Airflow refuses
+
+
+def test_the_operator_takes_the_options_of_run_as_they_are() -> None:
+    """Without Kinetic's names for what Airflow has its own for, and without a debugger."""
     from airflow_kinetic.operators.kinetic import KineticTPUOperator
 
-    call = {"self", "kwargs", "python_callable", "script", "op_args", "op_kwargs"}
-    own = set(inspect.signature(KineticTPUOperator.__init__).parameters)
-    assert set(KineticOptions.__annotations__) == own - call
-    of_any_task = set(inspect.signature(BaseOperator.__init__).parameters)
-    assert set(TaskOptions.__annotations__) == of_any_task - call - {"sla"}  # which Airflow refuses
+    own = inspect.signature(KineticTPUOperator.__init__).parameters
+    stated = inspect.signature(Options).parameters
+    assert stated.keys() - own.keys() == {"base_image_repo", "cluster", "debug", "key", "namespace", "project"}
+    for name in stated.keys() & own.keys():
+        assert (own[name].annotation, own[name].default) == (stated[name].annotation, stated[name].default), name
 
 
 TYPED = """

@@ -2,27 +2,22 @@
 
     python -m tests.dagster_kinetic.keywords
 
-Dagster's are read off the source of the installed one, ours off that of `kinetic_orchestration.run`.
+They are read off the source of the installed Dagster.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
 
 from dagster_kinetic import _compat
-from kinetic_orchestration.api import decorator
+from tests.keywords import ROOT, formatted, group, parameters
 
-PATH = Path(__file__).parents[2] / "dagster_kinetic" / "resource" / "keywords.py"
+PATH = ROOT / "dagster_kinetic" / "resource" / "keywords.py"
 REFUSED = {"compute_fn", "required_resource_keys"}
-NOT_OF_A_STEP = {"accelerator", "key", "partition_key"}  # named by themselves, or Dagster's own
 # Names of Dagster that are not public, by what they stand for.
 ALIASES = {
     "CoercibleToAssetKey": "dg.AssetKey | str | Sequence[str]",
@@ -43,17 +38,13 @@ Written by `python -m tests.dagster_kinetic.keywords`; a test compares it with t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypedDict
+from typing import Any
 
 import dagster as dg
 
-from kinetic_orchestration.plan.declare.data import Data
-from kinetic_orchestration.plan.declare.limits import Limits, Retry
-from kinetic_orchestration.plan.declare.profile import Profile
-from kinetic_orchestration.plan.declare.spec import TpuVm
+from kinetic_orchestration.api.keywords import OfJob
 '''
 
 
@@ -84,24 +75,8 @@ class Public(ast.NodeTransformer):
         return ast.parse(f"dg.{node.id}" if hasattr(dg, node.id) else "Any", mode="eval").body
 
 
-def parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """The names and annotations as they are written in the source, of what may be given by name."""
-    source = Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text(encoding="utf-8")
-    [*_, made] = [
-        node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == function.__name__
-    ]
-    for argument in (*made.args.args, *made.args.kwonlyargs):
-        assert argument.annotation is not None
-        yield argument.arg, ast.unparse(argument.annotation)
-
-
 def public(annotation: str) -> str:
     return ast.unparse(Public().visit(ast.parse(annotation, mode="eval").body))
-
-
-def group(name: str, base: str, says: str, fields: dict[str, str]) -> str:
-    lines = [f"    {field}: {annotation}" for field, annotation in fields.items()]
-    return "\n".join([f"\n\nclass {name}({base}, total=False):", f'    """{says}"""\n', *lines]) + "\n"
 
 
 def of_dagster(function: Callable[..., Any]) -> dict[str, str]:
@@ -110,17 +85,13 @@ def of_dagster(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def generated() -> str:
-    ours = {name: annotation for name, annotation in parameters(decorator.run) if name not in NOT_OF_A_STEP}
-    text = HEAD
-    text += group("OfJob", "TypedDict", "The options of a job.", ours)
-    text += group(
+    text = HEAD + group(
         "OfCall", "OfJob", "The options of a job that is no asset of its own.", {"partition_key": "str | None"}
     )
     for name, function in (("OfAsset", dg.asset), ("OfMultiAsset", dg.multi_asset), ("OfOp", dg.op)):
         says = f"The keywords of `dagster.{function.__name__}`, and the options of its job."
         text += group(name, "OfJob", says, of_dagster(function))
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(PATH), "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=PATH.parent).stdout
+    return formatted(text, PATH)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 import kinetic_orchestration as kinetic
 from dagster_kinetic import KineticResource, kinetic_asset
+from dagster_kinetic.resource.config import LimitsConfig, RetryConfig, TpuVmConfig
 from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
 from kinetic_orchestration.jobs.request import settings_of
@@ -97,6 +99,16 @@ def test_keras_kinetics_words_for_its_own_images_name_none(word):
     cloud = {"project": "p", "store": "gs://bucket/kinetic", "backend": "tpu-vm", "container_image": word}
     spec = KineticResource(**cloud)._spec(add, ((), None), "v5e-8", None, {})
     assert make_plan(spec, settings_of(spec)).image == ""
+
+
+@pytest.mark.parametrize("group, core", [(LimitsConfig, Limits), (RetryConfig, Retry), (TpuVmConfig, TpuVm)])
+def test_a_group_of_config_has_the_names_and_defaults_of_the_cores(group, core):
+    stated = {entry.name: getattr(core(), entry.name) for entry in fields(core)}
+    left_out = {"zones", "num_slices", "accelerator_type"} if core is TpuVm else set()  # set elsewhere
+    assert group.model_fields.keys() == stated.keys() - left_out
+    for name, field in group.model_fields.items():
+        default = stated[name]
+        assert field.default == (list(default) if isinstance(default, tuple) else default), name
 
 
 def test_the_cores_own_values_are_taken():

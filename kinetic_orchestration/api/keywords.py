@@ -1,0 +1,55 @@
+"""The options of `run` as keywords, for type checkers alone.
+
+Written by `python -m tests.keywords` from `plan/declare/spec.py`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from kinetic_orchestration.plan.declare.data import Data
+from kinetic_orchestration.plan.declare.limits import Limits, Retry
+from kinetic_orchestration.plan.declare.profile import Profile
+from kinetic_orchestration.plan.declare.spec import TpuVm
+
+
+class OfJob(TypedDict, total=False):
+    """The options of a job."""
+
+    container_image: str | None
+    base_image_repo: str | None
+    zone: str | None
+    project: str | None
+    capture_env_vars: Sequence[str] | None
+    cluster: str | None
+    backend: str | None
+    namespace: str | None
+    volumes: Mapping[str, Data] | None
+    spot: bool
+    output_dir: str | None
+    debug: bool
+    cloud: TpuVm | None
+    limits: Limits
+    retry: Retry
+    requirements: str | os.PathLike[str] | Sequence[str] | None
+    python: str | None
+    first_party: Sequence[str]
+    secrets: Mapping[str, str] | None
+    on_conflict: str
+    store: str | None
+    deployment: str | None
+    distributed: bool | None
+    keras_backend: str | None
+    processes: int | str | None
+    profile: Profile | int | str | None
+    labels: Mapping[str, str] | None
+
+
+class OfCommand(OfJob, total=False):
+    """The options of `command`."""
+
+    accelerator: str
+    key: str | None
+    partition_key: str | None
