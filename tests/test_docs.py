@@ -56,12 +56,12 @@ def test_the_readmes_first_two_commands_are_one_line_each() -> None:
 
 def test_every_setting_is_in_its_table_with_its_variable_and_nothing_else_is() -> None:
     told = {row[0]: row[1].strip("`") for row in rows(page("docs/settings.md")) if re.fullmatch(r"`[A-Z_]+`", row[1])}
-    assert told == {name: variables[0] for name, (variables, _, _) in SETTINGS.items()}
+    assert told == {name: row.variable for name, row in SETTINGS.items()}
 
 
-@pytest.mark.parametrize("name", [name for name, (_, default, _) in SETTINGS.items() if default])
+@pytest.mark.parametrize("name", [name for name, row in SETTINGS.items() if row.default])
 def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
-    assert f"`{SETTINGS[name][1]}`" in next(row[2] for row in rows(page("docs/settings.md")) if row[0] == name)
+    assert f"`{SETTINGS[name].default}`" in next(row[2] for row in rows(page("docs/settings.md")) if row[0] == name)
 
 
 def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:

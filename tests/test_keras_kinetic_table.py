@@ -81,7 +81,7 @@ def test_every_name_of_a_slice_has_as_many_chips() -> None:
 def is_there(name: str, there: dict[str, Any]) -> bool:
     """Tell whether a name of the table can be used here."""
     if re.fullmatch(r"[A-Z_]+", name):
-        read = {variable for variables, _, _ in settings.SETTINGS.values() for variable in variables}
+        read = {row.variable for row in settings.SETTINGS.values()}
         sources = (settings.__file__, orders.__file__)
         return name in read or any(f'"{name}"' in Path(source).read_text(encoding="utf-8") for source in sources)
     if name.startswith("profile "):

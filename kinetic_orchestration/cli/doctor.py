@@ -101,7 +101,7 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
     if (unread := keras_kinetic.unread_profiles(environ)) is not None:
         yield Check("settings", WARNING, f"{unread[0]} is Keras Kinetic's and is not read", unread[1])
-    known = [name for variables, _, _ in settings.SETTINGS.values() for name in variables if name.startswith(OURS)]
+    known = [row.variable for row in settings.SETTINGS.values() if row.variable.startswith(OURS)]
     for name in sorted(environ):
         if name.startswith(OURS) and name not in known:
             for near in difflib.get_close_matches(name, known, 1, 0.9):
@@ -110,7 +110,7 @@ def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
 
 def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
     profile = settings.profile_file(environ)
-    for name, (_, _, meaning) in settings.SETTINGS.items():
+    for name, row in settings.SETTINGS.items():
         value = getattr(here, name)
         if name == "max_hosts" and not value:
             value = ""  # 0 stands for what the machine holds
@@ -127,7 +127,7 @@ def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
             value = ",".join(f"{key}={entry}" for key, entry in pairs) if pairs else ",".join(value)
         elif isinstance(value, bool):
             value = str(value).lower()
-        yield Setting(name, str(value), here.sources[name], meaning)
+        yield Setting(name, str(value), here.sources[name], row.meaning)
     state = f"{profile}{'' if profile.is_file() else ' (not there)'}"
     asked = "KINETIC_PROFILE_FILE" if environ.get("KINETIC_PROFILE_FILE") else "default"
     yield Setting("profile file", state, asked, "where settings of this user may lie")

@@ -5,13 +5,14 @@ Precedence: argument > `KINETIC_*` variable > profile file > default; `sources` 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import home as home_module
@@ -20,111 +21,194 @@ from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
 from kinetic_orchestration.plan.text.notices import warn
 from kinetic_orchestration.protocol.system import copies
 
-# name → (variables in order, default, what it is)
-SETTINGS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "home": (("KINETIC_HOME",), "", "the folder for the local store, indexes, environments and running placements"),
-    "store": (("KINETIC_STORE",), "", "where what is shipped lies: a folder or gs://bucket/prefix"),
-    "deployment": (("KINETIC_DEPLOYMENT",), "", "one installation of one orchestrator: the prefix of all in the store"),
-    "backend": (("KINETIC_BACKEND",), "", "where jobs run: tpu-vm with a project and a gs:// store, else local"),
-    "require_hardware": (
-        ("KINETIC_REQUIRE_HARDWARE",),
-        "false",
-        "refuse every job that would be emulated: on this machine's CPU, or by an emulated cloud",
-    ),
-    "project": (
-        ("KINETIC_PROJECT",),
-        "",
-        "the Google Cloud project; else GOOGLE_CLOUD_PROJECT",
-    ),
-    "zone": (("KINETIC_ZONE",), "", "the zone"),
-    "zones": (("KINETIC_ZONES",), "", "the zones, with commas between them, in the order in which they are tried"),
-    "zone_patience": (
-        ("KINETIC_ZONE_PATIENCE",),
-        "15m",
-        "how long one zone's queue is waited in while there are others",
-    ),
-    "network": (("KINETIC_NETWORK",), "", "the network of TPU VMs; the project's default one if not given"),
-    "subnetwork": (("KINETIC_SUBNETWORK",), "", "their subnetwork, as its whole path for a shared VPC"),
-    "service_account": (("KINETIC_SERVICE_ACCOUNT",), "", "whose rights TPU VMs have; else the project's default one"),
-    "impersonate": (("KINETIC_IMPERSONATE",), "", "a service account to act as from here"),
-    "quota_project": (("KINETIC_QUOTA_PROJECT",), "", "the project that API requests are counted against"),
-    "prices": (("KINETIC_PRICES",), "", "dollars per chip-hour, such as v5e=1.2,v5e/us-west4:spot=0.5"),
-    "trust_store": (
-        ("KINETIC_TRUST_STORE",),
-        "false",
-        "unpickle what a store holds though nothing else vouches for it",
-    ),
-    "signing_key": (
-        ("KINETIC_SIGNING_KEY",),
-        "",
-        "a text that is nowhere in the store: processes that have it may go on with each other's jobs",
-    ),
-    "tools": (
-        ("KINETIC_TOOLS",),
-        "",
-        "digests of tools in the store that were staged elsewhere, as uv=…,python-3.11=…",
-    ),
-    "emulator": (("KINETIC_EMULATOR",), "", "where an emulated Google Cloud answers over REST"),
-    "emulator_grpc": (("KINETIC_EMULATOR_GRPC",), "", "where it answers over gRPC"),
-    "storage_emulator": (("STORAGE_EMULATOR_HOST",), "", "where an emulated Google Cloud Storage answers"),
-    "cluster": (("KINETIC_CLUSTER",), "", "a GKE cluster; read for Keras Kinetic's sake"),
-    "namespace": (("KINETIC_NAMESPACE",), "", "a Kubernetes namespace; read for Keras Kinetic's sake"),
-    "output_dir": (("KINETIC_OUTPUT_DIR",), "", "where jobs write their outputs"),
-    "distributed": (("KINETIC_DISTRIBUTED",), "true", "join the hosts of a slice before the function runs"),
-    "compile_cache": (("KINETIC_COMPILE_CACHE",), "true", "keep compiled programs between jobs"),
-    "device_metrics": (("KINETIC_DEVICE_METRICS",), "true", "sample what the hosts' processors and accelerators do"),
-    "retention": (("KINETIC_RETENTION",), "30d", "how long a job's records are kept after its verdict"),
-    "on_owner_lost": (("KINETIC_ON_OWNER_LOST",), "continue", "continue or abort when the submitter is gone"),
-    "max_hosts": (("KINETIC_MAX_HOSTS",), "", "the most hosts that this machine may emulate at once"),
-    "no_tty_debug": (("KINETIC_NO_TTY_DEBUG",), "false", "let a blocking call wait for a debugger without a terminal"),
-}
-
-# Those that have an effect.
-VARIABLES = frozenset(
-    variable
-    for name, (variables, _, _) in SETTINGS.items()
-    for variable in variables
-    if name not in ("cluster", "namespace")
-)
-
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Setting(NamedTuple):
+    """How a setting is given: by its variable, or by its default; both are texts."""
+
+    variable: str
+    default: str
+    meaning: str
+    read: Callable[[str, str], Any]  # its value, from its name and its text
+
+
+def _plain(name: str, text: str) -> str:
+    return text
+
+
+def seconds(name: str, value: float | str | None) -> float | None:
+    """A duration: a number of seconds, or a number with a unit."""
+    if value is None:
+        return None
+    number: float
+    try:
+        if isinstance(value, str):
+            text = value.strip().lower()
+            unit = _UNITS.get(text[-1:])
+            number = float(text[:-1]) * unit if unit else float(text)
+        else:
+            number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}: give seconds, or a text such as '90s', '15m', '2h' or '1d'") from None
+    if not number >= 0:  # nor is it one that is no number
+        raise UsageError(f"{name} is {value!r}: a limit cannot be negative")
+    return number
+
+
+def _duration(name: str, text: str) -> float:
+    return seconds(name, text) or 0.0
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise UsageError(f"{name} is {text!r}: say true or false")
+
+
+def _whole(name: str, text: str) -> int:
+    if text and not text.isdecimal():
+        raise UsageError(f"{name} is {text!r}: give a whole number")
+    return int(text or "0")
+
+
+def _several(name: str, text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
+def _table(name: str, text: str) -> dict[str, str]:
+    return dict(entry.partition("=")[::2] for entry in _several(name, text))
+
+
+def _origin(name: str, text: str) -> str:
+    return text.rstrip("/")
+
+
+def _owner_lost(name: str, text: str) -> str:
+    if text not in ("continue", "abort"):
+        raise UsageError(f"{name} is {text!r}; it can be 'continue' or 'abort'")
+    return text
+
+
+def _prices(name: str, text: str) -> dict[str, float]:
+    prices = {}
+    for entry in _several(name, text):
+        chip, _, value = entry.partition("=")
+        try:
+            usd = float(value)
+        except ValueError:
+            usd = math.nan
+        if not 0 <= usd < math.inf:
+            raise UsageError(f"{name} has {entry!r}: write dollars per chip-hour, as v5e=1.2")
+        prices[chip.strip()] = usd
+    return prices
+
+
+def _stated(
+    variable: str, meaning: str, default: str = "", read: Callable[[str, str], Any] = _plain
+) -> Mapping[str, Setting]:
+    return {"setting": Setting(variable, default, meaning, read)}
+
+
+def _setting(
+    variable: str,
+    meaning: str,
+    default: str = "",
+    read: Callable[[str, str], Any] = _plain,
+    *,
+    shown: bool = True,
+) -> Any:
+    """A field of `Settings` that need not be given; its default is read as any text is."""
+    stated = _stated(variable, meaning, default, read)
+    return field(default_factory=functools.partial(read, variable, default), repr=shown, metadata=stated)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    home: Path
-    store: str
-    deployment: str
-    backend: str
-    require_hardware: bool = False
-    project: str = ""
-    zone: str = ""
-    zones: tuple[str, ...] = ()
-    zone_patience: float = 900.0
-    network: str = ""
-    subnetwork: str = ""
-    service_account: str = ""
-    impersonate: str = ""
-    quota_project: str = ""
-    prices: Mapping[str, float] = field(default_factory=dict)
+    """The settings in force: what each is, and how it is read, is stated here alone."""
+
+    home: Path = field(
+        metadata=_stated("KINETIC_HOME", "the folder for the local store, indexes, environments and running placements")
+    )
+    store: str = field(metadata=_stated("KINETIC_STORE", "where what is shipped lies: a folder or gs://bucket/prefix"))
+    deployment: str = field(
+        metadata=_stated("KINETIC_DEPLOYMENT", "one installation of one orchestrator: the prefix of all in the store")
+    )
+    backend: str = field(
+        metadata=_stated("KINETIC_BACKEND", "where jobs run: tpu-vm with a project and a gs:// store, else local")
+    )
+    require_hardware: bool = _setting(
+        "KINETIC_REQUIRE_HARDWARE",
+        "refuse every job that would be emulated: on this machine's CPU, or by an emulated cloud",
+        "false",
+        _boolean,
+    )
+    project: str = _setting("KINETIC_PROJECT", "the Google Cloud project; else GOOGLE_CLOUD_PROJECT")
+    zone: str = _setting("KINETIC_ZONE", "the zone")
+    zones: tuple[str, ...] = _setting(
+        "KINETIC_ZONES", "the zones, with commas between them, in the order in which they are tried", read=_several
+    )
+    zone_patience: float = _setting(
+        "KINETIC_ZONE_PATIENCE", "how long one zone's queue is waited in while there are others", "15m", _duration
+    )
+    network: str = _setting("KINETIC_NETWORK", "the network of TPU VMs; the project's default one if not given")
+    subnetwork: str = _setting("KINETIC_SUBNETWORK", "their subnetwork, as its whole path for a shared VPC")
+    service_account: str = _setting(
+        "KINETIC_SERVICE_ACCOUNT", "whose rights TPU VMs have; else the project's default one"
+    )
+    impersonate: str = _setting("KINETIC_IMPERSONATE", "a service account to act as from here")
+    quota_project: str = _setting("KINETIC_QUOTA_PROJECT", "the project that API requests are counted against")
+    prices: Mapping[str, float] = _setting(
+        "KINETIC_PRICES", "dollars per chip-hour, such as v5e=1.2,v5e/us-west4:spot=0.5", read=_prices
+    )
     listed: PriceList = field(default=BUILT_IN, repr=False)  # what `ko prices --refresh` keeps in the home
-    trust_store: bool = False
-    signing_key: str = field(default="", repr=False)
-    tools: Mapping[str, str] = field(default_factory=dict)
-    emulator: str = ""
-    emulator_grpc: str = ""
-    storage_emulator: str = ""
-    cluster: str = ""
-    namespace: str = ""
-    output_dir: str = ""
-    distributed: bool = True
-    compile_cache: bool = True
-    device_metrics: bool = True
-    retention: float = 30 * 86400.0
-    on_owner_lost: str = "continue"
-    max_hosts: int = 0
-    no_tty_debug: bool = False
+    trust_store: bool = _setting(
+        "KINETIC_TRUST_STORE", "unpickle what a store holds though nothing else vouches for it", "false", _boolean
+    )
+    signing_key: str = _setting(
+        "KINETIC_SIGNING_KEY",
+        "a text that is nowhere in the store: processes that have it may go on with each other's jobs",
+        shown=False,
+    )
+    tools: Mapping[str, str] = _setting(
+        "KINETIC_TOOLS", "digests of tools in the store that were staged elsewhere, as uv=…,python-3.11=…", read=_table
+    )
+    emulator: str = _setting("KINETIC_EMULATOR", "where an emulated Google Cloud answers over REST", read=_origin)
+    emulator_grpc: str = _setting("KINETIC_EMULATOR_GRPC", "where it answers over gRPC")
+    storage_emulator: str = _setting(
+        "STORAGE_EMULATOR_HOST", "where an emulated Google Cloud Storage answers", read=_origin
+    )
+    cluster: str = _setting("KINETIC_CLUSTER", "a GKE cluster; read for Keras Kinetic's sake")
+    namespace: str = _setting("KINETIC_NAMESPACE", "a Kubernetes namespace; read for Keras Kinetic's sake")
+    output_dir: str = _setting("KINETIC_OUTPUT_DIR", "where jobs write their outputs")
+    distributed: bool = _setting(
+        "KINETIC_DISTRIBUTED", "join the hosts of a slice before the function runs", "true", _boolean
+    )
+    compile_cache: bool = _setting("KINETIC_COMPILE_CACHE", "keep compiled programs between jobs", "true", _boolean)
+    device_metrics: bool = _setting(
+        "KINETIC_DEVICE_METRICS", "sample what the hosts' processors and accelerators do", "true", _boolean
+    )
+    retention: float = _setting(
+        "KINETIC_RETENTION", "how long a job's records are kept after its verdict", "30d", _duration
+    )
+    on_owner_lost: str = _setting(
+        "KINETIC_ON_OWNER_LOST", "continue or abort when the submitter is gone", "continue", _owner_lost
+    )
+    max_hosts: int = _setting("KINETIC_MAX_HOSTS", "the most hosts that this machine may emulate at once", read=_whole)
+    no_tty_debug: bool = _setting(
+        "KINETIC_NO_TTY_DEBUG", "let a blocking call wait for a debugger without a terminal", "false", _boolean
+    )
     sources: Mapping[str, str] = field(default_factory=dict)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    entry.name: entry.metadata["setting"] for entry in fields(Settings) if entry.metadata
+}
+
+# Those that have an effect.
+VARIABLES = frozenset(row.variable for name, row in SETTINGS.items() if name not in ("cluster", "namespace"))
 
 
 def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
@@ -155,43 +239,9 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
         values["deployment"] = "local"
     if values["zone"] and _of_profile(sources["zones"]) and not _of_profile(sources["zone"]):
         values["zones"], sources["zones"] = "", sources["zone"]  # the one zone that a variable names counts more
-    if values["on_owner_lost"] not in ("continue", "abort"):
-        raise UsageError(f"on_owner_lost is {values['on_owner_lost']!r}; it can be 'continue' or 'abort'")
-    return Settings(
-        home=home,
-        store=values["store"],
-        deployment=values["deployment"],
-        backend=values["backend"],
-        require_hardware=_boolean("require_hardware", values["require_hardware"]),
-        project=values["project"],
-        zone=values["zone"],
-        zones=tuple(filter(None, (zone.strip() for zone in (values["zones"] or values["zone"]).split(",")))),
-        zone_patience=seconds("zone_patience", values["zone_patience"]) or 0.0,
-        network=values["network"],
-        subnetwork=values["subnetwork"],
-        service_account=values["service_account"],
-        impersonate=values["impersonate"],
-        quota_project=values["quota_project"],
-        prices=_prices(values["prices"]),
-        listed=price_list.read(home),
-        trust_store=_boolean("trust_store", values["trust_store"]),
-        signing_key=values["signing_key"],
-        tools=dict(entry.strip().partition("=")[::2] for entry in values["tools"].split(",") if entry.strip()),
-        emulator=values["emulator"].rstrip("/"),
-        emulator_grpc=values["emulator_grpc"],
-        storage_emulator=values["storage_emulator"].rstrip("/"),
-        cluster=values["cluster"],
-        namespace=values["namespace"],
-        output_dir=values["output_dir"],
-        distributed=_boolean("distributed", values["distributed"]),
-        compile_cache=_boolean("compile_cache", values["compile_cache"]),
-        device_metrics=_boolean("device_metrics", values["device_metrics"]),
-        retention=seconds("retention", values["retention"]) or 0.0,
-        on_owner_lost=values["on_owner_lost"],
-        max_hosts=_whole("max_hosts", values["max_hosts"] or "0"),
-        no_tty_debug=_boolean("no_tty_debug", values["no_tty_debug"]),
-        sources=sources,
-    )
+    values["zones"] = values["zones"] or values["zone"]
+    read = {name: row.read(name, values[name]) for name, row in SETTINGS.items()}
+    return Settings(**{**read, "home": home}, listed=price_list.read(home), sources=sources)
 
 
 def stated(name: str, environ: Mapping[str, str] | None = None) -> str:
@@ -216,19 +266,15 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
     profile, profile_source = _profile(environ)
     values: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for name, (variables, default, _) in SETTINGS.items():
+    for name, row in SETTINGS.items():
         if (argument := arguments.get(name)) is not None:
             values[name], sources[name] = _text(argument), "argument"
-            continue
-        for variable in variables:
-            if environ.get(variable):
-                values[name], sources[name] = environ[variable], variable
-                break
+        elif environ.get(row.variable):
+            values[name], sources[name] = environ[row.variable], row.variable
+        elif name in profile:
+            values[name], sources[name] = _text(profile[name]), profile_source
         else:
-            if name in profile:
-                values[name], sources[name] = _text(profile[name]), profile_source
-            else:
-                values[name], sources[name] = default, "default"
+            values[name], sources[name] = row.default, "default"
     if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
         values["project"], sources["project"] = environ["GOOGLE_CLOUD_PROJECT"], "GOOGLE_CLOUD_PROJECT"
     return values, sources
@@ -239,25 +285,6 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{name}={entry}" for name, entry in value.items())
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def seconds(name: str, value: float | str | None) -> float | None:
-    """A duration: a number of seconds, or a number with a unit."""
-    if value is None:
-        return None
-    number: float
-    try:
-        if isinstance(value, str):
-            text = value.strip().lower()
-            unit = _UNITS.get(text[-1:])
-            number = float(text[:-1]) * unit if unit else float(text)
-        else:
-            number = float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} is {value!r}: give seconds, or a text such as '90s', '15m', '2h' or '1d'") from None
-    if not number >= 0:  # nor is it one that is no number
-        raise UsageError(f"{name} is {value!r}: a limit cannot be negative")
-    return number
 
 
 def duration(value: float) -> str:
@@ -339,31 +366,3 @@ def _usable(home: Path, source: str) -> Path:
         "set KINETIC_HOME to keep them elsewhere"
     )
     return fallback
-
-
-def _prices(text: str) -> dict[str, float]:
-    prices = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = entry.partition("=")
-        try:
-            usd = float(value)
-        except ValueError:
-            usd = math.nan
-        if not 0 <= usd < math.inf:
-            raise UsageError(f"prices has {entry!r}: write dollars per chip-hour, as v5e=1.2")
-        prices[name.strip()] = usd
-    return prices
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"{name} is {text!r}: give a whole number")
-    return int(text)
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise UsageError(f"{name} is {text!r}: say true or false")
