@@ -88,7 +88,6 @@ class _Tpu(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     default: int
-    topologies: Mapping[int, str]
     cloud_name: str  # the part before the dash in Cloud TPU's own names; "" where its API does not reach
     cloud_largest: int  # chips of the largest slice that Cloud TPU has a name for
     cores_counted: int  # TensorCores by which one chip counts in Cloud TPU's own names
@@ -97,8 +96,9 @@ class _Tpu(NamedTuple):
     runtime_version: str
     hbm_gib: int
     bf16_tflops: float
-    zones: tuple[str, ...]
     zones_up_to: int  # chips of the largest slice for which the zones are known
+    zones: tuple[str, ...]  # defaults that settings override, never a gate
+    topologies: Mapping[int, str]
 
     def slice(self, chips: int) -> Slice:
         per_host = chips if chips <= self.largest_host else 4
@@ -166,134 +166,34 @@ _CUBES = """
 16x16x24
 """
 
-# Zones are defaults that settings override, never a gate.
-_TPUS: dict[str, _Tpu] = {
-    tpu.name: tpu
-    for tpu in (
-        _Tpu(
-            name="v2",
-            aliases=(),
-            default=4,
-            topologies=_by_chips("2x2 4x4 8x8 8x16 16x16"),
-            cloud_name="v2",
-            cloud_largest=256,
-            cores_counted=2,
-            largest_host=4,
-            devices_per_chip=2,
-            runtime_version="tpu-ubuntu2204-base",
-            hbm_gib=16,
-            bf16_tflops=46,
-            zones=("us-central1-b", "us-central1-c", "asia-east1-c"),
-            zones_up_to=4,
-        ),
-        _Tpu(
-            name="v3",
-            aliases=(),
-            default=4,
-            topologies=_by_chips("2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64"),
-            cloud_name="v3",
-            cloud_largest=1024,
-            cores_counted=2,
-            largest_host=4,
-            devices_per_chip=2,
-            runtime_version="tpu-ubuntu2204-base",
-            hbm_gib=32,
-            bf16_tflops=123,
-            zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
-            zones_up_to=4,
-        ),
-        _Tpu(
-            name="v4",
-            aliases=(),
-            default=4,
-            topologies=_by_chips(
-                "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 16x16x16"
-            ),
-            cloud_name="v4",
-            cloud_largest=2048,
-            cores_counted=2,
-            largest_host=4,
-            devices_per_chip=1,
-            runtime_version="tpu-ubuntu2204-base",
-            hbm_gib=32,
-            bf16_tflops=275,
-            zones=("us-central2-b",),
-            zones_up_to=4096,
-        ),
-        _Tpu(
-            name="v5e",
-            aliases=("v5litepod",),
-            default=4,
-            topologies=_by_chips(_FLAT),
-            cloud_name="v5litepod",
-            cloud_largest=256,
-            cores_counted=1,
-            largest_host=8,
-            devices_per_chip=1,
-            runtime_version="v2-alpha-tpuv5-lite",
-            hbm_gib=16,
-            bf16_tflops=197,
-            zones=("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
-            zones_up_to=256,
-        ),
-        _Tpu(
-            name="v5p",
-            aliases=(),
-            default=8,
-            topologies=_by_chips(_CUBES),
-            cloud_name="v5p",
-            cloud_largest=6144,
-            cores_counted=2,
-            largest_host=4,
-            devices_per_chip=1,
-            runtime_version="v2-alpha-tpuv5",
-            hbm_gib=95,
-            bf16_tflops=459,
-            zones=("us-central1-a", "us-east5-a", "europe-west4-b"),
-            zones_up_to=6144,
-        ),
-        _Tpu(
-            name="v6e",
-            aliases=(),
-            default=8,
-            topologies=_by_chips(_FLAT),
-            cloud_name="v6e",
-            cloud_largest=256,
-            cores_counted=1,
-            largest_host=8,
-            devices_per_chip=1,
-            runtime_version="v2-alpha-tpuv6e",
-            hbm_gib=32,
-            bf16_tflops=918,
-            zones=(
-                "us-central1-b",
-                "us-east1-d",
-                "us-east5-a",
-                "us-east5-b",
-                "us-south1-ai1b",
-                "europe-west4-a",
-                "asia-northeast1-b",
-            ),
-            zones_up_to=256,
-        ),
-        _Tpu(
-            name="tpu7x",
-            aliases=("7x", "v7x"),
-            default=4,
-            topologies=_by_chips(f"1x1x1 {_CUBES} 12x24x24 16x16x32 16x20x28 16x24x24"),
-            cloud_name="",
-            cloud_largest=0,
-            cores_counted=2,
-            largest_host=4,
-            devices_per_chip=2,
-            runtime_version="",
-            hbm_gib=192,
-            bf16_tflops=2307,
-            zones=("us-central1-c", "us-central1-ai1a"),
-            zones_up_to=9216,
-        ),
-    )
-}
+# fmt: off
+_TPUS: dict[str, _Tpu] = {tpu.name: tpu for tpu in (
+    # Name, aliases, default size; Cloud TPU's name, its largest slice, cores counted; host's chips, devices a chip;
+    # runtime version, HBM in GiB, bf16 TFLOPS; up to which size the zones are known; zones; topologies.
+    _Tpu("v2",    (),               4, "v2",         256, 2, 4, 2, "tpu-ubuntu2204-base",  16,   46,    4,
+         ("us-central1-b", "us-central1-c", "asia-east1-c"),
+         _by_chips("2x2 4x4 8x8 8x16 16x16")),
+    _Tpu("v3",    (),               4, "v3",        1024, 2, 4, 2, "tpu-ubuntu2204-base",  32,  123,    4,
+         ("us-central1-a", "us-central1-b", "europe-west4-a"),
+         _by_chips("2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64")),
+    _Tpu("v4",    (),               4, "v4",        2048, 2, 4, 1, "tpu-ubuntu2204-base",  32,  275, 4096,
+         ("us-central2-b",),
+         _by_chips("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x4x12 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16 16x16x16")),
+    _Tpu("v5e",   ("v5litepod",),   4, "v5litepod",  256, 1, 8, 1, "v2-alpha-tpuv5-lite",  16,  197,  256,
+         ("us-central1-a", "us-south1-a", "us-west1-c", "us-west4-a", "europe-west4-b"),
+         _by_chips(_FLAT)),
+    _Tpu("v5p",   (),               8, "v5p",       6144, 2, 4, 1, "v2-alpha-tpuv5",       95,  459, 6144,
+         ("us-central1-a", "us-east5-a", "europe-west4-b"),
+         _by_chips(_CUBES)),
+    _Tpu("v6e",   (),               8, "v6e",        256, 1, 8, 1, "v2-alpha-tpuv6e",      32,  918,  256,
+         ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "us-south1-ai1b", "europe-west4-a",
+          "asia-northeast1-b"),
+         _by_chips(_FLAT)),
+    _Tpu("tpu7x", ("7x", "v7x"),    4, "",             0, 2, 4, 2, "",                    192, 2307, 9216,
+         ("us-central1-c", "us-central1-ai1a"),
+         _by_chips(f"1x1x1 {_CUBES} 12x24x24 16x16x32 16x20x28 16x24x24")),
+)}
+# fmt: on
 
 # Announced, but only the size of a pod is known (1152 and 9600 chips): no slice can be resolved.
 _ANNOUNCED = {alias: name for name in ("8i", "8t") for alias in (name, f"tpu{name}", f"v{name}")}
