@@ -32,6 +32,7 @@ from kinetic_orchestration.protocol.records.bucket_metadata import (
     moment_of,
     shown_signal,
 )
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -323,15 +324,12 @@ class Bucket:
             os.truncate(target, size)
             if size < LARGE:
                 return self._fetch_range(target, name, 0, size, generation)
-            from concurrent.futures import ThreadPoolExecutor
-
             step = max(LARGE // 4, -(-size // (4 * PARTS)))
-            with ThreadPoolExecutor(PARTS, "kinetic-fetch") as pool:
-                jobs = [
-                    pool.submit(self._fetch_range, target, name, at, min(at + step, size), generation)
-                    for at in range(0, size, step)
-                ]
-                return all(job.result() for job in jobs)
+
+            def fetched(at: int) -> bool:
+                return self._fetch_range(target, name, at, min(at + step, size), generation)
+
+            return all(side_by_side(fetched, range(0, size, step), PARTS, name="kinetic-fetch"))
         finally:
             os.close(target)
 

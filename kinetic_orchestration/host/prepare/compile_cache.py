@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -166,12 +167,7 @@ class CompileCache:
                 break
             if entry.name not in self._before:
                 wanted.append(entry)
-        if not wanted:
-            return
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-compiled") as pool:
-            list(pool.map(self._fetch_one, wanted))
+        side_by_side(self._fetch_one, wanted, THREADS, name="kinetic-compiled")
 
     def _believed(self, name: str) -> list[Entry]:
         from kinetic_orchestration.host.machine import attestation

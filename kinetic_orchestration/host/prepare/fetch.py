@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import TooLarge
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,20 +55,16 @@ class Blobs:
         """
         if not self._records.remote or len(sizes) < 2:
             return
-        from concurrent.futures import ThreadPoolExecutor
 
         def bring(digest: str) -> None:
             with contextlib.suppress(TooLarge):
                 self.path(digest, sizes[digest])
 
-        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(sizes)), "kinetic-blobs") as pool:
-            list(pool.map(bring, sizes))
+        side_by_side(bring, list(sizes), SIDE_BY_SIDE, name="kinetic-blobs")
 
 
 def copy_bucket(url: str, folder: str) -> str:
     """What lies at a gs:// address, in `folder`: the path of its copy there. Raises FileNotFoundError."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from kinetic_orchestration.host.machine.bucket_records import Bucket, check_room
 
     name, _, prefix = url.removeprefix("gs://").partition("/")
@@ -94,7 +91,6 @@ def copy_bucket(url: str, folder: str) -> str:
         if not there:
             raise FileNotFoundError(f"{item['name']!r} in {url} was deleted meanwhile")
 
-    with ThreadPoolExecutor(SIDE_BY_SIDE, "kinetic-data") as pool:
-        list(pool.map(one, found))
+    side_by_side(one, found, SIDE_BY_SIDE, name="kinetic-data")
     bucket.close()
     return os.path.join(top, os.path.basename(exact["name"])) if exact else top

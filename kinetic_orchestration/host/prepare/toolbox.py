@@ -22,10 +22,12 @@ from kinetic_orchestration.host.prepare.environment import BuildFailed
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import TooLarge
 from kinetic_orchestration.protocol.system import copies
+from kinetic_orchestration.protocol.system.parallel import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kinetic_orchestration.protocol.records.base import Entry
     from kinetic_orchestration.protocol.records.files import FileRecords
     from kinetic_orchestration.protocol.wire.task import Environment
 
@@ -198,7 +200,6 @@ def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[s
     """A folder with those wheels of the lock that the store has; "" if it has none."""
     import re
     import shutil
-    from concurrent.futures import ThreadPoolExecutor
 
     wanted = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock_text))
     found = []
@@ -221,13 +222,17 @@ def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[s
             "free. Take a machine with a larger disk, or fewer requirements."
         )
     note(f"fetching {len(found)} wheel{'' if len(found) == 1 else 's'} from the store, {size / 1e6:,.0f} MB")
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="kinetic-wheel") as pool:
-        fetches = [
-            pool.submit(_fetch, records, entry.name, digest, os.path.join(folder, file), entry.size)
-            for entry, digest, file in found
-        ]
-    for fetch in fetches:
-        if (error := fetch.exception()) is not None:
+
+    def bring(wheel: tuple[Entry, str, str]) -> Exception | None:
+        entry, digest, file = wheel
+        try:
+            _fetch(records, entry.name, digest, os.path.join(folder, file), entry.size)
+        except Exception as error:
+            return error
+        return None
+
+    for error in side_by_side(bring, found, THREADS, name="kinetic-wheel"):
+        if error is not None:
             note(f"{error} It is taken from the package index instead.")
     return folder
 
