@@ -57,7 +57,6 @@ class Summary(NamedTuple):
     """What the cache was good for; `hits` is None where the file system does not tell what was read."""
 
     fetched: int
-    fetched_bytes: int
     hits: int | None
     pushed: int
 
@@ -122,8 +121,7 @@ class CompileCache:
         self._closing.set()
         self._thread.join(seconds)
         hits = sum(map(self._was_read, self._fetched.values())) if self._tells_reads else None
-        size = sum(entry.size for entry in self._fetched.values())
-        found = Summary(len(self._fetched), size, hits, len(self._pushed))
+        found = Summary(len(self._fetched), hits, len(self._pushed))
         if found.fetched or found.pushed:
             used = "" if hits is None else f", {hits} of them used"
             self._note(f"compile cache: {found.fetched} programs fetched{used}, {found.pushed} new ones kept")

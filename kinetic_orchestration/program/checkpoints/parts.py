@@ -30,7 +30,6 @@ TYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-HEADER_LIMIT = 100 << 20  # of safetensors
 NEAR, APART = 64 << 10, 16  # runs that are shorter, and not further apart, are read with what lies between them
 
 

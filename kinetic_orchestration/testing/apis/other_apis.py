@@ -66,7 +66,6 @@ class _Secret:
     name: str
     body: Json
     created: float
-    user_made: bool
     versions: list[bytes | None] = field(default_factory=list)
     expires: float = 0.0
 
@@ -107,7 +106,7 @@ class Neighbours:
         name = f"projects/{project}/secrets/{secret_id}"
         data = value.encode() if isinstance(value, str) else value
         with self._cloud.changed:
-            secret = _Secret(name, {"replication": {"automatic": {}}}, self._clock(), True, [data])
+            secret = _Secret(name, {"replication": {"automatic": {}}}, self._clock(), [data])
             self._secrets[name] = secret
         return name
 
@@ -126,7 +125,7 @@ class Neighbours:
         name = f"projects/{asked.project}/secrets/{ident}"
         if name in self._secrets:
             raise Refusal(6, f"Secret [{name}] already exists.")
-        secret = _Secret(name, asked.body, self._clock(), False, expires=self._expiry(asked.body))
+        secret = _Secret(name, asked.body, self._clock(), expires=self._expiry(asked.body))
         self._secrets[name] = secret
         self._cloud.ledger.created("secret", name)
         self._expire(secret)

@@ -48,7 +48,6 @@ TOKEN = "emulator-token"
 _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
-_OPERATION = operations_pb2.Operation
 _SHUT_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
 # Of all APIs, and without meaning: "Do not use this field unless explicitly documented otherwise."
 _UNHEEDED = ("extraLocationTypes",)
