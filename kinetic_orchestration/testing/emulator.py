@@ -137,7 +137,7 @@ class Emulator(Cloud):
     def addresses(self) -> dict[str, str]:
         """The variables by which Google's libraries and this project find it, on clients and hosts alike.
 
-        Each holds the token: whoever reads them can run programs here, as this user.
+        Each holds the token: a process that reads them can run programs on this machine, as this user.
         """
         return {
             "STORAGE_EMULATOR_HOST": self.storage.url,
@@ -165,7 +165,7 @@ class Emulator(Cloud):
             **self.addresses(),
         }
 
-    # What a test can look at and wait for
+    # Inspection and waiting
 
     def vms(self, node: str) -> list[Vm | None]:
         """The machines of a node, by its name or id, once they were booted; None in place of one that never was."""
@@ -173,7 +173,7 @@ class Emulator(Cloud):
         return [host.wait() if isinstance(host, _Pending) else None for host in hosts]
 
     def wait_until(self, predicate: Callable[[], object], timeout: float = 30.0, what: str = "") -> None:
-        """Until `predicate()` is true; raises TimeoutError with what exists by then."""
+        """Wait until `predicate()` is true; raises TimeoutError with the resources that exist then."""
         deadline = time.monotonic() + timeout
         while not predicate():
             if time.monotonic() > deadline:
@@ -183,11 +183,11 @@ class Emulator(Cloud):
                 self.changed.wait(_LOOK)
 
     def settled(self) -> bool:
-        """Whether nothing is left but hosts that are about to end."""
+        """True if nothing is left but hosts that are about to end."""
         return all(item.startswith("VM ") for item in self.ledger.leaks())
 
     def wait_until_empty(self, timeout: float = 30.0) -> None:
-        """Until nothing is left that could cost anything."""
+        """Wait until no resource is left that could cost anything."""
         self.wait_until(lambda: not self.ledger.leaks(), timeout, "an empty cloud")
 
     # Identities and secrets
@@ -241,7 +241,7 @@ class Emulator(Cloud):
 
 
 def _remove_orphans() -> None:
-    """What emulators that were killed have left in the folder for temporary files."""
+    """Remove the temporary folders of emulators that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_ROOTS}*-*"):
         pid = folder.name.removeprefix(_ROOTS).partition("-")[0]
         if pid.isdecimal() and processes.find(int(pid)) is None:
@@ -272,7 +272,7 @@ class _Room(Hosts):
 
 
 class _Pending:
-    """A host whose every change happens in the order in which it was asked for, each a little later."""
+    """A host that applies every change in the order of the requests, each a little later."""
 
     def __init__(self, room: _Room, machine: Machine) -> None:
         self._room = room

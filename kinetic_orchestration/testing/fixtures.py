@@ -42,7 +42,7 @@ def tpu_cloud_session() -> Iterator[Emulator]:
 
 
 def _settle(cloud: Emulator) -> None:
-    """Nothing goes wrong any more; what is still there after a while was left."""
+    """Clear all faults, wait for the cloud to become empty, and assert that nothing was left."""
     cloud.clear_faults()
     with contextlib.suppress(TimeoutError):
         cloud.wait_until_empty(_PATIENCE)

@@ -1,4 +1,4 @@
-"""A handful of SKUs in the shape of Google's Billing Catalog, as `services.skus.list` gives them.
+"""SKUs in the shape of Google's Billing Catalog, as `services.skus.list` returns them.
 
 The descriptions and prices are those that users have published of 2026-08 (docs/emulator.md names the sources). Between
 the rows that a price is read from lie those that look like one: reserved, committed, flex-start and TPU7x.
@@ -66,7 +66,7 @@ def sku(
 
 
 def skus() -> list[Json]:
-    """Those of an emulated cloud unless a test gives it others."""
+    """The SKUs that an emulated cloud lists unless a test gives it others."""
     return list(_skus())
 
 

@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
     @property
     def page_size(self) -> int:
-        """How many items are wanted at most; 0: as many as there are."""
+        """The maximum number of items per page; 0: no limit."""
         given = self.query.get("pageSize", "")
         try:
             size = int(given or 0)
@@ -85,7 +85,8 @@ class Neighbours:
         """Holds what the Billing Catalog of Compute Engine says."""
 
     def way(self, method: str, path: str) -> Way | None:
-        """What answers a request, if one of them serves it. It raises Refusal, or LostAnswer once it is done."""
+        """The handler of a request, or None if no API here serves it. The handler raises Refusal, or LostAnswer after
+        acting."""
         for route in _ROUTES:
             found = route.path.fullmatch(path) if route.method == method else None
             if found is not None:
@@ -102,7 +103,7 @@ class Neighbours:
             return route.act(self, asked)
 
     def add_secret(self, project: str, secret_id: str, value: str | bytes) -> str:
-        """A secret that somebody made by hand, long before; no test shall find it left over."""
+        """Add a secret that was made manually before the test; it is not reported as left over."""
         name = f"projects/{project}/secrets/{secret_id}"
         data = value.encode() if isinstance(value, str) else value
         with self._cloud.changed:
@@ -141,7 +142,7 @@ class Neighbours:
         return secret.to_json()
 
     def _expiry(self, body: Json) -> float:
-        """When a secret ends; 0: never. What its body says of it is checked here."""
+        """Check a secret's body and return the time at which it expires; 0: never."""
         for key in ("replication", "labels", "annotations"):
             if not isinstance(body.get(key, {}), dict):
                 raise refusals.typed(f"secret.{key}", "an object", body[key])
@@ -266,7 +267,7 @@ class Neighbours:
 
 
 def _page(field: str, items: list[Json], asked: Asked) -> Json:
-    """What of `items`, which begin behind the page before, the filter lets through and the page has room for."""
+    """The next page of those `items` that pass the filter."""
     items = filters.chosen(items, asked.query.get("filter", ""))
     page = items[: asked.page_size or _PAGE]
     found: Json = {field: page} if page else {}

@@ -1,8 +1,8 @@
-"""The emulated cloud's faces: the Cloud TPU API v2 over gRPC and over REST, and its neighbours over REST.
+"""The servers of the emulated cloud: the Cloud TPU API v2 over gRPC and REST, and the other APIs over REST.
 
-Turns the messages of the unmodified client library into the model's proto-JSON and back, and refusals into the
-errors of each protocol. Who calls is told by the access token: `emulator-token/<node>/<worker>` is a VM, everything
-else a client; whether he is let in at all, by the `Door`. It decides nothing.
+They translate the messages of the unmodified client library to the model's proto-JSON and back, and refusals to the
+errors of each protocol. The access token identifies the caller: `emulator-token/<node>/<worker>` is a VM, any other
+token a client. The `Door` decides whether a request is admitted. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def token(node: str, worker: int) -> str:
 
 
 class _Rpc(NamedTuple):
-    """How one method travels: its messages, and its place in REST as google.api.http puts it."""
+    """One method: its messages, and its REST path as google.api.http defines it."""
 
     name: str
     request: Any
@@ -154,7 +154,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         sent = dict(handler_call_details.invocation_metadata)
-        # Browsers speak no gRPC, so that its :authority, which this library hides, tells nothing that a token does not.
+        # Browsers do not speak gRPC, so :authority, which this library hides, adds nothing to the token.
         if "origin" in sent or not self._door.opens(sent.get(EMULATOR_TOKEN, "")):
             return _SHUT
         return self._handlers.get(handler_call_details.method)
@@ -324,7 +324,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that was killed in the middle of a request is nothing to tell about."""
+        """Ignore the error of a caller that was killed in the middle of a request."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("a connection of %s ended", client_address)
 
@@ -362,7 +362,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = do_PUT = do_HEAD = do_OPTIONS = answer
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What is no request of HTTP, or of a method that no API has, is answered in JSON too."""
+        """Answer malformed requests and unknown methods in JSON too."""
         self.close_connection = True  # its body, if it has one, was not read
         refusal = Refusal(_CODES.get(code, 3), message or HTTPStatus(code).phrase)
         page = Parameters().page({"error": refusal.to_http()["error"] | {"code": code}})
@@ -380,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Happenings are told by the model."""
+        """Log nothing; the model reports events."""
 
 
 def _caller(authorization: str) -> Caller:
@@ -413,7 +413,7 @@ def _fields(rpc: _Rpc, query: _Query) -> Json:
 
 
 def _message(found: Json, kind: Any, mask: str) -> Any:
-    """As ParseDict, which looks at every character of every text, but without looking at startup scripts."""
+    """Parse like ParseDict, which scans every character of every string, but skip startup scripts."""
     found = field_masks.select(found, field_masks.tree(mask, kind.DESCRIPTOR))
     taken: list[str] = []
     message = ParseDict(found if kind is operations_pb2.Operation else _without_scripts(found, taken), kind())

@@ -1,6 +1,6 @@
-"""The time of an emulated cloud: what is due happens when somebody looks, and every step is under one lock.
+"""The clock of an emulated cloud: due events are carried out when the cloud is used, and every step holds one lock.
 
-Time is handed in. It knows of nothing that happens but when, and keeps what is told of it.
+Time is passed in. The module knows when events happen and records them; it does not know what they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Happening(NamedTuple):
 
 
 def step(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
-    """A public method of a cloud: what is due happens first, and nothing else meanwhile."""
+    """Decorate a public method of a cloud: due events are carried out first, under the cloud's lock."""
 
     @functools.wraps(method)
     def stepped(self: C, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,7 +60,7 @@ class Clock:
         """Let everything happen that is due by now. (Every other step does so first.)"""
 
     def next_due(self) -> float | None:
-        """When something will happen by itself; None: nothing will."""
+        """The time of the next scheduled event, or None."""
         with self.changed:
             return self._due[0][0] if self._due else None
 

@@ -1,8 +1,8 @@
-"""What becomes of what exists in the emulated cloud, as time goes by: queued resources, nodes, their hosts.
+"""The life cycle of the resources in the emulated cloud: queued resources, nodes, their hosts.
 
-A state machine without a clock, a socket or a process of its own: time is handed in, whatever is due happens when
-somebody looks (`advance`), and hosts are made by the `machines` it is given. Every public method is one step under
-one lock, so that any number of threads may use a cloud. It does not know what callers ask for, nor why things fail.
+A state machine without a clock, a socket or a process of its own: time is passed in, due events are carried out when
+the cloud is used (`advance`), and `machines` creates the hosts. Every public method is one step under one lock, so any
+number of threads may use a cloud. It does not know the callers' requests, nor the causes of failures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _METHOD_OF = {("create", "QueuedResource"): "CreateQueuedResource", ("create", "
 
 
 class Timing(NamedTuple):
-    """How long the cloud takes, in seconds."""
+    """Durations of cloud operations, in seconds."""
 
     accept: float = 0.0
     provision: float = 0.05
@@ -89,7 +89,7 @@ class Lifecycle(Quotas):
         self._bootless: list[tuple[str, int, int | None]] = []
         self._furnished: list[tuple[str, int | None, Mapping[str, Any]]] = []
 
-    # What can befall nodes and queued resources
+    # Failures of nodes and queued resources
 
     @step
     def preempt(
@@ -100,10 +100,11 @@ class Lifecycle(Quotas):
         *,
         suspends: bool = True,
     ) -> None:
-        """Take a node back, `notice` seconds after telling its hosts, or untold.
+        """Preempt a node, `notice` seconds after notifying its hosts, or without notice.
 
-        `shows` is what it then looks like: a state, `DELETING` (and then gone), or `gone` at once; with
-        `suspends=False` its queued resource does not hear of it."""
+        `shows` is the state that the node has afterwards: `DELETING` is followed by its removal, and `gone` removes it
+        immediately. With `suspends=False` its queued resource does not change.
+        """
         found = self._some_node(node)
         self._plant(shows)
         if notice is None:
@@ -480,7 +481,7 @@ class Lifecycle(Quotas):
 
     @staticmethod
     def _find(among: Mapping[str, T], name: str) -> T | None:
-        """By a full name, or by an id alone."""
+        """Look up an entry by its full name or by its id alone."""
         if name in among:
             return among[name]
         return next((value for key, value in among.items() if key.rpartition("/")[2] == name), None)

@@ -44,7 +44,7 @@ class Cloud(Script):
 
     @contextmanager
     def meeting(self, method: str, zone: str, name: str, caller: Caller) -> Iterator[None]:
-        """Around whatever a call does: the fault that befalls it before, or after."""
+        """Wrap the work of a call: apply its fault before it, or after."""
         with self.changed:
             self._catch_up()
             self.requests.append((method, caller))
@@ -302,7 +302,7 @@ class Cloud(Script):
             raise refusals.missing(request["name"])
         return {}
 
-    # What a test can look at
+    # Inspection by tests
 
     @step
     def queued_resources(self) -> list[Json]:
@@ -314,7 +314,7 @@ class Cloud(Script):
 
     @step
     def queued_resource(self, name: str) -> Json | None:
-        """By its full name or its id."""
+        """A queued resource by its full name or its id, or None."""
         found = self._find(self._queued, name)
         return found.to_json() if found is not None else None
 
@@ -329,7 +329,7 @@ class Cloud(Script):
         return list(self._some_node(node).machines)
 
     def count(self, method: str, caller: str = "*") -> int:
-        """How often a method was called."""
+        """The number of calls of a method."""
         return sum(called == method and caller in ("*", who.kind) for called, who in list(self.requests))
 
 

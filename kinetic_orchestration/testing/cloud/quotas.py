@@ -1,6 +1,6 @@
-"""What an emulated cloud allows: permissions, services, the rate of creates, quotas, and the chips of a zone.
+"""The limits of an emulated cloud: permissions, services, the rate of creates, quotas, and the chips of a zone.
 
-It counts what exists. It does not know how that came to be.
+It counts existing resources and does not know how they came to exist.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Quotas(Clock):
                 raise refusals.quota(generation, spot, known.scope, known.limit, where.project)
 
     def _used(self, known: Quota, project: str, already: str) -> int:
-        """What counts against a quota: all that exists, FAILED and SUSPENDED as well."""
+        """The usage that counts against a quota, including FAILED and SUSPENDED resources."""
         used = 0
         for queued in self._queued.values():
             place = queued.place
@@ -106,14 +106,14 @@ class Quotas(Clock):
         return used
 
     def _free(self, zone: str) -> int | None:
-        """Chips that nobody has in a zone; None: without end."""
+        """The number of free chips in a zone; None: unlimited."""
         chips = self._zones.get(zone)
         if chips is None:
             return None
         return chips - sum(node.hardware.chips for node in self._nodes.values() if _is_in(node, zone))
 
     def _room(self) -> None:
-        """Somebody may have made room: ask those who wait, in their order."""
+        """Capacity may have been freed: reconsider the waiting requests in their order."""
         asked, self._waiting = self._waiting, []
         for consider in asked:
             consider()

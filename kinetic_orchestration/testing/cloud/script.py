@@ -1,6 +1,6 @@
-"""The vocabulary by which a test says what goes wrong in the emulated cloud, and when. docs/emulator.md explains it.
+"""The methods by which a test scripts failures of the emulated cloud. docs/emulator.md explains them.
 
-Each method is one sentence about the cloud; what follows from it is decided in `lifecycle`.
+Each method states one fact about the cloud; `lifecycle` decides the consequences.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class Script(Lifecycle):
     def quota(
         self, scope: str, limit: int | None, generation: str = "", *, spot: bool | None = None, at: At = "call"
     ) -> None:
-        """At most `limit` cores or chips, as accelerator types count them, in `scope`, a zone or a region.
+        """Limit `scope`, a zone or a region, to `limit` cores or chips, as accelerator types count them.
 
-        None lifts it. What is FAILED or SUSPENDED counts until it is deleted."""
+        None lifts the limit. FAILED and SUSPENDED resources count until they are deleted.
+        """
         same = (scope, generation, spot)
         self._quotas = [known for known in self._quotas if (known.scope, known.generation, known.spot) != same]
         if limit is not None:
@@ -86,7 +87,7 @@ class Script(Lifecycle):
 
     @step
     def create_rate(self, per_minute: int | None) -> None:
-        """At most so many nodes may be asked for in a minute; None: any number."""
+        """Limit the number of nodes that may be requested per minute; None: no limit."""
         self._rate = per_minute
 
     @step
@@ -109,12 +110,12 @@ class Script(Lifecycle):
 
     @step
     def remove_zone(self, zone: str) -> None:
-        """No project has access to `zone` any more."""
+        """Remove `zone` from all projects."""
         self._zones.pop(zone, None)
 
     @step
     def never_boots(self, worker: int = 0, node: str = "*", times: int | None = 1) -> None:
-        """That worker of the next nodes never comes up, though the node becomes READY."""
+        """The worker `worker` of the next nodes never boots, though the node becomes READY."""
         self._bootless.append((node, worker, times))
 
     @step
@@ -124,7 +125,7 @@ class Script(Lifecycle):
 
     @step
     def stuck_operations(self, method: str = "Create", times: int | None = None) -> None:
-        """Operations of that verb (create, delete, …) never finish, whatever becomes of their target."""
+        """Operations of that verb (create, delete, …) never finish, regardless of their target."""
         self._endless.append((method.lower(), times))
 
     @step
@@ -145,7 +146,7 @@ class Script(Lifecycle):
 
     @step
     def slow_delete(self, seconds: float, name: str = "*") -> None:
-        """Deleting takes so long."""
+        """Set the duration of a delete."""
         self._slow_deletes[name] = seconds
 
     @step
@@ -187,7 +188,7 @@ class Script(Lifecycle):
 
     @step
     def clear_faults(self) -> None:
-        """Nothing more goes wrong, and everybody may do everything again; what went wrong stays."""
+        """Remove all faults, denials and limits; past failures keep their effects."""
         self.faults = Faults()
         self.deviations.clear()
         self._endless, self._bootless, self._quotas, self._slow_deletes = [], [], [], {}
@@ -197,7 +198,7 @@ class Script(Lifecycle):
 
     @step
     def sweep(self) -> None:
-        """Delete all that exists, at once, as somebody at the console would who cleans up behind a test."""
+        """Delete all resources immediately, as a user would at the console after a test."""
         self.clear_faults()
         for queued in list(self._queued.values()):
             if queued.state != "DELETING":

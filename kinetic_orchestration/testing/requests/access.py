@@ -1,9 +1,9 @@
-"""The door of every port that the emulated cloud opens: who may speak to it, decided before anything else is read.
+"""Access control of every port that the emulated cloud opens, checked before the rest of a request is read.
 
-The token is the first part of every path, for a base URL is the one thing that each HTTP client can be told:
-Google's libraries, `STORAGE_EMULATOR_HOST`, `GCE_METADATA_HOST` and a host's plain Python. An `Authorization` header
-cannot carry it: anonymous clients send none, and a VM's says which VM it is. An address of gRPC has no path: there
-the token stands before the address, and travels as metadata of each call. It knows neither APIs nor sockets.
+The token is the first part of every path, because a base URL is the one setting that every HTTP client has: Google's
+libraries, `STORAGE_EMULATOR_HOST`, `GCE_METADATA_HOST` and a host's plain Python. An `Authorization` header cannot
+carry it: anonymous clients send none, and a VM's names the VM. A gRPC address has no path: there the token precedes the
+address and is sent as metadata of each call. This module knows neither APIs nor sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HELP = (
 
 
 class Shut(Exception):
-    """An HTTP status, and why whoever knocks stays outside."""
+    """An HTTP status, and the reason why a caller is refused."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Door:
         return f"http://{self.address(port)}"
 
     def address(self, port: int) -> str:
-        """For clients that put `http://` before what they are given."""
+        """The address for clients that prepend `http://` to it."""
         return f"127.0.0.1:{port}/{self.token}"
 
     def grpc(self, port: int) -> str:
@@ -45,8 +45,8 @@ class Door:
     def enter(self, target: str, headers: Mapping[str, str], port: int) -> str:
         """The target without the token. Names of `headers` are in lower case. Raises Shut.
 
-        A page of the web can have its browser speak to this port, by another name of this machine too, but it cannot
-        choose what the browser says of both.
+        A web page can make its browser send requests to this port, also by another name of this machine, but it cannot
+        choose the two headers that are checked here.
         """
         own = (f"127.0.0.1:{port}", f"localhost:{port}")
         if headers.get("host", "").lower() not in own:
@@ -95,7 +95,7 @@ def headers_of(fields: Iterable[tuple[str, str]], *, largest: int | None) -> dic
 
 
 def demand_json(headers: Mapping[str, str]) -> None:
-    """Refuse a request whose body is not JSON: a page of the web may send other kinds without asking. Raises Shut."""
+    """Refuse a request whose body is not JSON: a web page may send other kinds without preflight. Raises Shut."""
     has_body = headers.get("content-length", "0").strip() not in ("", "0") or "transfer-encoding" in headers
     kind = headers.get("content-type", "")
     if has_body and kind.partition(";")[0].strip().lower() != "application/json":

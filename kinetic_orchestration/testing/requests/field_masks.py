@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 """Name → what is wanted below it; nothing below: all of it."""
 
 _TOKEN = re.compile(r"[^.,/()]+|[.,/()]")
-# Whatever lies in one of these is not described.
+# The contents of these messages have no descriptor.
 _OPEN = ("google.protobuf.Any", "google.protobuf.Struct", "google.protobuf.Value")
 
 
@@ -88,7 +88,7 @@ def _path(tokens: _Tokens, into: Tree) -> None:
 
 
 def _widened(wanted: Tree) -> Tree:
-    """Whatever else is wanted below it, `*` and a name alone want all of it."""
+    """Replace each tree that contains `*` by an empty one, which selects all fields."""
     return {} if "*" in wanted else {name: _widened(below) for name, below in wanted.items()}
 
 
@@ -118,7 +118,7 @@ def _below(wanted: Tree, field: Any, mask: str, path: str) -> Tree:
 
 
 def _either_name(wanted: Tree) -> Tree:
-    """JSON names are camelCase, and a mask may say either."""
+    """Accept the JSON name (camelCase) or the proto name of a field, as field masks do."""
     found: Tree = {}
     for name, below in wanted.items():
         found[name] = found[re.sub(r"_([a-z])", lambda part: part[1].upper(), name)] = _either_name(below)

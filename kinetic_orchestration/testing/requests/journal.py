@@ -1,8 +1,8 @@
-"""A journal of what the emulated cloud and whoever speaks to it say to each other: off unless a folder is named for it.
+"""A journal of the messages between the emulated cloud and its callers: off unless a folder is named for it.
 
-Every face of an emulator appends each exchange, before its answer is sent, to a file of its process: the bytes that
-cross the wire, without the door's token, headers and the contents of objects. It holds secrets all the same: the folder
-is its owner's alone, and whoever asked for it removes it. It knows no API.
+Every server of an emulator appends each exchange, before its answer is sent, to a file of its process: the bytes on the
+wire, without the door's token, headers and the contents of objects. It still holds secrets: only the owner can read the
+folder, and the user who asked for it removes it. It knows no API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIABLE: Final = "KINETIC_EMULATOR_JOURNAL"
 LOST: Final = -1
 PLANTED: Final = "planted"
 _FILE: Final = 16 << 20  # then another one is begun, so that a reader can remove what it has read
-_HEAD: Final = 4  # bytes that tell how long the head of an entry is
+_HEAD: Final = 4  # bytes of the length of an entry's head
 
 
 class Exchange(NamedTuple):

@@ -1,7 +1,6 @@
-"""The query parameters that every API of Google's takes, and what each means: for the call, and for its answer.
+"""The query parameters that every Google API takes, and their meaning for the call and for its answer.
 
-One place for all faces of the emulated cloud. It does not know APIs. Where each rule is known from, docs/emulator.md
-tells.
+Shared by all servers of the emulated cloud. It does not know APIs. docs/emulator.md names the source of each rule.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FALSE = ("false", "f", "0", "no", "n")
 
 
 class Parameters(NamedTuple):
-    """What a request says beside its own parameters."""
+    """The standard parameters of a request, besides those of its method."""
 
     alt: str = "json"
     fields: str = ""
@@ -54,7 +53,7 @@ class Parameters(NamedTuple):
 
     @property
     def numbers(self) -> bool:
-        """Whether enums are to be numbers."""
+        """True if enums are to be numbers."""
         return self.alt.endswith("enum-encoding=int")
 
     @property
@@ -64,7 +63,7 @@ class Parameters(NamedTuple):
 
     @property
     def _calls(self) -> bool:
-        """Whether the answer is a call of a function: what is no function's name is put into none."""
+        """True if the answer is a JavaScript call; an invalid function name is ignored."""
         return bool(_CALLBACK.fullmatch(self.callback))
 
     def select(self, found: Any, message: Any = None) -> Any:

@@ -1,7 +1,7 @@
-"""What the emulated cloud says when it refuses, word for word where the words are known: one function per row.
+"""The refusals of the emulated cloud, verbatim where Google's words are known: one function per row.
 
-A refusal is a google.rpc.Status: a code, a message, and details as proto-JSON. It does not know by which protocol
-it travels. Where each row comes from is told in docs/emulator.md.
+A refusal is a google.rpc.Status: a code, a message, and details as proto-JSON. It does not know the protocol that
+carries it. docs/emulator.md names the source of each row.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Refusal(Exception):
 
 
 class LostAnswer(Exception):
-    """It was done, but the caller shall not hear of it."""
+    """The call was carried out, but its answer is dropped."""
 
 
 def no_capacity(zone: str, event: int) -> Refusal:

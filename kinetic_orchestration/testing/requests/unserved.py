@@ -1,7 +1,7 @@
-"""The methods of the imitated APIs that the emulator does not serve, and why: one table, of all faces.
+"""The methods of the imitated APIs that the emulator does not serve, and the reasons: one table for all servers.
 
-A method of Google's is either served or in a row here, and then its calls are refused as unimplemented; a test holds
-the table against Google's discovery documents. A method that is in neither is one that nobody has looked at yet.
+Every method of Google's is either served or in a row here, and then its calls are refused as unimplemented. A test
+compares the table with Google's discovery documents. A method in neither has not been examined yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Row:
         self.why = why
 
     def has(self, method: str) -> bool:
-        """Whether a method, by its id such as `storage.folders.get`, is in this row."""
+        """True if a method, by its id such as `storage.folders.get`, is in this row."""
         resource, _, name = method.rpartition(".")
         if self.methods == ("*",):
             return f"{method}.".startswith(f"{self.resource}.")
@@ -196,7 +196,7 @@ def row_of(method: str, path: str) -> Row | None:
 
 
 def refusal(method: str, path: str) -> Refusal:
-    """What a call is told that no face serves."""
+    """The refusal of a call that no server handles."""
     row = row_of(method, path)
     if row is None:
         return refusals.not_defined(method, path)

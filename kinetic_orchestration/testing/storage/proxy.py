@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 proxy on loopback in front of one server: bodies stream through it, and a fault may strike.
+"""A small HTTP/1.1 proxy on loopback in front of one server: bodies stream through it, and a fault may be injected.
 
-It owns sockets and framing (kept connections, lengths, chunks). What a request means, which fault it meets and
-what is changed in an answer are its owner's to say.
+It owns sockets and framing (kept connections, lengths, chunks). Its owner interprets requests, selects faults and
+revises answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JSON_NAME: Final = re.compile(rb'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Request(NamedTuple):
-    """What a client asks for, with the first bytes of its body."""
+    """A client's request, with the first bytes of its body."""
 
     method: str
     target: str
@@ -44,7 +44,7 @@ class Request(NamedTuple):
         found = _JSON_NAME.search(self.opening)
         try:
             return str(json.loads(b'"' + found[1] + b'"')) if found else ""
-        except ValueError:  # which the server will say
+        except ValueError:  # the server refuses it
             return ""
 
 
@@ -55,7 +55,8 @@ class Answer(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What a request meets: a pause, then perhaps another answer than the server's. `LOST` closes the connection."""
+    """The fault of a request: a pause, then perhaps an answer in place of the server's. `LOST` closes the
+    connection."""
 
     delay: float = 0.0
     answer: Answer | None = None
@@ -72,20 +73,20 @@ LOST: Final = Answer(0)
 
 class Owner(Protocol):
     def upstream(self) -> tuple[tuple[str, int], int]:
-        """Where the server listens, and which start of it that is. Raises OSError while it is stopped."""
+        """The server's address, and the number of its current start. Raises OSError while it is stopped."""
 
     def admit(self, method: str, target: str, fields: _Fields) -> str | Answer:
-        """The target as the server shall see it, or what whoever may not ask is told."""
+        """The target to pass to the server, or the answer that refuses the request."""
 
     def meet(self, request: Request) -> Fault: ...
 
     def revises(self, request: Request, status: int) -> bool:
-        """Whether the whole answer is to be revised before it is passed on."""
+        """True if the whole answer is to be revised before it is passed on."""
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer: ...
 
     def bare(self, request: Request, status: int) -> int | None:
-        """The status of an answer that has no body, whatever the server sends; None: it may have one."""
+        """The status of an answer that has no body, regardless of the server's; None: it may have a body."""
 
     def dress(self, fields: _Fields) -> _Fields:
         """The headers of an answer as the client shall see them."""
@@ -99,16 +100,16 @@ class Owner(Protocol):
         """The request was answered; status 0: its answer was lost."""
 
     def malformed(self, status: int, message: str) -> Answer:
-        """What is said of what is no request."""
+        """The answer to a malformed request."""
 
     def failed(self, line: str, error: Exception) -> Answer:
-        """What is said of a request at which the emulator itself went wrong; it is noted."""
+        """The answer to a request on which the emulator itself failed; the failure is recorded."""
 
     def keeps(self, request: Request, status: int) -> bool:
-        """Whether `keep` wants to be handed the body of the answer."""
+        """True if `keep` is to receive the body of the answer."""
 
     def keep(self, request: Request, answer: Answer, fault: Fault) -> None:
-        """What is about to be answered; status 0: nothing is."""
+        """Receive the answer before it is sent; status 0: none is sent."""
 
 
 class Proxy:
@@ -161,7 +162,7 @@ class Proxy:
                 while self._exchange(client, reader, line):
                     pass
         except (OSError, ValueError):
-            pass  # either side hung up, or spoke no HTTP: a proxy has nobody to tell
+            pass  # either side closed the connection, or did not speak HTTP: there is no one to report to
         finally:
             line.close()
             self._threads.discard(threading.current_thread())
@@ -191,7 +192,7 @@ class Proxy:
             admitted = self._owner.malformed(error.status, str(error))
         except OSError:
             raise
-        except Exception as error:  # a mistake of ours: whoever asked shall read it, and no thread end by it
+        except Exception as error:  # a bug of the emulator: the caller gets it as the answer, and the thread continues
             admitted = self._owner.failed(head[0] if head else "", error)
         # Its body was not read, or not to its end.
         client.sendall(_page(admitted, self._owner.dress([("Connection", "close")])))
@@ -254,7 +255,7 @@ class Proxy:
                 if kept is not None:
                     kept.append(block)
                 pending += block
-        except ValueError as error:  # too late to say so
+        except ValueError as error:  # too late to report it
             raise ConnectionError("the server's answer cannot be read to its end") from error
         page = b"".join(_plain(iter(kept or ()), frames)) if fault.cut is None else b""
         self._owner.keep(request, Answer(status, page, frames.get("content-type", "")), fault)
@@ -337,7 +338,7 @@ def _hung_up(server: socket.socket) -> bool:
 
 
 class _Malformed(ValueError):
-    """What was sent is no request."""
+    """The bytes received are not a valid request."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -59,7 +59,7 @@ PERMISSIONS: Final = {
     "bucket": "storage.buckets.get",
 }
 
-# (status, reason, message). How Google words them: docs/emulator.md tells the sources.
+# (status, reason, message) in Google's words; docs/emulator.md names the sources.
 _REFUSALS: Final = {
     "permission": (
         403, "forbidden",
@@ -158,7 +158,8 @@ class StorageServer:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, door: Door | None = None) -> None:
-        """With a `root`, objects are files there and outlive the server's process; else they are in its memory."""
+        """Create a server. With a `root`, objects are files there and outlive the server's process; else they are in
+        memory."""
         self.skew = 0.0
         """By how many seconds the store's clock is ahead of this machine's."""
         self._root = None if root is None else Path(root)
@@ -167,7 +168,7 @@ class StorageServer:
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
-        self._places: dict[str, tuple[str, tuple[str, ...]]] = {}  # of buckets that lie elsewhere than the server says
+        self._places: dict[str, tuple[str, tuple[str, ...]]] = {}  # by bucket, unlike the server's answer
         self._lock = threading.Lock()
         self._starts = 0
         self._place = "127.0.0.1", 0
@@ -202,7 +203,7 @@ class StorageServer:
 
     @property
     def url(self) -> str:
-        """For STORAGE_EMULATOR_HOST."""
+        """The value of STORAGE_EMULATOR_HOST."""
         if self._proxy is None:
             raise RuntimeError("the storage server is not started")
         return self._door.url(self._proxy.port)
@@ -212,7 +213,7 @@ class StorageServer:
         return {"STORAGE_EMULATOR_HOST": self.url}
 
     def start_server(self) -> None:
-        """Start the server's process, again on a port of its own."""
+        """Start the server's process again, on a new port."""
         if self._keeper is not None:
             return
         for _ in range(3):  # a machine may be too busy for it once
@@ -273,7 +274,7 @@ class StorageServer:
         self._add(match, Fault(delay=seconds), times)
 
     def cut(self, match: str, after: int, times: int | None = 1) -> None:
-        """Close the connection after so many bytes of the answer's body."""
+        """Close the connection after that many bytes of the answer's body."""
         self._add(match, Fault(cut=after), times)
 
     def garble(self, match: str, times: int | None = 1) -> None:
@@ -292,19 +293,19 @@ class StorageServer:
         self._add(match, Fault(answer=Answer(_REFUSALS[how][0])), times, caller, how)
 
     def heal(self) -> None:
-        """No more faults, no skew."""
+        """Remove all faults and the skew."""
         with self._lock:
             self._rules.clear()
         self.skew = 0.0
 
     @property
     def calls(self) -> list[Call]:
-        """Every request that was answered, or whose answer was lost (status 0), since `forget`."""
+        """Every request since `forget` that was answered, or whose answer was lost (status 0)."""
         with self._lock:
             return list(self._calls)
 
     def counts(self, prefix: str = "") -> Counts:
-        """How many requests of each class there were for `bucket/object`s that begin with `prefix`."""
+        """The number of requests of each class for `bucket/object`s that begin with `prefix`."""
         found = Counter(VERBS[call.verb] for call in self.calls if call.where.startswith(prefix))
         return Counts(found["A"], found["B"], found["free"])
 
@@ -320,7 +321,7 @@ class StorageServer:
         try:
             headers = headers_of(fields, largest=None)
             target = self._door.enter(target, headers, self._proxy.port)
-            if not target.startswith(("/upload/", "/resumable/")):  # whose bodies are objects
+            if not target.startswith(("/upload/", "/resumable/")):  # their bodies are objects
                 demand_json(headers)
         except Shut as shut:
             return _worded(shut.status, "forbidden", shut.message, "")
@@ -359,7 +360,7 @@ class StorageServer:
         return fault._replace(delay=delay)
 
     def _may_not_replace(self, verb: str, where: str, caller: str, request: Request) -> bool:
-        """To write over an object takes the permission to delete it."""
+        """True if the caller lacks the permission to delete, which overwriting an object requires."""
         if verb not in ("insert", "compose", "copy") or request.query("ifGenerationMatch") == "0":
             return False
         with self._lock:
@@ -370,7 +371,7 @@ class StorageServer:
         return self._metadata(where)[0] == 200
 
     def _metadata(self, where: str) -> tuple[int, bytes]:
-        """What the server says of an object that it keeps."""
+        """The server's metadata of an object, as status and body."""
         bucket, _, name = where.partition("/")
         connection = http.client.HTTPConnection(*self._place, timeout=10)
         try:
@@ -391,7 +392,7 @@ class StorageServer:
         )
 
     def revise(self, request: Request, status: int, body: bytes) -> Answer:
-        """Say of a 404 what is missing, as Google does; shift the times of a store whose clock is off."""
+        """Name in a 404 what is missing, as Google does; shift the times of a store whose clock is skewed."""
         verb, where = _what(request)
         bucket, _, name = where.partition("/")
         if verb == "bucket" and status == 200 and (name_of := _name_of(body)):  # a listing has no name
@@ -415,7 +416,7 @@ class StorageServer:
             return _worded(refusal.http, refusal.reason, refusal.message, verb)
 
     def _placed(self, bucket_name: str, body: bytes) -> bytes:
-        """A bucket's metadata with where it lies; the server says the same of all."""
+        """A bucket's metadata with its location; the server reports the same for all buckets."""
         if (place := self._places.get(bucket_name)) is None:
             return body
         bucket = json.loads(body)
@@ -427,7 +428,8 @@ class StorageServer:
         return json.dumps(bucket).encode()
 
     def bare(self, request: Request, status: int) -> int | None:
-        """As Google answers, and the server does not: https://cloud.google.com/storage/docs/json_api/v1/objects/delete,
+        """The status that Google answers without a body, where the server differs:
+        https://cloud.google.com/storage/docs/json_api/v1/objects/delete,
         https://cloud.google.com/storage/docs/performing-resumable-uploads."""
         if request.method == "DELETE" and status == 200:
             return 204
@@ -520,7 +522,7 @@ class StorageServer:
 
     def _launch(self) -> bool:
         with socket.socket() as reserved:
-            # Bound until the server listens there, so that nobody else is given the port: both say SO_REUSEADDR.
+            # Bound until the server listens there, so that no other process is given the port: both set SO_REUSEADDR.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((_hidden_address(), 0))
             return self._listens_on(*reserved.getsockname())
@@ -538,7 +540,7 @@ class StorageServer:
         keeper = subprocess.Popen(
             ["/bin/sh", "-c", _KEEPER, "sh", self._binary(), *flags],
             # Links that the server gives (the next chunk's address) lead back through the proxy. They have the token,
-            # and what is in a command line everybody on the machine reads.
+            # and every user of the machine can read command lines.
             env={**copies.environ(), "FAKE_GCS_EXTERNAL_URL": self.url},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -593,7 +595,7 @@ def find_binary() -> Path:
     )
 
 
-_SERVED: Final = ("insert", "list", "stat", "patch", "delete", "compose", "chunk")  # whatever they are about
+_SERVED: Final = ("insert", "list", "stat", "patch", "delete", "compose", "chunk")  # on any resource
 _SHAPED: Final = ("bucket", "list", "stat", "insert", "patch", "compose", "copy")  # those that answer in JSON
 _OBJECT: Final = re.compile(r"^(?:/upload|/download)?/storage/v1/b/([^/]+)/o(?:/([^/]+)(?:/(.+))?)?$")
 
@@ -626,7 +628,7 @@ def _verb(request: Request, name: str, action: str, bucket: str) -> tuple[str, s
 
 
 def _is_contents(request: Request, status: int) -> bool:
-    """Whether what is answered are the bytes of an object."""
+    """True if the answer holds the bytes of an object."""
     return status in (200, 206) and _what(request)[0] == "get"
 
 
@@ -655,7 +657,7 @@ def _parameters(query: str) -> Parameters:
 
 
 def _shapes(request: Request) -> bool:
-    """Whether an answer is wanted in another shape than the server's, which is all in one line."""
+    """True if the answer is wanted in another form than the server's, which is on one line."""
     said = _said(request)
     asked_pretty = said.pretty and "prettyPrint" in request.target
     return bool(said.fields or said.callback or asked_pretty)

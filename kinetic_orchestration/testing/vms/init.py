@@ -83,7 +83,7 @@ def _childless() -> bool:
 
 
 def _end_with_parent() -> None:
-    """Everything below this process ends when whoever holds the other end of standard input is gone."""
+    """End everything below this process when the process at the other end of standard input is gone."""
     import threading
 
     root = os.path.abspath(__file__)

@@ -1,4 +1,4 @@
-"""The metadata server of each emulated VM: what a program on the VM may ask about itself, on a port of its own.
+"""The metadata server of each emulated VM, by which a program on the VM reads its configuration; each has its own port.
 
 One loop serves all of them in one thread: an idle VM costs a listening socket. It shows what it is given (a tree of
 values, tokens, identities) and knows neither processes nor the Cloud TPU API.
@@ -24,12 +24,13 @@ _FLAVOR = "Google"
 _HEAD_LIMIT = 64 * 1024
 _LARGEST = 1 << 20  # of a request's body
 _TOKEN_SECONDS = 3599
-# what the real server says while nothing is planned
+# the real server's answer while nothing is planned
 _NO_MAINTENANCE = '{ "error": "no notifications have been received yet, try again later" }'
 
 
 class Loop:
-    """One thread with an event loop, for all that waits: requests, long polls and timers. Nobody waits for it."""
+    """One thread with an event loop for everything that waits: requests, long polls and timers. Nothing waits
+    for it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -72,7 +73,7 @@ class _Refused(Exception):
 
 
 class MetadataServer:
-    """`http://127.0.0.1:<port>/<token>/computeMetadata/v1/` of one VM. Its identity tokens vouch for results."""
+    """`http://127.0.0.1:<port>/<token>/computeMetadata/v1/` of one VM. Its identity tokens authenticate results."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class MetadataServer:
             connection.abort()
 
     def change(self, **values: Any) -> None:
-        """Set `preempted`, `maintenance_event`, … and wake whoever waits for a change."""
+        """Set `preempted`, `maintenance_event`, … and wake the requests that wait for a change."""
         for name, value in values.items():
             setattr(self, name, value)
         self._loop.soon(self.wake)

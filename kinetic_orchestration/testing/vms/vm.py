@@ -1,8 +1,8 @@
 """The VMs of the emulated cloud: each a tree of real processes under a root of its own, with its metadata server.
 
-A VM runs the startup script of its metadata at every boot, in a pid namespace of its own where the machine permits
-one: killing its first process then kills everything in it, whatever it did to hide. Elsewhere its first process
-adopts all orphans and they are looked up. A VM dies with the process that made it. Knows nothing of queued resources.
+A VM runs the startup script of its metadata at every boot, in a pid namespace of its own where the machine permits one:
+killing its first process then kills everything in it, however it was detached. Elsewhere its first process adopts all
+orphans, and they are found below it. A VM dies with the process that made it. Knows nothing of queued resources.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OLDEST_PYTHON = "3.10"
 # Nothing listens there: a program that goes by the proxy settings meets a refused connection at once.
 _NO_ROUTE = "http://127.0.0.1:9"
 _ROUTE = re.compile(r"(UV|PIP)_\w+|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE|(https?|all|no)_proxy", re.IGNORECASE)
-# Settings of the same families that say where to write or what to run: a VM writes under its own root only.
+# Settings of the same families that name a path or a program: a VM writes under its own root only.
 _OWN = re.compile(r"\w+_(CACHE_DIR|PYTHON\w*|PROJECT\w*|TOOL\w*|INSTALL\w*|TARGET|PREFIX|ROOT|USER|SRC|LOG)")
 _FILLER = "filler"
 _LAST = 10.0  # seconds that the kernel may take to end what was killed
@@ -126,7 +126,7 @@ def _pythons(version: str) -> list[str]:
 def _namespace() -> tuple[str, ...] | None:
     """The command that starts a program in a pid namespace of its own, if this machine permits one.
 
-    `unshare` dies with the thread that started it, and takes the namespace along. The boot id is laid over the
+    `unshare` dies with the thread that started it, and takes the namespace along. The boot id is mounted over the
     kernel's, so that programs on the VM read their own.
     """
     if not sys.platform.startswith("linux"):
@@ -174,7 +174,7 @@ class Vm:
 
     @property
     def alive(self) -> bool:
-        """Whether it is switched on, whatever runs on it."""
+        """True if it is switched on, even if no program runs on it."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -183,13 +183,13 @@ class Vm:
         return self.metadata.guest_attributes
 
     def processes(self) -> list[int]:
-        """What runs on it, by the pids of this machine; its first process is not listed."""
+        """The pids of the processes that run on it, as this machine numbers them, without its first process."""
         with self._lock:
             first = self._init() if self.alive else 0
             return [process.pid for process in processes.descendants(first)] if first else []
 
     def console(self) -> str:
-        """What its startup script has printed, of all boots."""
+        """The output of its startup script, of all boots."""
         try:
             return self._console.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -204,7 +204,7 @@ class Vm:
                 return
             self._boot()
         if self._on_boot is not None:
-            self._on_boot(self)  # without the lock: whoever is told may have one of its own
+            self._on_boot(self)  # without the lock: the callback may take one of its own
 
     def destroy(self) -> None:
         """Everything killed at once, its metadata server closed, its disk gone. A second time does nothing."""
@@ -215,10 +215,11 @@ class Vm:
             self._end()
             self.metadata.close()
             unmount(self.root)
-            self._room.forget(self, self._folder)  # within the lock: whoever finds it destroyed finds it gone
+            self._room.forget(self, self._folder)  # within the lock: once it is destroyed, its folder is gone
 
     def preempt(self, notice: float | None) -> None:
-        """`instance/preempted` turns TRUE; with a notice comes SIGTERM, and the end after so many seconds at most."""
+        """Set `instance/preempted` to TRUE; with a notice, also send SIGTERM, and end it after at most that many
+        seconds."""
         with self._lock:
             self.metadata.change(preempted=True)
             process = self._process
@@ -236,7 +237,7 @@ class Vm:
         self.boot()
 
     def maintenance(self, event: str, upcoming: Mapping[str, str] | None = None) -> None:
-        """Announce a maintenance event ("NONE" ends it), and what `instance/upcoming-maintenance` says."""
+        """Announce a maintenance event ("NONE" ends it), and set `instance/upcoming-maintenance`."""
         self.metadata.change(maintenance_event=event, upcoming_maintenance=upcoming)
 
     def freeze(self) -> None:
@@ -247,8 +248,8 @@ class Vm:
         self._signal_all(signal.SIGCONT)
 
     def fill_disk(self) -> None:
-        """Not a byte more can be written on its disk, which has to be one of its own, until `clear_disk`."""
-        with self._lock:  # else its disk might go meanwhile, and this machine's be filled
+        """Fill its disk, which has to be one of its own, until `clear_disk`."""
+        with self._lock:  # else its disk might be unmounted concurrently, and this machine's be filled
             if self._destroyed or not self.root.is_mount():
                 raise KineticError(f"{self!r} has no disk of its own: furnish it with one, as `disk`, before it boots")
             with contextlib.suppress(OSError), (self.root / _FILLER).open("wb", buffering=0) as file:
@@ -340,7 +341,7 @@ class Vm:
             return
         self._kill(process, self._init())
         try:
-            process.wait(2 * _LAST)  # its first process may itself wait so long for the others
+            process.wait(2 * _LAST)  # its first process may itself wait that long for the others
         except subprocess.TimeoutExpired:
             raise KineticError(
                 f"{self!r} did not die within {2 * _LAST:.0f} s of SIGKILL (process {process.pid} of this machine): "
@@ -350,8 +351,8 @@ class Vm:
             process.stdin.close()
 
     def _kill(self, process: subprocess.Popen[bytes], first: int) -> None:
-        """Without the lock, which others hold while they wait. The kernel ends a namespace with its first process;
-        elsewhere that ends all others itself.
+        """Kill the VM's processes. Called without the lock, which others hold while they wait. The kernel ends a
+        namespace with its first process; elsewhere the first process ends all others itself.
         """
         if first and process.poll() is None:
             processes.send(first, signal.SIGUSR1 if self._room.namespace is None else signal.SIGKILL)
@@ -365,7 +366,7 @@ class Vm:
 
 
 def _mount(folder: Path, size: int) -> None:
-    """A file system of so many MiB. It stays through reboots, so it is mounted here and not by the VM."""
+    """Mount a file system of that many MiB. It stays through reboots, so it is mounted here and not by the VM."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}m,mode=0755", "emulated-disk", str(folder)]
     try:
@@ -380,7 +381,7 @@ def _mount(folder: Path, size: int) -> None:
 
 
 def unmount(folder: Path) -> None:
-    """The disk of a VM, if it is one of its own. One that cannot be taken away stays, in memory."""
+    """Unmount the disk of a VM, if it has its own. A disk that cannot be unmounted stays, in memory."""
     if folder.is_mount():
         subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=60)
 
@@ -435,7 +436,7 @@ class Machines:
         self.close()
 
     def create(self, machine: Machine, on_boot: Callable[[Vm], object] | None = None) -> Vm:
-        """A VM that boots; `on_boot` is told at this and every later boot."""
+        """Create a VM that boots; `on_boot` is called at this and every later boot."""
         folder = self._folder(machine)
         try:
             vm = Vm(self, machine, folder, on_boot)
@@ -476,7 +477,7 @@ class Machines:
         return self._starter.submit(start).result()
 
     def forget(self, vm: Vm, folder: Path) -> None:
-        """Its folder is moved away at once and removed beside the work: a big environment takes a while."""
+        """Move its folder away immediately and remove it in the background: a big environment takes a while."""
         with self._lock:
             if vm in self._vms:
                 self._vms.remove(vm)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Caller(NamedTuple):
-    """Who calls: a client, or the account of a VM."""
+    """The caller of an API: a client, or the service account of a VM."""
 
     kind: str = "client"
     node: str = ""

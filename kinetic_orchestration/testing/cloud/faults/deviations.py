@@ -1,7 +1,7 @@
-"""A cloud that is not as was assumed: answers that a test plants in place of the emulator's own.
+"""Answers that a test plants in place of the emulator's own: a cloud that differs from the assumptions.
 
-A fault is something that the emulator knows of the real cloud. A deviation is something that nobody knew, as `verify`
-has to find it. Hosts are answered rightly, so that a run goes on; only clients see it.
+A fault is a known behaviour of the real cloud. A deviation is an unknown one, which `verify` has to find. Only clients
+see it; hosts get correct answers, so that a run continues.
 """
 
 from __future__ import annotations

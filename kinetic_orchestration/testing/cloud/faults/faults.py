@@ -1,6 +1,6 @@
-"""The faults that calls meet: scripted ones, each used up after so many times, and behind them random ones.
+"""The faults of API calls: scripted ones, each for a limited number of calls, then random ones.
 
-It decides; the model does what was decided.
+This module decides; the model acts on the decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ At = Literal["call", "provision", "operation"]
 
 @dataclass
 class Fault:
-    """What befalls the next `times` calls that match (None: all of them)."""
+    """A scripted failure of the next `times` matching calls (None: all of them)."""
 
     method: str
     times: int | None = 1
@@ -62,7 +62,7 @@ class Chance(Protocol):
 
 
 class Faults:
-    """All that is scripted, in the order in which it was said, and the random ones behind it."""
+    """All scripted faults, in the order in which they were added, followed by the random ones."""
 
     def __init__(self) -> None:
         self.scripted: list[Fault] = []

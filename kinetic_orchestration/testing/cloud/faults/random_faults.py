@@ -1,6 +1,7 @@
-"""Random faults of an emulated cloud, which a seed replays.
+"""Random faults of an emulated cloud, reproducible by seed.
 
-The n-th call of a method meets the same fault for the same seed, in whatever order the calls of different methods come.
+With the same seed, the n-th call of a method meets the same fault, regardless of how calls of different methods
+interleave.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def random_faults(
     kinds: Sequence[str] = KINDS,
     within: float = 2.0,
 ) -> RandomFaults:
-    """Let `rate` of all calls and nodes of `cloud` fail in one of `kinds`, at most `limit` times; nodes `within`
-    so many seconds after they became READY. `.met` of what is returned tells what happened."""
+    """Let `rate` of all calls and nodes of `cloud` fail in one of `kinds`, at most `limit` times; nodes fail `within`
+    that many seconds of becoming READY. `.met` of the result lists the faults that occurred."""
     faults = RandomFaults(seed, rate, limit, kinds, within)
     cloud.faults.random = faults
     return faults

@@ -1,6 +1,6 @@
-"""What the model of the cloud asks of hosts: to be made, to suffer, to end.
+"""The interface between the model of the cloud and hosts: create them, make them fail, end them.
 
-`vm.Machines` makes real process trees; a test of the model may keep them in memory. This module knows neither.
+`vm.Machines` creates real process trees; a test of the model may keep them in memory. This module knows neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Host(Protocol):
         """Namespace → key → value, as programs on the VM have put them."""
 
     def preempt(self, notice: float | None) -> None:
-        """Tell it, and end it after so many seconds; None: at once."""
+        """Notify it, and end it after that many seconds; None: immediately."""
 
     def reboot(self) -> None: ...
 

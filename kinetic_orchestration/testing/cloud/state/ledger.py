@@ -1,6 +1,6 @@
-"""The bill of the emulated cloud: what was made and removed, and every second that a chip could have been used.
+"""The ledger of the emulated cloud: which resources were created and removed, and every second of usable chips.
 
-A test asserts on it that nothing was left. It is told what happens by the model and does not know why.
+Tests assert on it that nothing was left. The model reports events to it; it does not know their causes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Ledger:
             self.entries.append(Entry(self._clock(), "idle", "node", node, chips))
 
     def chip_seconds(self, node: str = "") -> float:
-        """Of one node by its full name or id, or of all that ever were."""
+        """Chip-seconds of one node, by its full name or id, or of all nodes so far."""
         self._advance()
         return sum(seconds for name, seconds in self._bills() if not node or name == node or name.endswith(f"/{node}"))
 
     def leaks(self) -> list[str]:
-        """What exists at this moment, as `kind name`."""
+        """Resources that exist at this moment, as `kind name`."""
         self._advance()
         standing = [f"{kind} {name}" for kind, name in list(self._standing)]
         return standing + [f"VM {name}" for name in self._machines()]
@@ -73,7 +73,7 @@ class Ledger:
             raise AssertionError(f"{len(left)} left in the emulated cloud:\n" + "\n".join(f"  {item}" for item in left))
 
     def count(self, what: str, kind: str) -> int:
-        """How often: `count("created", "node")`."""
+        """The number of entries of an event and a kind: `count("created", "node")`."""
         return sum(entry.what == what and entry.kind == kind for entry in self.entries)
 
     def _bills(self) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""What one emulated TPU VM is: where it stands in its slice, what it was given, and what its makers write about it.
+"""One emulated TPU VM: its position in the slice, its configuration, and the metadata that Cloud TPU writes for it.
 
 Pure values. Knows neither processes nor servers.
 """
@@ -15,7 +15,7 @@ EndpointFormat = Literal["addresses", "triples"]
 
 _LOOPBACK = "127.0.0.1"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-# Chips of one host → how they lie in it. Source: `tpu-env` of v4-16 (2,2,1) and v5litepod-8 (2,4,1) machines.
+# Chips of one host → their layout. Source: `tpu-env` of v4-16 (2,2,1) and v5litepod-8 (2,4,1) machines.
 _HOST_SHAPES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
 
 
@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """Cloud TPU's VMs are called so, whatever their node is called."""
+        """The VM's name in Cloud TPU's form, which does not contain the node's name."""
         digest = hashlib.sha256(f"{self.project}/{self.zone}/{self.node}".encode()).hexdigest()
         return f"t1v-n-{digest[:8]}-w-{self.worker}"
 
@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all workers of this node, by their number."""
+        """The addresses of all workers of this node, by worker number."""
         return self.endpoints or (_LOOPBACK,) * self.workers
 
     def attributes(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ def project_number(project: str) -> int:
 
 
 def _bounds(topology: str, workers: int) -> tuple[str, str]:
-    """How chips lie in a host, and hosts in the slice: ("2,2,1", "1,1,2") for 2x2x2 on two hosts."""
+    """The bounds of chips per host and of hosts per slice: ("2,2,1", "1,1,2") for 2x2x2 on two hosts."""
     sides = ([int(side) for side in topology.split("x") if side] + [1, 1, 1])[:3]
     chips = max(1, sides[0] * sides[1] * sides[2] // workers)
     shape = _HOST_SHAPES.get(chips, (chips, 1, 1))

@@ -1,6 +1,6 @@
-"""What lies in the emulated cloud: queued resources, nodes and operations, and how the API shows them (proto-JSON).
+"""The resources of the emulated cloud: queued resources, nodes and operations, and their form in the API (proto-JSON).
 
-Plain records that the model changes; what a request asks for is read and checked here. No rule of a life is here.
+Plain records that the model changes. Requests are parsed and checked here; the life cycle is not defined here.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Node:
 
     @property
     def occupies(self) -> bool:
-        """Whether it keeps chips from others."""
+        """True if it occupies chips."""
         return self.state not in ("PREEMPTED", "TERMINATED", "STOPPED")
 
     def to_json(self) -> Json:
@@ -255,7 +255,7 @@ def _wanted(queued_id: str, parent: str, spec: Json) -> Iterator[Wanted]:
 
 
 def request_id(request: Mapping[str, Any]) -> str:
-    """The id by which a request can be told from others; empty if it has none."""
+    """The id of a request, used to detect its repetition; empty if it has none."""
     given = str(request.get("requestId", ""))
     if given and (not _UUID.fullmatch(given) or not given.strip("0-")):
         raise refusals.request_id(given)
@@ -322,7 +322,7 @@ def runtime_versions(parent: str) -> list[Json]:
 
 
 def units(hardware: Slice) -> int:
-    """What a slice takes of a quota: the number in its accelerator type, cores or chips."""
+    """The quota usage of a slice: the number in its accelerator type, cores or chips."""
     return int(hardware.accelerator_type.rpartition("-")[2])
 
 
@@ -345,7 +345,7 @@ def seconds(duration: str) -> float:
 
 
 def page_token(last: str) -> str:
-    """What stands for the rest of a listing behind `last`."""
+    """The token for the rest of a listing, which begins after `last`."""
     return base64.b64encode(last.encode(), b"-_").decode()
 
 
