@@ -1,5 +1,5 @@
-"""What is not public in Dagster, in one place. `PRIVATE` names all of it, with what is lost where a version has moved
-it: then that is said, once in a process, and everything else goes on.
+"""The undocumented names of Dagster that this package uses. `PRIVATE` lists all of them with the feature that each
+serves: if a version has moved one, that is logged once per process, and everything else continues to work.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ PRIVATE: Mapping[str, str] = {
 
 
 def _private(where: str) -> Any:
-    """What is there; None where it has moved, which is said."""
+    """The object at this path; None, with a warning, if it has moved."""
     module, _, path = where.partition(":")
     try:
         return functools.reduce(getattr, path.split("."), importlib.import_module(module))
@@ -136,8 +136,8 @@ def _private(where: str) -> Any:
 
 
 def _of(owner: Any, *wheres: str) -> Any:
-    """What something of Dagster's has by the last name of each in turn; None from the first on that is None, or that it
-    has not any more, which is said.
+    """Follow the last names of `wheres` from `owner` on. Returns None at the first value that is None, or, with a
+    warning, at the first name that is missing.
     """
     for where in wheres:
         if owner is None:
@@ -170,7 +170,7 @@ OUTPUT = "result"  # the name that Dagster gives an only output
 
 
 def is_resumed(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
-    """Whether a run goes on where its parent failed: by "Re-execute from failure" in the page, or by
+    """Return True if a run continues where its parent failed: by "Re-execute from failure" in the page, or by
     `ReexecutionOptions.from_failure`, which sets no tag: its steps are those that Dagster would choose for it.
     """
     if not run.parent_run_id:
@@ -182,7 +182,7 @@ def is_resumed(run: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
     if _private(PLAN_OF_RUN) is None:
         return False
     plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id or "")
-    if _of(plan, KNOWN_STATE, PARENT_STATE) is None:  # it begins anew
+    if _of(plan, KNOWN_STATE, PARENT_STATE) is None:  # it starts from the beginning
         return False
     parent = instance.get_run_by_id(run.parent_run_id)
     return parent is not None and set(run.step_keys_to_execute) == set(_left_by(parent, instance))
@@ -198,7 +198,7 @@ def _left_by(run: dg.DagsterRun, instance: dg.DagsterInstance) -> Collection[str
 
 
 def runs_at(instance: dg.DagsterInstance, step: str, root: str) -> Iterator[dg.DagsterRun]:
-    """The runs of a family, of which `root` is the first, that are at work at a step and that nobody has terminated."""
+    """The active runs of a family at a step, of which `root` is the first, without terminated ones."""
     of_step = {
         dg.DagsterEventType.STEP_START: True,
         dg.DagsterEventType.STEP_RESTARTED: True,
@@ -216,19 +216,20 @@ def runs_at(instance: dg.DagsterInstance, step: str, root: str) -> Iterator[dg.D
 
 
 def op_context(context: Context) -> Any:
-    """What assets and ops have in common; an asset's own context warns of some of it."""
+    """The op's context, which assets and ops share; an asset's own context warns about some of its attributes."""
     if not isinstance(context, dg.AssetExecutionContext | dg.AssetCheckExecutionContext):
         return context
     return _of(context, OF_ASSETS) or context
 
 
 def deployment_name() -> str:
-    """What Dagster+ calls the deployment, or the branch deployment, that this process is part of."""
+    """The name in Dagster+ of the deployment, or branch deployment, of this process."""
     return os.environ.get("DAGSTER_CLOUD_DEPLOYMENT_NAME", "")
 
 
 def is_contained(context: Context) -> bool:
-    """Whether what the run leaves on its machine ends with it: its launcher, or its executor, makes containers."""
+    """Return True if local files and processes of the run end with it: its launcher, or its executor, makes
+    containers."""
     kinds = {type(_of(context.instance, LAUNCHER)).__name__, _executor_of(context)}
     return any(word in kind for kind in kinds for word in ("K8s", "k8s", "Docker", "docker", "Ecs", "ecs", "CloudUser"))
 
@@ -247,19 +248,19 @@ def code_references(file: str, line: int) -> Mapping[str, Any]:
     """The metadata by which Dagster shows where the code of an asset is; nothing where it has no such metadata."""
     if (made := _private(REFERENCE)) is None:
         return {}
-    with warnings.catch_warnings(action="ignore"):  # they are "beta", as is said of all that is shown of code
+    with warnings.catch_warnings(action="ignore"):  # they are "beta", like all of Dagster's code references
         reference = made(file_path=file, line_number=line)
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
 def hidden_keywords(decorator: Callable[..., Any]) -> set[str]:
-    """Those that a decorator of Dagster takes and does not show: the names that it had before."""
+    """Deprecated keywords that a decorator of Dagster still accepts and does not show."""
     has, of = _private(HAS_DEPRECATED), _private(DEPRECATED)
     return set(of(decorator)) if has is not None and of is not None and has(decorator) else set()
 
 
 def op_config(context: Context) -> Any:
-    """What a run says for a config_schema; None where there is none, as in a test without a context."""
+    """The run's config for a config_schema; None if there is none, as in a test without a context."""
     return None if context is None else op_context(context).op_config
 
 
@@ -268,7 +269,7 @@ def run_id(context: Context) -> str:
 
 
 def is_direct(context: Context) -> bool:
-    """Whether the step is called as a function, in a test, or there is none: it belongs to no run."""
+    """Return True if the step is called as a function in a test, or there is no step: it belongs to no run."""
     return context is None or run_id(context) == "EPHEMERAL"
 
 
@@ -278,14 +279,14 @@ def step_key(context: Context) -> str:
 
 
 def execution_info(context: Context) -> Mapping[str, str]:
-    """What Dagster itself writes on what its runs start elsewhere, as on the pods of Kubernetes."""
+    """The labels that Dagster itself sets on resources of its runs, as on the pods of Kubernetes."""
     run = context.run
     found = _of(run, INFO)
     return found if found is not None else {"dagster/run-id": run.run_id, "dagster/job": run.job_name}
 
 
 def specs_of(context: Context) -> list[dg.AssetSpec]:
-    """Of the assets that the step is to make; of an op there are none."""
+    """Specs of the assets that the step is to make; an op has none."""
     step = op_context(context)  # that of an asset check knows of no assets by itself
     if not step.has_assets_def:
         return []
@@ -306,7 +307,7 @@ def partition_of(context: Context) -> str:
 if TYPE_CHECKING:
 
     class TreatAsResourceParam:
-        """Dagster's mark of a class whose parameters are resources."""
+        """Dagster's marker for classes whose parameters are resources."""
 
     class PipesExecutionError(Exception):
         """Dagster's own of a Pipes session."""
@@ -323,7 +324,8 @@ def selected_assets(context: Context) -> Collection[dg.AssetKey]:
 
 
 def log_event(context: Context, message: str, entries: Mapping[str, str]) -> None:
-    """Write an event of this step, with entries of text, into the log of its run. Nobody can from outside the run."""
+    """Write an event of this step, with text entries, into the log of its run. This is not possible from outside the
+    run."""
     made, report = _private(ENGINE_EVENT), _of(context.instance, REPORT)
     if made is not None and report is not None:
         report(message, context.run, made(metadata=dict(entries)), step_key=step_key(context))
@@ -357,9 +359,10 @@ def logged_events(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[str,
 
 @contextlib.contextmanager
 def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[bytes], object] | None]:
-    """A captured log of its own, by this name in the menu of the run's page: what writes to it, whole lines at once.
+    """Open a separate captured log with this name in the menu of the run's page; the result writes whole lines
+    immediately.
 
-    None where there is no such thing. One stream alone: log managers in a cloud store both when either is closed.
+    None if Dagster lacks it. One stream only: log managers in a cloud store both when either is closed.
     """
     step = _step_of(context)
     manager = None if step is None else _of(context.instance, LOG_MANAGER)
@@ -370,7 +373,7 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
     log_key = manager.build_log_key_for_run(run_id(context), key)
     stream = manager.open_log_stream(log_key, kinds.STDOUT)
     with contextlib.ExitStack() as stack:
-        uploading = getattr(manager, "_poll_for_local_upload", None)  # those in a cloud, where they are told to
+        uploading = getattr(manager, "_poll_for_local_upload", None)  # log managers in a cloud, if so configured
         if uploading is not None:
             stack.enter_context(uploading(log_key))
         opened = stack.enter_context(stream)
@@ -391,7 +394,7 @@ def captured_log(context: Context, name: str, key: str) -> Iterator[Callable[[by
             raw.flush()
 
         yield write
-    completed = getattr(manager, "complete_artifact_path", None)  # by which a local one knows that no more comes
+    completed = getattr(manager, "complete_artifact_path", None)  # it marks a local log as complete
     if uploading is None and completed is None:
         _gone(UPLOADS)
         _gone(COMPLETE)
@@ -430,7 +433,7 @@ def make_optional(assets: dg.AssetsDefinition) -> set[str]:
 
 
 def location_of_run(run: dg.DagsterRun) -> str:
-    """The code location that a run is of; "" where nobody has noted it, as in a test."""
+    """The code location of a run; "" if it is not recorded, as in a test."""
     return str(_of(run, ORIGIN, REPOSITORY, LOCATION, LOCATION_NAME) or "")
 
 
@@ -447,7 +450,7 @@ def outputs_of(context: Context) -> dict[str, dg.AssetKey]:
 
 
 def is_nothing(context: Context, output: str) -> bool:
-    """Whether an asset has no value that an I/O manager would store."""
+    """Return True if an asset has no value for an I/O manager to store."""
     return bool(op_context(context).op_def.output_def_named(output).dagster_type.is_nothing)
 
 
@@ -461,7 +464,7 @@ def selected_checks(context: Context) -> list[Any]:
 
 
 def assets_of(run: dg.DagsterRun, repository: Any) -> set[dg.AssetKey]:
-    """What a run was to make."""
+    """The assets that a run was to make."""
     if run.asset_selection:
         return set(run.asset_selection)
     try:
@@ -472,7 +475,7 @@ def assets_of(run: dg.DagsterRun, repository: Any) -> set[dg.AssetKey]:
 
 
 def assets_in(selection: dg.AssetSelection, repository: Any) -> Collection[dg.AssetKey] | None:
-    """What a selection holds; None if that is not known here."""
+    """The assets of a selection; None if they are not known in this process."""
     resolved, graph = _of(selection, RESOLVED), _of(repository, GRAPH)
     return None if resolved is None or graph is None else set(resolved(graph))
 
@@ -493,7 +496,7 @@ def steps_of(selection: Collection[dg.AssetKey], repository: Any) -> set[str]:
 
 
 def check_config(repository: Any, selection: Collection[dg.AssetKey], config: Mapping[str, Any]) -> None:
-    """What Dagster does as it creates a run of these assets: an error if they do not take the config."""
+    """Check the config as Dagster does when it creates a run of these assets: raises if they do not accept it."""
     made = _of(repository, IMPLICIT_JOB)
     part = None if made is None else _of(made(selection), PART_OF_JOB)
     if part is not None:

@@ -1,9 +1,9 @@
-"""The detached pattern: one run submits a job and is over, no worker waits, a sensor looks, a second run finishes.
+"""The detached pattern: a run submits a job and ends, no worker waits, a sensor watches, and a second run finishes.
 
-Both runs make the same assets, by the same step. What binds them is a ticket, which the step writes into the event log
-of the first run: the job, its place, and the digest by which another process believes its spec. Only the run itself
-writes there. Tags only say that a run waits, and which run's log has the ticket: whoever may launch a run chooses its
-tags, so nothing that a tag says is opened, started or unpickled.
+Both runs make the same assets, by the same step. A ticket connects them, which the step writes into the event log of
+the first run: the job, its place, and the digest by which another process trusts its spec. Only the run itself writes
+there. Tags only mark that a run waits, and which run's log has the ticket: any user who may launch a run chooses its
+tags, so no value of a tag is opened, started or unpickled.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def as_detached(step: Callable[..., Any], needed: Collection[str]) -> Callable[.
 
 
 def refuse_store_of_its_own(options: Options) -> None:
-    """Refuse a detached asset whose options name a store: its sensor only opens the one that the resource names."""
+    """Refuse a detached asset whose options name a store: its sensor opens only the store of the resource."""
     named = [f"{name}=" for name in ("store", "deployment") if getattr(options, name)]
     if named:
         raise UsageError(
@@ -93,7 +93,7 @@ def two_runs(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _results(value: Any, context: _compat.Context) -> list[Any]:
-    """What the body returned, each with the output that it is of."""
+    """The results of the body, each with its output."""
     names = list(_compat.outputs_of(context))
     if len(names) > 1 and isinstance(value, tuple) and not isinstance(value, RESULTS):
         values = list(value)
@@ -118,8 +118,8 @@ def _results(value: Any, context: _compat.Context) -> list[Any]:
 
 
 def _left_out(results: list[Any], context: _compat.Context, needed: Collection[str]) -> list[dg.Output[None]]:
-    """The assets without a value that nothing was said of, which are made all the same. What else is missing is
-    refused, as Dagster would if it knew that it is needed.
+    """The assets without a value that the results omit, which are made all the same. Other missing results are refused,
+    as Dagster would if it knew that they are required.
     """
     outputs = _compat.outputs_of(context)
     named = {each.output_name for each in results if isinstance(each, dg.Output)}
@@ -180,7 +180,7 @@ class _Detached:
             place = {"project": here.project, "store": here.store, "deployment": here.deployment}
             try:
                 job = opened(ticket, place, context.run.tags.get(tag_of(ENDED, ticket.step), ""))
-            except JobNotFound:  # nobody came for it before its records went
+            except JobNotFound:  # its records were removed before any run finished it
                 if not again:
                     raise
             else:
@@ -220,7 +220,7 @@ class _Detached:
             try:
                 job = launching.launch(request, claimed=note)
             except Exception:
-                if not launching.left() and not launching.troubles:  # no job came of it: nobody shall wait for one
+                if not launching.left() and not launching.troubles:  # there is no job: the sensor must not wait for one
                     context.instance.add_run_tags(
                         _compat.run_id(context), {tag_of(TICKET, _compat.step_key(context)): FINISHED}
                     )

@@ -1,7 +1,7 @@
-"""`PipesKineticClient`: a command or a function on a slice that speaks Dagster Pipes, with plain `dagster-pipes` there.
+"""`PipesKineticClient`: a command or a function on a slice that uses Dagster Pipes, with plain `dagster-pipes` there.
 
-The context travels in a variable. Messages come back in the job's own log, as lines of its stderr: live, on every
-backend, through no bucket and no reader of their own. Host 0 speaks for the job, as its value does.
+The context is sent in a variable. Messages come back in the job's own log, as lines of its stderr: live, on every
+backend, without a bucket or a reader of their own. Host 0's messages count for the job, as its value does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.jobs.following.logs import Emit
     from kinetic_orchestration.plan.values import Event
 
-STDERR = {"stdio": "stderr"}  # how the default message writer of dagster-pipes is told where to write
+STDERR = {"stdio": "stderr"}  # the setting of dagster-pipes' default message writer
 VERSION = "__dagster_pipes_version"
 LARGEST_VARIABLE = 120 << 10  # Linux takes 128 KiB in one
 
@@ -49,7 +49,7 @@ class PipesKineticMessageReader(dg.PipesMessageReader):
 
     @contextmanager
     def read_messages(self, handler: dg.PipesMessageHandler) -> Iterator[Mapping[str, Any]]:
-        del handler  # whoever follows the job's log hands it the messages
+        del handler  # the follower of the job's log passes it the messages
         yield STDERR
 
     def no_messages_debug_text(self) -> str:
@@ -213,9 +213,10 @@ def _fitting(variables: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class Messages:
-    """The messages in one job's lines: logs are handed on at once, what is reported when its attempt has ended well.
+    """The messages in one job's lines: logs are passed on immediately, reports when its attempt has succeeded.
 
-    Every follower reads a log from its first line on, so a step that came back after a crash hears all of them again.
+    Every follower reads a log from its first line on, so a step that was restarted after a crash reads all of them
+    again.
     """
 
     def __init__(self, handler: dg.PipesMessageHandler, context: _compat.Context) -> None:
@@ -253,7 +254,7 @@ class Messages:
             )
 
     def check(self) -> None:
-        """A job that ended well, but whose reports are not whole, has not."""
+        """Raise if a job succeeded but its reports are incomplete."""
         if self._wrong:
             raise PipesJobFailed(
                 f"{len(self._wrong)} of the program's Pipes messages could not be read, so its results are not whole: "
@@ -325,7 +326,7 @@ def parts(line: str) -> Iterator[str | Message]:
 
 
 def readable(text: str) -> str:
-    """A log's last lines as people see them."""
+    """A log's last lines in readable form."""
     lines = [list(parts(line)) for line in text.splitlines(keepends=True)]
     return "".join("".join(each for each in line if isinstance(each, str)) for line in lines if _tells(line))
 
@@ -339,7 +340,7 @@ _DECODER = json.JSONDecoder()
 
 
 def _is_about_logs(line: str) -> bool:
-    """Whether a torn message is one whose loss can be borne: its words are in the log all the same."""
+    """Return True if a torn message may be lost: its text is in the log all the same."""
     return re.search(r'"method": ?"(log|opened|closed)"', line) is not None
 
 

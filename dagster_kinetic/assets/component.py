@@ -31,7 +31,7 @@ _GROUPS: Mapping[str, type] = {"limits": Limits, "retry": Retry, "cloud": TpuVm,
 
 
 def _function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
-    """`package.module.name`, or `.module.name` beside the YAML file."""
+    """Import `package.module.name`, or `.module.name` next to the YAML file."""
     module, _, name = path.rpartition(".")
     if not module.strip(".") or not name:
         raise UsageError(f"function is {path!r}: write package.module.name, or .module.name for a file beside this one")
@@ -79,7 +79,7 @@ def _without_value(result: Any) -> Any:
 
 
 class KineticJobScaffolder(dg.Scaffolder):
-    """A file that runs as it is: one asset, made by a function beside it, on this machine."""
+    """Write a file that runs unchanged: one asset, made by a function next to it, on this machine."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         name = request.target_path.name

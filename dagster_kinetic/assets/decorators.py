@@ -174,7 +174,7 @@ def as_step(
 
 
 def _are_some(results: tuple[Any, ...], context: Any) -> bool:
-    """Whether they are results, and of some outputs of the step only, as where one may be left out."""
+    """Return True if they are results for some outputs of the step only, because others are optional."""
     checks = sum(len(getattr(each, "check_results", None) or ()) for each in results)
     is_part = len(results) + checks != len(_compat.op_context(context).op_def.output_defs)
     return is_part and bool(results) and all(isinstance(each, RESULTS) for each in results)
@@ -314,7 +314,7 @@ def _results(hints: Mapping[str, Any], keywords: Mapping[str, Any]) -> Iterator[
 
 
 def _is_of_launch(hint: Any) -> bool:
-    """Whether it is a KineticRunConfig, or a Config with one in it."""
+    """Return True for a KineticRunConfig, or a Config that holds one."""
     if not _is_config(hint):
         return False
     return issubclass(hint, KineticRunConfig) or any(
@@ -342,7 +342,7 @@ def _check_subset(name: str, signature: inspect.Signature, subset: bool) -> None
 
 
 def _check_context(name: str, signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
-    """What a body of Dagster's own would take from its context."""
+    """Refuse keywords whose effect a body would read from Dagster's own context."""
     if keywords.get("config_schema") and CONFIG not in signature.parameters:
         raise UsageError(
             f"{name} has a config_schema, and its body would not see what it allows: take a parameter {CONFIG!r}"
@@ -379,7 +379,7 @@ def _split(
 
 
 def _known(step: types.FunctionType, options: Mapping[str, Any], function: Function) -> dict[str, Any]:
-    """What is known of the assets before anything ran."""
+    """Metadata of the assets that is known before any run."""
     code = step.__code__
     place = _compat.code_references(code.co_filename, code.co_firstlineno)
     return {"kinetic/accelerator": slice_of(_checked(options, function)).name, **place}

@@ -1,6 +1,6 @@
-"""What an asset is made with, as Dagster's kinds: the icons of its node in the graph, and a filter of the catalog.
+"""The kinds of an asset in Dagster: the icons of its node in the graph, and a filter of the catalog.
 
-Read off its accelerator, its requirements and the imports of its code; nothing is imported or asked for that.
+They follow from its accelerator, its requirements and the imports of its code; nothing is imported or fetched for that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _required(requirements: Any) -> Iterator[str]:
         return
     from kinetic_orchestration.packaging.requirements import files
 
-    with contextlib.suppress(Exception):  # whatever is wrong with them is said when they are needed
+    with contextlib.suppress(Exception):  # errors in them are reported when they are needed
         asked = files.read(requirements)
         yield from [files.name_of(line.text) for line in files.lines_of(asked)]
 

@@ -1,6 +1,6 @@
-"""What a parameter of a step may be: which types and which resources can go to another machine.
+"""The parameters that a step may have: which types and which resources can be sent to another machine.
 
-Judged by their definitions alone, so that it is said where they are written. Values are judged when they are sent.
+Checked by their definitions alone, so that the error points to them. Values are checked when they are sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = (
     memoryview, property, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
     types.NoneType,
 )  # fmt: skip
-# Classes whose values only say that they cannot be pickled when it is tried: package and names → why.
+# Classes whose values fail only when they are pickled: package and names → why.
 _BOUND: tuple[tuple[str, frozenset[str], str], ...] = (
     ("pyspark", frozenset({"DataFrame", "SparkSession", "SparkContext", "RDD"}), "it lives in its Spark session"),
     ("sqlalchemy", frozenset({"Engine", "Connection", "Session"}), "it is a connection"),
@@ -43,12 +43,12 @@ _BOUND: tuple[tuple[str, frozenset[str], str], ...] = (
 )
 _RESOURCES = (dg.ConfigurableResource, dg.IAttachDifferentObjectToOpContext)
 _IO_MANAGERS = (dg.IOManager, dg.ConfigurableIOManager, dg.ConfigurableIOManagerFactory)
-TRAVELS = "kinetic_travels"  # a class that says so itself is believed
+TRAVELS = "kinetic_travels"  # set by a class that can be sent
 _POINTER = struct.calcsize("P")
 
 
 def why_not_type(hint: Any) -> str:
-    """Why a value of such a type cannot travel, or "". What says too little is believed to travel."""
+    """The reason why a value of such a type cannot be sent, or "". Types that are too general are accepted."""
     if isinstance(hint, dg.DagsterType):
         return why_not_type(hint.typing_type)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -81,7 +81,7 @@ def _why_not_class(kind: type) -> str:
 
 
 def _is_opaque(kind: type) -> bool:
-    """Whether it is written in C and brings nothing for pickle: what `object.__reduce_ex__` would say of a value.
+    """Return True if it is written in C without pickle support, so that `object.__reduce_ex__` would refuse its values.
 
     The rule is that of `object_getstate_default` in CPython's Objects/typeobject.c.
     """
@@ -101,14 +101,15 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def is_resource(hint: Any) -> bool:
-    """Whether Dagster gives the parameter a resource."""
+    """Return True if Dagster passes a resource for the parameter."""
     if isinstance(hint, type) and issubclass(hint, (*_RESOURCES, *_IO_MANAGERS)):
         return True
     return "resource_param" in getattr(hint, "__metadata__", ())
 
 
 def why_not_resource(kind: Any) -> str:
-    """Why the resource stays here, or "" for one that is nothing but settings, and so can be made anew on a host."""
+    """The reason why the resource cannot be sent, or "" for one that consists of settings and can be recreated on a
+    host."""
     if isinstance(kind, type) and issubclass(kind, _IO_MANAGERS):
         return "I/O managers load and store here, and the hosts see values only"
     if not (isinstance(kind, type) and issubclass(kind, dg.ConfigurableResource)):
@@ -117,7 +118,7 @@ def why_not_resource(kind: Any) -> str:
 
 
 def _bonds(kind: type[dg.ConfigurableResource[Any]]) -> Iterator[str]:
-    """What of a resource's class binds it to this process."""
+    """The reasons why a resource's class depends on this process."""
     from kinetic_orchestration.plan.declare.secret_shapes import (
         told_by_name,  # its many patterns are no part of an import
     )
@@ -146,7 +147,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 class Anew:
-    """As an argument of a job: the resource, made anew from its settings where it arrives."""
+    """A resource as an argument of a job: it is recreated from its settings on the host."""
 
     def __init__(self, resource: dg.ConfigurableResource[Any]) -> None:
         self._resource = resource

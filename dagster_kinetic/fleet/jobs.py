@@ -1,7 +1,8 @@
-"""Many jobs from one step: submitted so many at once, followed on one event loop, told of in the step's own thread.
+"""Many jobs from one step: submitted a limited number at a time, followed on one event loop, reported in the step's
+thread.
 
 Dagster interrupts the main thread of a step, so nothing there waits for more than a queue: the loop that follows the
-jobs runs in a thread beside it. What becomes of the jobs when the step must end is the matter of `step`.
+jobs runs in a separate thread. `step` decides the end of the jobs when the step must end.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from kinetic_orchestration.protocol.system import visible
 
 SUBMITTERS = 4  # jobs that are on their way at the same moment
 WAITING_EVENTS = 1000  # then the readers of the jobs' logs wait for the step
-SUBMIT_SECONDS = 30.0  # so long an interrupted step waits to hear which jobs it has
+SUBMIT_SECONDS = 30.0  # the time that an interrupted step waits for the list of its jobs
 LONGEST_SLEEP = 0.5
 COUNT_SECONDS = 1.0
-STAGES_AT_ONCE = 2  # of launches: a single one is told whole, of many one a second
-WAITING_AGAIN = ("resuming", "queued")  # phases of a job that has no hosts, whatever it had before
-MOST_FAILURES = 20  # that the log tells one by one; of what jobs survive, no more than so many at once
+STAGES_AT_ONCE = 2  # of launches: all messages of a single one, one a second of many
+WAITING_AGAIN = ("resuming", "queued")  # phases of a job that has no hosts now
+MOST_FAILURES = 20  # failures that the log lists one by one; also the burst of failures that jobs survive
 
 
 @dataclass(frozen=True)
 class MapResult:
-    """What became of one input: its value, or what its job, or its submission, raised."""
+    """Result of one input: its value, or the error of its job or submission."""
 
     input: Any
     job: JobHandle[Any] | None  # none if it could not be submitted
@@ -69,7 +70,7 @@ class MapResult:
         return self.value
 
 
-MapResult.__module__ = "dagster_kinetic"  # by which a pickled one is found again, wherever this module is
+MapResult.__module__ = "dagster_kinetic"  # pickles refer to it by this name, independent of this module's
 
 Future = concurrent.futures.Future[Any]
 
@@ -77,7 +78,7 @@ Future = concurrent.futures.Future[Any]
 class Launched(NamedTuple):
     place: int
     job: JobHandle[Any]
-    other: str = ""  # what of it is another than its launch says now
+    other: str = ""  # its differences from this launch
     of: str = ""  # the run whose job it is by its identity
 
 
@@ -87,7 +88,7 @@ class Told(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What its launch says before that may take long."""
+    """A message of a launch, as that may take long."""
 
     place: int
     text: str
@@ -144,20 +145,20 @@ def map_in_step(
 
 
 class FleetNarrator:
-    """Tells a step of many jobs: each line with its job's place, and in a log of that job alone; which of them were
-    interrupted or failed; and the counts of them about once a second.
+    """Reports many jobs to a step: each line with its job's number, and in a log of that job alone; the jobs that were
+    interrupted or failed; and their counts about once a second.
     """
 
     def __init__(self, context: _compat.Context, name: str, call: str, size: int) -> None:
         self._context = context
         self._what = f"{call} {name}".lstrip()
         self._hosts: dict[int, int] = {}
-        self._whose: set[str] = set()  # the runs before this one that were told of
+        self._whose: set[str] = set()  # earlier runs that were already reported
         self._live: dict[int, bool] = {}  # whether its hosts run
         self._ran: set[int] = set()
         self._summary = FleetSummary(context, name, call, size)
         self._counts = Paced(self._count, lambda: COUNT_SECONDS)
-        self._counted = ""  # what was told of them last
+        self._counted = ""  # the counts reported last
         self._stages: Paced[str] = Paced(partial(self._more, "info"), lambda: COUNT_SECONDS, STAGES_AT_ONCE)
         self._troubles: Paced[str] = Paced(partial(self._more, "warning"), lambda: COUNT_SECONDS, MOST_FAILURES)
         step = "" if context is None else step_name(context, call)
@@ -239,7 +240,7 @@ class FleetNarrator:
             f"{self._what}: {counts.ended} of {counts.jobs} have ended{failed}; {running} run, "
             f"{len(self._live) - running} wait"
         )
-        if text != self._counted:  # what was told late may have been what comes now
+        if text != self._counted:  # a delayed report may have been equal
             self._log("info", text)
             self._counted = text
 
@@ -275,7 +276,7 @@ def _requests(
 
 
 class Fleet:
-    """The jobs of one step. Entered, it submits and follows them in threads of its own."""
+    """The jobs of one step. As a context manager, it submits and follows them in threads of its own."""
 
     def __init__(self, request: Callable[[int], Request], jobs: int, width: int) -> None:
         self._request = request
@@ -283,9 +284,9 @@ class Fleet:
         self._width = width
         self._jobs: dict[int, JobHandle[Any]] = {}
         self._begun: dict[int, Request] = {}
-        self.unseen: list[KineticError] = []  # why it cannot be told of some whether they are there
+        self.unseen: list[KineticError] = []  # errors due to which the existence of some is unknown
         self._news: queue.Queue[News | BaseException | None] = queue.Queue(WAITING_EVENTS)
-        self._stop = threading.Event()  # submit no more, and tell no more
+        self._stop = threading.Event()  # stop submitting and reporting
         self._workers = Workers(min(SUBMITTERS, width))
         self._submissions: list[Future] = []
         self._loop = asyncio.new_event_loop()
@@ -297,7 +298,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is heard of the jobs any more; they go on."""
+        """Stop following the jobs; they continue to run."""
         self._stop.set()
         with contextlib.suppress(RuntimeError):  # it has come to its end already
             self._loop.call_soon_threadsafe(self._all.cancel)
@@ -305,7 +306,7 @@ class Fleet:
         self._thread.join(SUBMIT_SECONDS)
 
     def news(self) -> Iterator[News]:
-        """Until all jobs have ended."""
+        """Yield news until all jobs have ended."""
         while True:
             try:
                 found = self._news.get(timeout=LONGEST_SLEEP)
@@ -337,7 +338,7 @@ class Fleet:
         try:
             self._loop.run_until_complete(self._all)
             self._put(None)
-        except BaseException as error:  # whatever it is, the step must hear of it
+        except BaseException as error:  # any error is reported to the step
             self._put(error)
         finally:
             self._loop.close()
@@ -376,7 +377,7 @@ class Fleet:
         return self._jobs[index]
 
     def _put(self, news: News | BaseException | None) -> None:
-        """Waits while the step has much to tell, and never for one that does not listen any more."""
+        """Wait while the step's queue is full, but not after the step has stopped listening."""
         while not self._stop.is_set():
             with contextlib.suppress(queue.Full):
                 self._news.put(news, timeout=LONGEST_SLEEP)
@@ -398,7 +399,7 @@ class Workers:
         return future
 
     def stop(self) -> None:
-        """What has not begun is left undone."""
+        """Cancel the calls that have not begun."""
         with contextlib.suppress(queue.Empty):
             while True:
                 if (waiting := self._waiting.get_nowait()) is not None:

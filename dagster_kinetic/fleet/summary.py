@@ -1,7 +1,7 @@
-"""What Dagster keeps of many jobs that one step ran: their counts while they run, and at the end one table of them,
-their cost together, and a picture with a curve for each.
+"""The summary of many jobs of one step: their counts while they run, and at the end one table of them, their total
+cost, and a picture with a curve for each.
 
-Each is told in few words, since there may be hundreds. Knows nothing of how they are launched or followed.
+Each job gets few words, since there may be hundreds. Knows nothing of how they are launched or followed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Counts(NamedTuple):
 
 
 class FleetSummary:
-    """Hears of every job; `end` says it all."""
+    """Collects the results of all jobs; `end` returns their summary."""
 
     def __init__(self, context: _compat.Context, name: str, call: str, size: int) -> None:
         self._context = context
@@ -105,7 +105,7 @@ class FleetSummary:
         return next((curves.axis for curves in self._curves.values()), "step")
 
     def _table(self) -> str:
-        """The failed ones first: they are what somebody looks for."""
+        """The table of jobs, failed ones first, because users look for them."""
         order = sorted(range(self._size), key=lambda index: (index not in self._errors, index))
         rows = ["| input | job | end | reported last |", "|---|---|---|---|"]
         for index in order[:MOST_ROWS]:
@@ -138,5 +138,5 @@ def _brief(value: float) -> str:
 
 
 def _cell(text: str) -> str:
-    """One line of plain text in a cell of a table, whatever is in it."""
+    """The text as one line of plain text in a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")[:200]

@@ -1,7 +1,7 @@
-"""The core's groups of options as Dagster's Config, so that YAML, the launchpad and EnvVar can set them; and what one
-launch may change of a job, by run config or by a tag.
+"""The core's groups of options as Dagster's Config, so that YAML, the launchpad and EnvVar can set them; and the
+options of a job that one launch may change, by run config or by a tag.
 
-Knows their names and types. What they mean, and what is wrong with them, is the core's to say.
+Knows their names and types. The core defines their meaning and checks them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Group(dg.Config):
     @model_validator(mode="before")
     @classmethod
     def _from_the_core(cls, given: Any) -> Any:
-        """What Python code gives: the core's own value, or a number of seconds where a text may have a unit."""
+        """Convert a value of Python code: the core's own value, or a number of seconds where a text may have a unit."""
         if dataclasses.is_dataclass(given) and not isinstance(given, type):
             silent = type(given)()
             given = {
@@ -77,7 +77,7 @@ class LimitsConfig(_Group):
 
 
 class RetryConfig(_Group):
-    """How many failures of each kind a job survives, on new hosts and with the same checkpoints."""
+    """Number of failures of each kind that a job survives, on new hosts and with the same checkpoints."""
 
     user: int = Field(default=0, description="Of its own code.")
     preemption: int = Field(default=100, description="Spot capacity that was taken back.")
@@ -88,7 +88,7 @@ class RetryConfig(_Group):
 
 
 class TpuVmConfig(_Group):
-    """What only Cloud TPU understands, and all jobs of a deployment may share."""
+    """Cloud TPU options shared by a deployment's jobs."""
 
     reservation: str = Field(default="", description="A reservation to use.")
     network: str = Field(default="", description="The network of the hosts; the project's default one if not given.")
@@ -108,7 +108,7 @@ class TpuVmConfig(_Group):
 
 
 class ProfileConfig(_Group):
-    """What hosts trace for XProf: some steps of a training, or some time."""
+    """Steps or time of a training that hosts trace for XProf."""
 
     steps: int | None = Field(default=None, description="So many steps of kinetic.Training or KineticCallback.")
     seconds: str | None = Field(default=None, description="Instead of steps, so much time: 30s.")
@@ -130,7 +130,7 @@ class ProfileConfig(_Group):
 
 
 def _given(config: dg.Config) -> dict[str, Any]:
-    """What differs from the default: a value of the job's own is only hidden by what somebody wrote."""
+    """The settings that differ from their defaults: only these override the job's own values."""
     return {
         name: getattr(config, name)
         for name, field in type(config).model_fields.items()
@@ -139,7 +139,7 @@ def _given(config: dg.Config) -> dict[str, Any]:
 
 
 class KineticRunConfig(dg.Config):
-    """What one launch says of where its jobs run, over all that the code and the resource say."""
+    """Overrides for one launch of where its jobs run; they take precedence over the code and the resource."""
 
     accelerator: str | None = Field(default=None, description="Another slice, such as v5e-16.")
     spot: bool | None = Field(default=None, description="Whether to ask for spot capacity.")
@@ -158,7 +158,7 @@ class KineticRunConfig(dg.Config):
         return made
 
     def to_options(self) -> dict[str, Any]:
-        """The options of the core that are said."""
+        """The given settings as options of the core."""
         limits = _given(self.limits)
         asked = {
             "accelerator": self.accelerator,
@@ -170,7 +170,8 @@ class KineticRunConfig(dg.Config):
         return {name: value for name, value in asked.items() if value is not None}
 
     def to_tags(self) -> dict[str, str]:
-        """As a tag of a run, of a schedule's RunRequest or of a job: it then holds for each of its jobs."""
+        """The settings as a tag of a run, of a schedule's RunRequest or of a job; it applies to each of the
+        run's jobs."""
         if is_open(self):
             raise UsageError(
                 "a tag is text that is written now, and an EnvVar has its value in the run only: give to_tags() the "
@@ -182,7 +183,7 @@ class KineticRunConfig(dg.Config):
 
 
 def from_tag(tag: Any, whose: str) -> KineticRunConfig:
-    """What a tag says, or an error that names whose it is."""
+    """Parse the value of a tag; the error names its owner, `whose`."""
     try:
         given = json.loads(tag) if isinstance(tag, str) else tag
     except ValueError:
@@ -201,7 +202,7 @@ def from_tag(tag: Any, whose: str) -> KineticRunConfig:
 
 
 def is_open(value: Any) -> bool:
-    """Whether something in it is an EnvVar, whose value is not known where it is written."""
+    """Return True if it contains an EnvVar, whose value is not known until the run."""
     if isinstance(value, dg.Config):
         return any(is_open(getattr(value, name)) for name in type(value).model_fields)
     if isinstance(value, Mapping):

@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-DEPLOYMENT = "dagster"  # of a shared store, where neither Dagster nor anybody else names the installation
+DEPLOYMENT = "dagster"  # in a shared store, if neither Dagster nor the user names the installation
 _GROUPS = ("limits", "retry", "cloud")
 _SILENT = Options()
 _CONTEXTS = (dg.AssetExecutionContext, dg.OpExecutionContext, dg.AssetCheckExecutionContext)
 
 
 class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Runs functions on accelerators. What is set here holds for every job that does not say otherwise."""
+    """Runs functions on accelerators. Its settings apply to every job that does not override them."""
 
     project: str | None = Field(
         default=None, description="The Google Cloud project. Without one, jobs run on this machine."
@@ -102,7 +102,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @model_validator(mode="wrap")
     @classmethod
     def _checked(cls, given: Any, make: Callable[[Any], KineticResource]) -> KineticResource:
-        """What can be said of settings that are here already; an EnvVar has its value when a run begins."""
+        """Check the settings that are known now; an EnvVar has its value when a run begins."""
         refuse_unknown(cls.__name__, cls.model_fields, given)
         made = make(given)
         if made.max_concurrent < 1:
@@ -231,11 +231,12 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         max_concurrent: int | None = None,
         **options: Unpack[OfCall],
     ) -> list[MapResult]:
-        """One job for each input, so many at once, all from this step; the results in the order of the inputs.
+        """Run one job for each input, a limited number at a time, all from this step; results are in the order of the
+        inputs.
 
-        A job that fails is a result with its `error`: the others go on. An input is the arguments of its call: a dict
-        by name, a list or tuple by position, anything else alone (`input_mode` says otherwise). After a crash a retry
-        finds the jobs again by their places among the inputs, or by `keys` where the order is not fixed.
+        A job that fails is a result with its `error`: the others continue. An input is the arguments of its call: a
+        dict by name, a list or tuple by position, anything else alone (`input_mode` overrides that). After a crash a
+        retry finds the jobs again by their positions among the inputs, or by `keys` if the order is not fixed.
         """
         from dagster_kinetic.fleet.jobs import map_in_step
         from kinetic_orchestration.api.batch import arguments
@@ -262,7 +263,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return attach(job_id, **self.place())
 
     def overridden_by(self, config: KineticRunConfig | None) -> KineticResource:
-        """The same resource, whose jobs run as a launch wants them to."""
+        """The same resource with the overrides of a launch."""
         if config is None:
             return self
         made = copy.copy(self)
@@ -270,7 +271,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return made
 
     def place(self) -> dict[str, str | None]:
-        """Where this deployment's jobs are, as `attach` and its like take it."""
+        """Location arguments of this deployment's jobs, for `attach` and similar calls."""
         options = self._named(self._own())
         return {"project": options.project, "store": options.store, "deployment": options.deployment}
 
@@ -282,7 +283,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         context: _compat.Context,
         given: Mapping[str, Any],
     ) -> JobSpec:
-        """The call as a job: what is given holds, else what the function's decorator says, else this resource."""
+        """The call as a job: given options take precedence over those of the function's decorator, and those over this
+        resource."""
         decorated = function.options if isinstance(function, RemoteCallable) else None
         options_of(accelerator, given, decorated)
         if accelerator is not None:
@@ -294,11 +296,11 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return self._job(JobSpec(name_of(function), options, function, tuple(call[0]), dict(call[1] or {})))
 
     def _job(self, spec: JobSpec) -> JobSpec:
-        """Describe the call, with what this resource says of where jobs may run."""
+        """Build the call's spec with this resource's settings for the location of jobs."""
         return replace(spec, meant=kinetics_own(spec.options), require_hardware=self.require_hardware)
 
     def _options(self, given: Mapping[str, Any], context: _compat.Context = None) -> Options:
-        """Whole options: this resource's where nothing is given, and over all of them what the launch says."""
+        """Complete options: the given ones, completed by this resource's and overridden by those of the launch."""
         options = _laid_over(self._own(), given)
         for launch in (*_tagged(context), self._launch):
             options = _overridden(options, launch)
@@ -319,7 +321,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return replace(_SILENT, **own, **{name: group for name, group in groups.items() if group != type(group)()})
 
     def _named(self, options: Options) -> Options:
-        """With a deployment: in this order the options', that of the settings here, Dagster's own name."""
+        """The options with a deployment: the options' own, that of the settings here, or Dagster's name, in
+        this order."""
         if options.deployment or settings.stated("deployment"):
             return options
         shared = "://" in (options.store or settings.stated("store"))
@@ -327,7 +330,7 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return replace(options, deployment=name)
 
     def _call(self, context: _compat.Context, key: str | None) -> str:
-        """What tells this call from the others of its step; a retry of the step counts anew."""
+        """The name of this call among those of its step; a retry of the step counts again from the beginning."""
         if key is not None or _compat.is_direct(context):
             return key or ""
         step = (_compat.run_id(context), _compat.step_key(context), context.retry_number)
@@ -335,7 +338,8 @@ class KineticResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def of_step(context: _compat.Context) -> _compat.Context:
-    """The context that is given, or that of the step here: nobody would end a job whose step forgot to name itself."""
+    """The given context, or that of the current step: without it, no process would end the job of an
+    interrupted step."""
     found = _compat.current() if context is None else context
     if found is not None and not isinstance(found, _CONTEXTS):
         raise UsageError(
@@ -375,7 +379,7 @@ def options_of(accelerator: str | None, given: Mapping[str, Any], decorated: Opt
 
 
 def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
-    """With what was given in the place of what was there; of groups and of labels, part by part."""
+    """Override options by the given ones; groups and labels are merged entry by entry."""
     merged: dict[str, Any] = {}
     for name, value in given.items():
         below = getattr(options, name)
@@ -385,7 +389,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
             merged[name] = {**below, **value}
         else:
             merged[name] = value
-    if given.get("zone"):  # it says where, so other zones have no say
+    if given.get("zone"):  # it fixes the zone, so other zones do not apply
         merged["cloud"] = replace(merged.get("cloud") or options.cloud or TpuVm(), zones=())
     cloud = given.get("cloud")
     if cloud is not None and cloud.zones:
@@ -394,7 +398,7 @@ def _laid_over(options: Options, given: Mapping[str, Any]) -> Options:
 
 
 def _tagged(context: _compat.Context) -> Iterator[KineticRunConfig]:
-    """What the tags of a step's op and of its run say, which has the last word of the two."""
+    """Overrides in the tags of a step's op, then in those of its run, which take precedence."""
     if context is None or _compat.is_direct(context):
         return
     step = _compat.op_context(context)
@@ -413,7 +417,7 @@ def _overridden(options: Options, launch: KineticRunConfig | None) -> Options:
 
 
 def written(group: Any) -> dict[str, Any]:
-    """What of a group of options is not as it is by default."""
+    """The options of a group that differ from their defaults."""
     silent = type(group)()
     fields = {entry.name: getattr(group, entry.name) for entry in dataclasses.fields(group)}
     return {name: value for name, value in fields.items() if value != getattr(silent, name)}

@@ -1,6 +1,7 @@
-"""By whom a job was asked for, as labels of the cloud's resources: a bill is grouped by them, and they lead to the run.
+"""Labels of the cloud's resources that name the run that asked for a job: bills are grouped by them, and they lead to
+it.
 
-Text as Dagster has it; what a label may hold is the backend's to know.
+The text is Dagster's; the backend knows which characters a label may hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Branch deployments: which of them are open, as Dagster+ tells, and which were closed since the last tick."""
+"""Branch deployments: which of them Dagster+ reports as open, and which were closed since the last tick."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kinetic_orchestration.errors import UsageError
 
 BRANCHES_SECONDS = 20.0
 LONGEST_TALE = 10  # what is named one by one in the reason of a tick
-MOST_BRANCHES = 1000  # that are asked for: were there more, none could be said to be closed
+MOST_BRANCHES = 1000  # requested; if there were more, a missing one would not be known to be closed
 
 
 @dataclass(frozen=True)
 class Branches:
-    """What the sensor knows of branch deployments from one tick to the next."""
+    """The sensor's record of branch deployments from one tick to the next."""
 
     open: set[str] = field(default_factory=set)  # when it last saw them
     missed: set[str] = field(
@@ -53,10 +53,10 @@ def some(lines: Sequence[str]) -> str:
 
 
 def dagster_plus_branches(url: str, token: str) -> Callable[[], list[str]]:
-    """For `branches`: what Dagster+ says. `url`: of the organization, such as https://my-org.dagster.cloud. Both may
-    be a `dagster.EnvVar`.
+    """Return a function for `branches` that asks Dagster+. `url`: of the organization, such as
+    https://my-org.dagster.cloud. Both may be a `dagster.EnvVar`.
 
-    A branch deployment is open as long as its pull request is; one without a pull request is never told of.
+    A branch deployment is open as long as its pull request is; one without a pull request is never listed.
     """
 
     def ask() -> list[str]:
@@ -113,7 +113,7 @@ def _secret(token: str) -> str:
 
 
 def _address(url: str) -> str:
-    """Where the token may be sent."""
+    """The address to which the token may be sent. Raises UsageError."""
     from urllib.parse import urlsplit
 
     found = _resolved(url, "address").rstrip("/")

@@ -1,6 +1,6 @@
-"""The sensor that finishes what detached assets have submitted.
+"""The sensor that finishes the jobs of detached assets.
 
-Each tick does a bounded amount of work, by one look at all jobs of a store, and may be cut off at any line.
+Each tick does a bounded amount of work, with one read of all jobs of a store, and may be cut off at any line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PAGE = 500  # runs that wait, read at a time
 TICK_SECONDS = 30.0  # Dagster ends a tick after 60
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # before a job is looked at again at which that failed more than once
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0  # before a job that failed to be read more than once is read again
 MOST_OBSERVED = 10  # assets of one job
 
 _PARTITION = "dagster/partition"
@@ -45,8 +45,8 @@ _PARTITION = "dagster/partition"
 # is. One that has been removed since, or is none of these assets, would else fail the tick, and with it all other jobs.
 _PLACE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end", "dagster/backfill", _PARTITION)
 _DIMENSION = "dagster/partition/"
-_NOT_THE_USERS = ("dagster/", ".dagster/", "kinetic/")  # how the tags of a run begin that say what it is by itself
-_OF_ITS_STEPS = ("ops", "resources")  # of a run's config: the rest says how that run is executed
+_NOT_THE_USERS = ("dagster/", ".dagster/", "kinetic/")  # prefixes of tags that describe a run itself
+_OF_ITS_STEPS = ("ops", "resources")  # of a run's config; the rest configures its execution
 
 
 def build_kinetic_completion_sensor(
@@ -57,13 +57,13 @@ def build_kinetic_completion_sensor(
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Looks after the jobs of assets with `detached=True`, and starts a run for each that has ended.
+    """Watch the jobs of assets with `detached=True`, and start a run for each that has ended.
 
-    `target` has to hold those assets, and what was to be made after them; by default it is these alone. The sensor
-    opens only the store that the resource names. Which jobs are there it reads from the event logs of the runs that
-    submitted them; whoever launches a run chooses its tags, and these are believed in nothing.
+    `target` has to include those assets, and the assets to be made after them; by default it is these alone. The sensor
+    opens only the store that the resource names. It reads the jobs from the event logs of the runs that submitted them;
+    any user who may launch a run chooses its tags, so they are not trusted.
     """
-    memory = _Memory({}, {}, {})  # of this process; another one starts by reading anew
+    memory = _Memory({}, {}, {})  # of this process; another one reads all again
     if target is None:
         detached = dg.AssetSelection.tag(ASSET_WAITS, "true")
         target = detached | detached.downstream()
@@ -84,7 +84,7 @@ def build_kinetic_completion_sensor(
 
 
 class _Stumble(NamedTuple):
-    """Holds when a job is looked at again at which looking failed as it never should."""
+    """The time at which a job is read again after an unexpected error."""
 
     pause: float
     until: float  # by this process' steady clock
@@ -99,7 +99,8 @@ class _Memory(NamedTuple):
 
 
 class _Completion:
-    """One tick. Its cursor: the jobs whose runs were asked for, what was told of the others, and where to go on."""
+    """One tick. Its cursor: the jobs whose runs were requested, the reports on the others, and the position to continue
+    from."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class _Completion:
         self._told: dict[str, str] = dict(state.get("told", {}))
         self._next: str = state.get("next", "")
         self._troubles: list[str] = []
-        self._fit: set[str] = set()  # configs that were looked at
+        self._fit: set[str] = set()  # configs that were checked
 
     def tick(self) -> dg.SensorResult:
         waiting = self._waiting()
@@ -145,7 +146,7 @@ class _Completion:
             if status in ("SUCCEEDED", "FAILED", "CANCELLED", "NOT_FOUND"):
                 try:
                     requests.append(self._request(run, ticket))
-                except Exception as error:  # whatever is wrong with one run, the others go on
+                except Exception as error:  # an error in one run does not affect the others
                     said = error if isinstance(error, UsageError) else repr(error)
                     self._troubles.append(f"job {job} of run {run.run_id} cannot be finished: {said}")
                     continue
@@ -170,7 +171,7 @@ class _Completion:
         )
 
     def _waiting(self) -> dict[str, tuple[dg.DagsterRun, Ticket]]:
-        """The jobs that have no run yet that finishes them. Of a run whose jobs all have one, that is noted."""
+        """The jobs without a run that finishes them. A run whose jobs all have one is marked."""
         instance = self._context.instance
         found: dict[str, tuple[dg.DagsterRun, Ticket]] = {}
         runs: set[str] = set()
@@ -214,7 +215,7 @@ class _Completion:
         return found
 
     def _assets_of(self, target: dg.AssetSelection) -> Collection[dg.AssetKey] | None:
-        """Those that this sensor may start a run of; None if that is not known here."""
+        """The assets that this sensor may start a run of; None if they are not known in this process."""
         repository = self._context.repository_def
         if repository is None:
             return None
@@ -229,7 +230,7 @@ class _Completion:
         )
 
     def _runs(self) -> Iterator[dg.DagsterRun]:
-        """Those that wait, the oldest first."""
+        """The waiting runs, the oldest first."""
         cursor: str | None = None
         while True:
             records = self._context.instance.get_run_records(
@@ -268,8 +269,8 @@ class _Completion:
         self._next = left[0] if left else ""
 
     def _failed(self, ticket: Ticket, error: Exception) -> None:
-        """Tell that a job cannot be looked at. What is no refusal of this package's own is a mistake in it: it is told
-        with all that is known of it, and the job is left alone for a while that grows, and followed anew then.
+        """Report that a job cannot be read. An error that is not one of this package's own is a bug in it: it is
+        reported with its traceback, and the job is skipped for a growing time and followed again then.
         """
         if isinstance(error, KineticError):
             self._troubles.append(f"job {ticket.job} of run {ticket.run} cannot be looked at: {error}")
@@ -311,7 +312,7 @@ class _Completion:
         )
 
     def _after(self, run: dg.DagsterRun, ticket: Ticket) -> list[dg.AssetKey]:
-        """What the run was to make after these, and could not. Where it waits for several jobs, nobody can say when."""
+        """The assets that the run was to make after these, and could not. Unknown if it waits for several jobs."""
         repository = self._context.repository_def
         several = sum(name.startswith(TICKET) for name in run.tags) > 1
         if repository is None or several:
@@ -328,7 +329,7 @@ class _Completion:
         return sorted(found)
 
     def _config(self, run: dg.DagsterRun, selection: Sequence[dg.AssetKey]) -> dict[str, Any]:
-        """Of the run that submitted, what concerns these assets."""
+        """The part of the submitting run's config that concerns these assets."""
         config: dict[str, Any] = {name: run.run_config[name] for name in _OF_ITS_STEPS if name in run.run_config}
         repository = self._context.repository_def
         if repository is None or not config.get("ops"):
@@ -338,7 +339,7 @@ class _Completion:
         return config
 
     def _refuse_unfit(self, config: Mapping[str, Any], selection: Sequence[dg.AssetKey], run: dg.DagsterRun) -> None:
-        """A config that the definitions do not take any more would fail the tick, and with it all other jobs."""
+        """Refuse a config that the definitions no longer accept: it would fail the tick, and with it all other jobs."""
         same = json.dumps([sorted(map(str, selection)), config], sort_keys=True, default=str)
         if self._context.repository_def is None or same in self._fit:
             return

@@ -1,4 +1,4 @@
-"""The sensor that removes what nobody wants any more: hosts without a job, old records, and closed branch deployments.
+"""The sensor that removes leftovers: hosts without a job, old records, and closed branch deployments.
 
 Each tick does a bounded amount of work, and may be cut off at any line.
 """
@@ -26,10 +26,10 @@ def build_kinetic_reaper_sensor(
     branches: Callable[[], Iterable[str]] | None = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Finds hosts that no job wants, in all zones, and old records, and removes them: what `ko reap` does.
+    """Find hosts that no job needs, in all zones, and old records, and remove them, as `ko reap` does.
 
-    `branches` gives the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
-    this sensor has seen open and that is there no more is closed: its jobs are cancelled, and its hosts removed.
+    `branches` returns the names of the branch deployments that are open now, such as `dagster_plus_branches`. One that
+    this sensor has seen open and that is no longer listed is closed: its jobs are cancelled, and its hosts removed.
     """
 
     def look(context: dg.SensorEvaluationContext, **resources: Any) -> dg.SensorResult:
@@ -58,7 +58,7 @@ def build_kinetic_reaper_sensor(
 
 
 def _cleared(place: Mapping[str, str | None]) -> tuple[bool, str]:
-    """Whether nothing is left of a closed branch deployment, and what was done."""
+    """Clear a closed branch deployment. Returns True if nothing is left of it, and a summary."""
     from kinetic_orchestration.jobs.cleanup.reaper import DELETING, LEFT, UNREAD
 
     said = f"branch deployment {place['deployment']} is closed"
@@ -81,7 +81,7 @@ def _reaped(place: Mapping[str, str | None]) -> list[Reaped]:
 
 
 def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError]]:
-    """How many jobs were cancelled, and why others could not be."""
+    """Cancel all jobs. Returns the number of cancelled jobs, and the errors of the others."""
     from kinetic_orchestration.api.handle import list_jobs
     from kinetic_orchestration.jobs.following import actions
     from kinetic_orchestration.jobs.job import ME
@@ -91,14 +91,14 @@ def _cancel_all(place: Mapping[str, str | None]) -> tuple[int, list[KineticError
     for job in live:
         try:
             actions.cancel(job._job, "its branch deployment was closed", ME)
-            job.status()  # nobody else may come to let go of its hosts
+            job.status()  # it releases the hosts, as possibly no other process will
         except KineticError as error:
             troubles.append(error)
     return len(live) - len(troubles), troubles
 
 
 def _tale(found: Sequence[Reaped]) -> str:
-    """What was removed, in one line; and what could not be."""
+    """A one-line summary of removed resources and of those that could not be removed."""
     from kinetic_orchestration.jobs.cleanup.reaper import LEFT, UNREAD
 
     done = [f"{each.what} {each.name} ({each.why})" for each in found if each.result not in (LEFT, UNREAD)]

@@ -15,7 +15,7 @@ ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
 
 
 def refuse_if_it_would_end_with_its_run(asked: Draft, context: _compat.Context) -> None:
-    """A job on this machine, that nobody waits for, in a container that is gone as soon as the step is over."""
+    """Refuse a local job that is not waited for, in a container that is removed as soon as the step is over."""
     plan = asked.plan
     if not plan.remote and _compat.is_contained(context):
         raise UsageError(
@@ -26,7 +26,7 @@ def refuse_if_it_would_end_with_its_run(asked: Draft, context: _compat.Context) 
 
 
 def refuse_unseen(ticket: Ticket, store: str, deployment: str) -> None:
-    """Refuse a job whose records lie in another store than the sensor's, or in a folder of another machine."""
+    """Refuse a job whose records are in another store than the sensor's, or in a folder of another machine."""
     if "://" not in ticket.store and (ticket.store != store or not os.path.isdir(os.path.join(store, deployment))):
         raise UsageError(
             f"its records are in {ticket.store}, a folder of the machine or container where run {ticket.run} was. It "

@@ -1,5 +1,5 @@
-"""What a job tells, in Dagster's words: lines to the step's captured output and to a log of each host, changes to its
-event log, metrics as observations of its assets, and after its end the metadata of what it made.
+"""A job's events in Dagster's terms: lines to the step's captured output and to a log of each host, changes to its
+event log, metrics as observations of its assets, and after its end the metadata of its assets.
 
 Knows nothing of how the job is launched or ended.
 """
@@ -31,7 +31,7 @@ __all__ = ["Narrator", "metadata_of"]
 
 PROGRESS_SECONDS = 1.0
 CHANGE_SECONDS = 1.0
-CHANGES_AT_ONCE = 6  # a short life is told whole; one of many troubles, a line a second
+CHANGES_AT_ONCE = 6  # all changes of a short job; a line a second of one with many problems
 OBSERVATION_SECONDS = 1.0  # between two observations: each is a row in Dagster's database,
 OBSERVATION_SHARE = 1 / 50  # so a job of ten hours makes some four hundred
 MOST_OBSERVED = 10  # assets of one step
@@ -64,7 +64,7 @@ class Narrator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(Exception):  # `end` has said all of it; without, the reason is another one
+        with contextlib.suppress(Exception):  # `end` has reported all of it, or another error is raised
             self._flush()
         if self._logs is not None:
             self._logs.close()
@@ -79,7 +79,7 @@ class Narrator:
                 self._logs.write(event.host, event.text if event.text.endswith(b"\n") else event.text + b"\n")
         elif isinstance(event, Change):
             self._held = event.phase in WITH_HOSTS or (self._held and event.phase not in WITHOUT_HOSTS)
-            if event.phase != "submitted" or event.message:  # else `begin` has said it
+            if event.phase != "submitted" or event.message:  # else `begin` has reported it
                 self._changes(event)
         elif isinstance(event, Metrics):
             self._print(event)
@@ -105,7 +105,7 @@ class Narrator:
         add_metadata(self._context, found)
 
     def failed(self, error: Exception, outcome: Outcome | None = None) -> Exception:
-        """What to raise for it: in a run, what its page can show best; in a test, the exception itself."""
+        """The exception to raise for it: in a run, one that its page shows well; in a test, the exception itself."""
         if _compat.is_direct(self._context):
             return error
         outcome = outcome or self._handle.peek().outcome
@@ -139,7 +139,7 @@ class Observations:
         self._began = time.monotonic()
         self._paced = Paced(self._observe, self._seconds)
         self._sampled: dict[str, float] = {}
-        self._is_alone = True  # what the devices do: no metrics have come, with which it would be told
+        self._is_alone = True  # device samples without metrics to attach them to
 
     def __call__(self, event: Metrics) -> None:
         values: dict[str, Any] = {name: number(value) for name, value in event.values.items()}
@@ -149,7 +149,7 @@ class Observations:
         self.tell(values)
 
     def devices(self, values: Mapping[str, float]) -> None:
-        """What they do, by names of their own: with the next metrics, if there are any."""
+        """Record the device samples, under names of their own, for the next metrics, if there are any."""
         self._sampled = {f"{LAST}device/{name}": value for name, value in values.items()}
         if self._is_alone:
             self.tell({})
@@ -162,7 +162,7 @@ class Observations:
         self._paced.flush()
 
     def _seconds(self) -> float:
-        """The longer it goes on, the more rarely."""
+        """The interval between observations, which grows with the run time."""
         return max(OBSERVATION_SECONDS, (time.monotonic() - self._began) * OBSERVATION_SHARE) * len(self._assets)
 
     def _observe(self, values: Mapping[str, Any], _: int) -> None:
@@ -188,7 +188,7 @@ def said(change: Change, ran: bool) -> tuple[str, str]:
 
 
 def step_name(context: _compat.Context, call: str) -> str:
-    """What leads the names of a step's further logs in the menu, which are below its own."""
+    """The prefix of the names of a step's further logs, which are listed below its own in the menu."""
     step = "" if _compat.is_direct(context) else _compat.step_key(context)
     return f"{step} {call}" if call else step
 
@@ -201,8 +201,8 @@ def assets_of(context: _compat.Context) -> list[dg.AssetKey]:
 
 
 def add_metadata(context: _compat.Context, values: Mapping[str, Any]) -> None:
-    """To all that the step makes. What its own code has yielded already takes none, and no asset check does: then the
-    log says it.
+    """Add metadata to all outputs of the step. Outputs that its code has already yielded accept none, nor do asset
+    checks: then the values are logged.
     """
     if _compat.is_direct(context):
         return
@@ -226,7 +226,7 @@ def _is_short(value: Any) -> bool:
 
 
 def write(text: str) -> None:
-    """To the step's captured output, as UTF-8 wherever this process runs."""
+    """Write to the step's captured output, as UTF-8 on every platform."""
     buffer = getattr(sys.stdout, "buffer", None)
     if buffer is None:  # a notebook
         sys.stdout.write(text)

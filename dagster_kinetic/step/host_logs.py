@@ -1,7 +1,7 @@
-"""A captured log of its own for each host of a job, or for each of many jobs, beside that of the step, in the menu of
+"""A separate captured log for each host of a job, or for each of many jobs, next to that of the step, in the menu of
 the run's page.
 
-It is a copy: all lines are in the step's own output too. Where Dagster has no place for it, nothing is lost.
+It is a copy: all lines are in the step's own output too. If Dagster does not support it, nothing is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HostLogs:
                 self._give_up(f"the log of {self._name_of(index)} ends here ({error})")
 
     def close(self) -> None:
-        """With a log manager in a cloud, this uploads them."""
+        """Close the logs. With a log manager in a cloud, this uploads them."""
         self._off = True
         self._writers = {}
         try:
@@ -54,7 +54,7 @@ class HostLogs:
             return None
         name = self._name_of(index)
         try:
-            # A step that came back hears all lines again, so its logs are new ones.
+            # A restarted step reads all lines again, so its logs are new ones.
             return self._stack.enter_context(
                 _compat.captured_log(self._context, name, f"kinetic-{secrets.token_hex(5)}")
             )

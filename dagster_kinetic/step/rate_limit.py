@@ -1,4 +1,4 @@
-"""A bound on how often something is told, that never loses the last word."""
+"""A rate limit of reports that never loses the last one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Paced(Generic[T]):
-    """Hands on `burst` values at once, then one for each `seconds` that pass; of those that wait, only the newest.
+    """Passes on `burst` values immediately, then one per `seconds`; of waiting values, it keeps only the newest.
 
-    What waits is told when its time comes, by a thread of its own, so also when nothing follows it. `tell` hears the
-    value, and how many were left out before it.
+    A waiting value is passed on when its time comes, by a separate thread, so also when no other follows it. `tell`
+    gets the value, and the number of values that were left out before it.
     """
 
     def __init__(self, tell: Callable[[T, int], object], seconds: Callable[[], float], burst: int = 1) -> None:
@@ -35,7 +35,7 @@ class Paced(Generic[T]):
             self._tell_if_due()
 
     def flush(self) -> None:
-        """Now, whatever the pace."""
+        """Pass on the waiting value now, regardless of the rate."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -61,7 +61,7 @@ class Paced(Generic[T]):
             if self._held:
                 try:
                     self._tell_if_due()
-                except Exception:  # it is still held, and `flush` says it again where it can be heard
+                except Exception:  # the value is still held, and `flush` raises the error in the caller's thread
                     return
 
     def _tell_held(self) -> None:

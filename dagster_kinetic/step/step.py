@@ -1,6 +1,6 @@
-"""One job seen from one Dagster step: which job the step means, and what becomes of it when the step is interrupted.
+"""One job of one Dagster step: its identity, and its end or continuation when the step is interrupted.
 
-Knows runs, steps, tags and interrupts. What a job tells while it runs is the matter of `events`.
+Knows runs, steps, tags and interrupts. `events` reports the job while it runs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CANCEL_SECONDS = 60.0
 
 
 class Place(NamedTuple):
-    """Where a call stands in Dagster."""
+    """The position of a call in Dagster."""
 
     run: str
     step: str
     partition: str = ""
     call: str = ""  # "" for the first of the step, then its number, or the key that the user gave it
-    resumes: tuple[str, ...] = ()  # the runs that this one goes on with, the nearest first
+    resumes: tuple[str, ...] = ()  # the runs that this one resumes, the nearest first
 
     def identity(self, deployment: str, run: str = "") -> Identity:
         index = f"{self.partition}#{self.call}" if self.call else self.partition
@@ -63,7 +63,7 @@ def origin_of(context: _compat.Context) -> dict[str, str]:
 
 
 class Left(NamedTuple):
-    """A job that a step has when it is interrupted, and the run whose job it is by its identity."""
+    """A job of an interrupted step, and the run that its identity names."""
 
     handle: JobHandle[Any]
     of: str = ""
@@ -100,7 +100,7 @@ class Launching:
         return job
 
     def left(self) -> list[Left]:
-        """What there is of it when the step is interrupted: before its spec is stored, nothing."""
+        """The job to deal with when the step is interrupted; none before its spec is stored."""
         if self.handle is None and self.request is not None:
             try:
                 job = find(self.request)
@@ -114,7 +114,8 @@ class Launching:
 
 @contextlib.contextmanager
 def left_if_interrupted(context: _compat.Context, forward_termination: bool = True) -> Iterator[Launching]:
-    """Whatever a step does with one job: wherever it is interrupted, its job and its run become what they should."""
+    """Wrap all work of a step with one job: if it is interrupted at any point, `leave` decides the end of its job and
+    run."""
     launching = Launching(context)
     try:
         yield launching
@@ -143,9 +144,9 @@ def run_in_step(
 ) -> Any:
     """Run the job as this step: its lines in the step's log, its value returned, its failure raised.
 
-    `shown`: how the page names the call, if not by what tells it from others. `job`: one that was submitted before, by
-    another run. `through` stands between the job and what tells of it; `made` hears of the job as soon as it is there.
-    Without `forward_termination` the job goes on when its run is terminated.
+    `shown`: the name of the call in the page, if not the one that identifies it. `job`: one that another run submitted.
+    `through` wraps the job's events; `made` is called as soon as the job exists. Without `forward_termination` the job
+    continues when its run is terminated.
     """
 
     def request() -> Request:
@@ -197,7 +198,7 @@ def _for_good(context: _compat.Context) -> Iterator[None]:
 
 
 def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Context) -> None:
-    """What a run before this one has submitted for it may be of other arguments: that is told, or refused."""
+    """Warn about a job of an earlier run that differs from this launch, or refuse it."""
     strict = spec.options.on_conflict == "error"
     try:
         request = draft(spec, found=True).open(identity)
@@ -212,12 +213,12 @@ def hold_to(spec: JobSpec, identity: Identity, job: Job, context: _compat.Contex
 
 
 def whose(job: Job, of: str, context: _compat.Context) -> str:
-    """Tell which job it is that a run before this one has submitted, and which others follow it; "" for one's own."""
+    """Describe which earlier run submitted the job, and which others follow it; "" for the run's own."""
     if _compat.is_direct(context) or of in ("", _compat.run_id(context)) or job.written:  # or written here just now
         return ""
     try:
         by = job.plan().labels.get("run", "") or of
-    except KineticError:  # whoever follows it hears of that, with more patience
+    except KineticError:  # its follower reports that, after more retries
         by = of
     others = sorted(_followers(context, {of})[of])
     others = [f"run {run}{', which submitted it,' if run == by else ''}" for run in others]
@@ -240,7 +241,7 @@ def _followers(context: _compat.Context, owners: Collection[str]) -> dict[str, s
 
 
 def _warn_of_another_slice(request: Request, job: Job, context: _compat.Context) -> None:
-    """A job that was found again stays what it was, whatever its launch says now."""
+    """Warn if a job that was found again has another slice than its launch asks for now; it keeps its own."""
     differs, ended = another(request, job)
     if differs and ended:
         context.log.warning(
@@ -259,10 +260,10 @@ def leave(
     forward_termination: bool = True,
     unseen: Sequence[KineticError] = (),
 ) -> None:
-    """The step must end now. Its jobs end too if somebody wants that, or if nobody can come back for them; but those
-    that another run goes on with do not.
+    """End the interrupted step. Its jobs end too if a user wants that, or if no run can resume them; jobs that another
+    run has taken over do not.
 
-    `unseen`: why it cannot be told of some of them whether they are there.
+    `unseen`: the errors due to which the existence of some of them is unknown.
     """
     log = dg.get_dagster_logger() if context is None else context.log  # none of a map outside of any step
     terminated = forward_termination and _is_terminated(context)
@@ -297,7 +298,7 @@ def leave(
     troubles = _cancelled(handles, why)
     if troubles:
         log.error(f"{len(troubles)} of them could not be: {troubles[0]}. {_to_end(ids, 'To end what is left')}")
-    if terminated:  # a retry policy would run the step again, so it must hear that this is the end
+    if terminated:  # a retry policy would run the step again, so it is told not to
         cancelled = f"{_named(ids) or 'the step'} was cancelled with its run" if ids or not shared else ""
         raise dg.Failure("; ".join(filter(None, (cancelled, let_go))), allow_retries=False) from None
 
@@ -337,24 +338,24 @@ def _cancelled(handles: Sequence[JobHandle[Any]], reason: str) -> list[KineticEr
 
 
 def _is_forgotten(context: _compat.Context) -> bool:
-    """Whether nobody will come back for the step: it is a test, or its instance ends with this process."""
+    """Return True if no process will resume the step: it is a test, or its instance ends with this process."""
     return _compat.is_direct(context) or context.instance.is_ephemeral
 
 
 def _is_terminated(context: _compat.Context) -> bool:
-    """Whether the run is to end; a worker that is only moved elsewhere leaves it as it was."""
+    """Return True if the run is to end; if a worker is only moved elsewhere, the run's status is unchanged."""
     if _compat.is_direct(context):
         return False
     run = context.instance.get_run_by_id(_compat.run_id(context))
     if run is None or run.status is not dg.DagsterRunStatus.FAILURE:
         return run is not None and run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
-    # One that passed Dagster's max_runtime is cancelled, and said to have failed before its worker hears of it.
+    # A run that exceeds Dagster's max_runtime is cancelled, and marked as failed before its worker is interrupted.
     seen = context.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING, limit=1)
     return bool(seen.records)
 
 
 def _ancestry(run: dg.DagsterRun | None, instance: dg.DagsterInstance) -> Iterator[str]:
-    """The runs that a run goes on with, the nearest first."""
+    """The runs that a run resumes, the nearest first."""
     for _ in range(LONGEST_ANCESTRY):
         if run is None or not run.parent_run_id or not _compat.is_resumed(run, instance):
             return

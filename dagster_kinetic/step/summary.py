@@ -1,6 +1,6 @@
-"""What Dagster keeps of a job after its end: the metadata of what it made, or the failure that a person reads.
+"""Dagster's record of a job after its end: the metadata of its assets, or the failure that a user reads.
 
-Knows no steps: what is said here is told by the records alone, so by any process, at any later time.
+Knows no steps: everything follows from the records alone, so any process can compute it, at any later time.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def named(values: Mapping[str, Any], call: str = "") -> dict[str, Any]:
 
 
 def _is_of_its_keeping(name: str, value: Any) -> bool:
-    """Whether it is a number that Dagster plots, and none that the user's code reported."""
+    """Return True for a number that Dagster plots and that the user's code did not report."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("metrics/")
 
 
 def prefix_of(call: str) -> str:
-    """What leads the names of a job's metadata; a step may run many jobs."""
+    """The prefix of a job's metadata, as a step may run many jobs."""
     return f"kinetic/{call}/" if call else "kinetic/"
 
 
 def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves | None = None) -> dict[str, Any]:
-    """What is kept beside the asset: where it ran, how long, what that cost, and what it reported."""
+    """The metadata of the asset: where it ran, for how long, its cost, and its metrics."""
     cost = handle.cost()
     values: dict[str, Any] = {
         "job_id": handle.job_id,
@@ -78,7 +78,7 @@ def metadata_of(handle: JobHandle[Any], call: str = "", curves: picture.Curves |
 
 
 def profile_of(handle: JobHandle[Any]) -> dict[str, Any]:
-    """Where its profile lies, and how to open it, if there is one."""
+    """The location of its profile and how to open it, if there is one."""
     if not (place := job.profile_of(handle._job)):
         return {}
     page = {"profile_url": dg.MetadataValue.url(links.browse(place))} if place.startswith("gs://") else {}
@@ -94,8 +94,8 @@ def pages_of(handle: JobHandle[Any]) -> dict[str, Any]:
 
 
 def pictures_of(handle: JobHandle[Any], curves: picture.Curves | None) -> dict[str, Any]:
-    """What it reported, as it was heard here or else as its hosts have kept it; and what its devices did, which only
-    they know. Where it was kept is told, too, if that is a page."""
+    """Pictures of its metrics, as they were received here or as its hosts stored them, and of its devices, which only
+    the hosts know. Also the URL of the stored picture, if it has one."""
     kept: dict[str, Any] = {}
     page = ""
     with contextlib.suppress(KineticError):  # a picture is worth no step
@@ -138,7 +138,7 @@ def failure_of(
     call: str,
     curves: picture.Curves | None = None,
 ) -> dg.Failure:
-    """What the run's page shows of a job that failed; `error`, as its cause, stays the user's own exception."""
+    """The failure that the run's page shows; `error`, as its cause, stays the user's own exception."""
     failure = outcome.verdict.failure if outcome is not None else None
     host = outcome.verdict.host if outcome is not None else None
     where = f" on host {host} of {handle.hosts}" if host is not None and handle.hosts > 1 else ""
@@ -162,14 +162,14 @@ def failure_of(
 
 
 def headline(error: BaseException) -> str:
-    """The first line of what it says, with its kind unless that is ours."""
+    """The first line of its message, with its type unless that is ours."""
     said = (str(error).strip().splitlines() or [""])[0]
     own = type(error).__module__.startswith("kinetic_orchestration.")
     return said if own and said else f"{type(error).__name__}: {said}".rstrip(": ")
 
 
 def fenced(text: str) -> str:
-    """As a block of code in Markdown, whatever is in it."""
+    """The text as a code block in Markdown, whose fence is longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

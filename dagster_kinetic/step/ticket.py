@@ -1,6 +1,6 @@
-"""The ticket of a detached job: what the run that submits it leaves for the run that finishes it, and where.
+"""The ticket of a detached job: the data that the submitting run leaves for the run that finishes it, and its location.
 
-The event log of the first run has it: only the run itself writes there. The tags say that a run waits, and which
+It is in the event log of the first run, where only the run itself writes. The tags mark that a run waits, and which
 run's log has the ticket. Knows neither steps nor resources.
 """
 
@@ -21,7 +21,7 @@ from kinetic_orchestration.errors import UsageError
 WAITS = "kinetic/detached"  # of a run: "waiting" until each of its jobs has a run that finishes it
 ASSET_WAITS = "kinetic/detached"  # of an asset: it is made by two runs
 WAITING, FINISHED = "waiting", "finished"
-TICKET = "kinetic/detached."  # + step: of the run that submitted: its job, for people, or "finished"
+TICKET = "kinetic/detached."  # + step: of the run that submitted: its job, for users, or "finished"
 ENDED = (
     "kinetic/ended."  # + step: of that run, what the sensor saw the job come to: it is held to, and lets nothing run
 )
@@ -88,7 +88,7 @@ def open_tags(tags: Mapping[str, str]) -> list[str]:
 
 
 def refuse_elsewhere(ticket: Ticket, store: str, deployment: str) -> None:
-    """Refuse a job in another store than the one that is set here: the setting has changed since, or lies elsewhere."""
+    """Refuse a job in another store than the current one: the setting has changed since, or is different here."""
     if (ticket.store, ticket.deployment) != (store, deployment):
         raise UsageError(
             f"job {ticket.job} was submitted to {ticket.store} (deployment {ticket.deployment!r}), and the store that "
