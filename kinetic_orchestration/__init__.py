@@ -50,7 +50,7 @@ _HOMES = {
     "run": "api.decorator",
 }
 
-_MODULES = ("collections", "data", "job_status")  # of Keras Kinetic, whose names programs may take from there
+_MODULES = ("collections", "data", "job_status")  # modules of Keras Kinetic that programs may import
 
 __all__ = [
     "BatchError",

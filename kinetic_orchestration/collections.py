@@ -1,4 +1,4 @@
-"""Many jobs of one function, by the names that programs written for Keras Kinetic look for."""
+"""Many jobs of one function, under the names that programs written for Keras Kinetic import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Data`, where programs written for Keras Kinetic look for it."""
+"""`Data`, at the path from which programs written for Keras Kinetic import it."""
 
 from __future__ import annotations
 

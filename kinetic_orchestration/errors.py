@@ -1,38 +1,38 @@
 """Every exception of the project, in one tree.
 
     KineticError
-    ├── UsageError(ValueError)            what was asked for cannot be; nothing has run
-    │   ├── UnknownAccelerator            no such slice; the message lists what is near
-    │   ├── NotPicklable(TypeError)       a function or an argument that cannot travel, with the path to the culprit
-    │   ├── NotAFunction(TypeError)       what was decorated cannot be a job
+    ├── UsageError(ValueError)            invalid request; nothing was started
+    │   ├── UnknownAccelerator            no such slice; the message lists similar ones
+    │   ├── NotPicklable(TypeError)       a function or an argument that cannot be pickled, with the path to the culprit
+    │   ├── NotAFunction(TypeError)       the decorated object cannot run as a job
     │   ├── DataNotFound(FileNotFoundError)  a Data path that is not there
     │   ├── ConflictingSettings           two settings that exclude each other
     │   ├── KeyTaken                      a key names a job of another call, and `on_conflict="error"` was asked for
-    │   ├── Unsupported                   a wish that this backend refuses by name
-    │   ├── NotEmulated                   hardware is meant, and only an emulation of it is there
+    │   ├── Unsupported                   an option that this backend does not support
+    │   ├── NotEmulated                   hardware is wanted, and only an emulation is available
     │   └── TooBig                        more hosts than this machine can hold
-    ├── StoreError                        the store refused, is full, or cannot keep its promises
-    │   ├── Denied                        a permission or a policy forbids it; the message says who may change that
-    │   ├── Unreachable                   it gave no answer for as long as was waited; worth another try
+    ├── StoreError                        the store refused, is full, or lacks a guarantee
+    │   ├── Denied                        a permission or a policy forbids it; the message names who can change that
+    │   ├── Unreachable                   it did not answer within the time limit; worth another try
     │   ├── NewerWire                     written by a newer version of this package
     │   └── Corrupt                       the bytes are not those that were sent
     ├── RequirementsError                 the requirements could not be locked or installed
-    ├── CredentialsError                  nobody to be for Google Cloud, or somebody who may not
-    ├── BackendError                      the hosts could not be made; its cause says what is worth another try
-    ├── NoPlace                           nowhere is left where the hosts could be made
-    ├── CheckpointError                   a checkpoint could not be written, and the user wants to hear of it
-    │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message says what differs
+    ├── CredentialsError                  no usable credentials for Google Cloud, or no project
+    ├── BackendError                      the hosts could not be created; its cause tells whether to try again
+    ├── NoPlace                           no place is left where the hosts could be created
+    ├── CheckpointError                   a checkpoint could not be written, and the user asked for the error
+    │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message names the difference
     ├── JobNotFound(LookupError)          no such job in this store
     ├── Superseded                        this attempt is over, and another one may be running
     └── JobError                          a job ended without a value
         ├── JobFailed                     its own code failed, and the exception could not come back as itself
-        ├── JobCancelled                  somebody cancelled it
+        ├── JobCancelled                  it was cancelled
         ├── JobTimedOut(TimeoutError)     one of its limits passed
-        ├── ResultNotTrusted              it ran to the end, and nothing vouches for its value but the bucket it lies in
-        ├── JobLost                       its hosts or its environment failed it (infrastructure, preemption)
-        └── ResultNotPicklable            it ran to the end, but its value cannot travel; the message has its repr
+        ├── ResultNotTrusted              it succeeded, but only the bucket that holds its value authenticates it
+        ├── JobLost                       its hosts or its environment failed (infrastructure, preemption)
+        └── ResultNotPicklable            it succeeded, but its value cannot be pickled; the message has its repr
 
-A message says what happened, where the evidence is, and what to do next.
+A message states what happened, where the evidence is, and what to do next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kinetic_orchestration.protocol.system import visible
 
 
 class KineticError(Exception):
-    """The root: `except KineticError` catches whatever this project raises itself."""
+    """The root: `except KineticError` catches every exception that this project raises itself."""
 
     def __str__(self) -> str:
         """It may quote what a job wrote, and ends up on terminals."""
@@ -49,7 +49,7 @@ class KineticError(Exception):
 
 
 class UsageError(KineticError, ValueError):
-    """What was asked for cannot be. Nothing has run."""
+    """Invalid request. Nothing was started."""
 
 
 class UnknownAccelerator(UsageError):
@@ -57,11 +57,11 @@ class UnknownAccelerator(UsageError):
 
 
 class NotPicklable(UsageError, TypeError):
-    """A function or an argument that cannot travel, with the path to the culprit."""
+    """A function or an argument that cannot be pickled, with the path to the culprit."""
 
 
 class NotAFunction(UsageError, TypeError):
-    """What was decorated cannot be a job."""
+    """The decorated object cannot run as a job."""
 
 
 class DataNotFound(UsageError, FileNotFoundError):
@@ -93,7 +93,7 @@ class StoreError(KineticError):
 
 
 class Denied(StoreError):
-    """A permission or a policy forbids it; the message says who may change that."""
+    """A permission or a policy forbids it; the message names who can change that."""
 
 
 class Unreachable(StoreError):
@@ -113,11 +113,11 @@ class RequirementsError(KineticError):
 
 
 class CredentialsError(KineticError):
-    """Nobody to be for Google Cloud, or somebody who may not."""
+    """There are no usable credentials for Google Cloud, or no project is named."""
 
 
 class BackendError(KineticError):
-    """The hosts could not be made. The cause, one of the wire's, says what is worth another try."""
+    """The hosts could not be created. The cause, a failure on the wire, tells whether to try again."""
 
     def __init__(self, message: str, cause: str = "infrastructure") -> None:
         super().__init__(message)
@@ -133,7 +133,7 @@ class CheckpointError(KineticError):
 
 
 class CheckpointDiffers(CheckpointError, ValueError):
-    """A checkpoint of another model or topology; the message says what differs."""
+    """A checkpoint of another model or topology; the message names the difference."""
 
 
 class JobNotFound(KineticError, LookupError):
@@ -159,7 +159,7 @@ class JobFailed(JobError):
 
 
 class JobCancelled(JobError):
-    """Somebody cancelled the job."""
+    """The job was cancelled."""
 
 
 class JobTimedOut(JobError, TimeoutError):
@@ -171,8 +171,8 @@ class JobLost(JobError):
 
 
 class ResultNotTrusted(JobError):
-    """The job ran to the end, and nothing but the bucket that holds its value vouches for it: it is not unpickled."""
+    """The job succeeded, but only the bucket that holds its value authenticates it: it is not unpickled."""
 
 
 class ResultNotPicklable(JobError):
-    """The job ran to the end, but its value cannot travel."""
+    """The job succeeded, but its value cannot be pickled."""

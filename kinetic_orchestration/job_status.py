@@ -1,4 +1,4 @@
-"""`JobStatus`, where programs written for Keras Kinetic look for it."""
+"""`JobStatus`, at the path from which programs written for Keras Kinetic import it."""
 
 from __future__ import annotations
 

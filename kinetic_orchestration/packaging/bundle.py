@@ -1,7 +1,6 @@
-"""PACKAGE: everything a job needs from here, gathered and digested, and nothing sent yet.
+"""PACKAGE: everything that a job needs from the client, gathered and digested, and not sent yet.
 
-Decides what travels and where it belongs; how each part is packed is the matter of `tree`, `payload` and
-`requirements`.
+Decides which files are sent and where they belong; `tree`, `payload` and `requirements` pack each part.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Item:
     file: str = ""
     at: str = ""
     here: str = ""  # of data that is read in place
-    url: str = ""  # of data that lies in a bucket
+    url: str = ""  # of data that is in a bucket
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class Bundle:
     spool: Path
     agent: agent.AgentZip | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
-    beside: Mapping[str, str] = field(default_factory=dict)  # modules beside the code that stay here
+    beside: Mapping[str, str] = field(default_factory=dict)  # modules next to the code that are not sent
 
     @property
     def told(self) -> str:
-        """How much there is of what, for people; some of it may be in the store already."""
+        """A summary of the contents by kind and size, for users; some may be in the store already."""
         parts = []
         if self.project is not None:
             count = self.project.count
@@ -80,7 +79,7 @@ class Bundle:
 
 
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
-    """Look, read and pickle; the spool takes what had to be read, for the upload."""
+    """Read and pickle the parts of a job; files that had to be read are spooled for the upload."""
     options = spec.options
     isolated = plan.isolated or plan.remote
     travelling = distributions_as_files(options.first_party) if isolated else []
@@ -181,7 +180,7 @@ def _tools(environment: requirements.Environment, settings: Settings) -> Mapping
 
 
 def code_of(spec: JobSpec, source: tree.Source | None, by_name: Iterable[str] = ()) -> remote.Code:
-    """Where a job's code is, to read off it what it imports."""
+    """The location of a job's code, from which its imports are read."""
     from kinetic_orchestration.packaging.requirements import remote
 
     root = source.root if source is not None else None
@@ -196,7 +195,7 @@ def code_of(spec: JobSpec, source: tree.Source | None, by_name: Iterable[str] = 
 
 
 def source_of(spec: JobSpec) -> tree.Source | None:
-    """What travels with a command is the project it is in; with a function, the project its code is in."""
+    """The source that is sent: for a command the project that it is in, for a function the project of its code."""
     if spec.function is None:
         return _source_of_command(Path(spec.cwd or os.getcwd()), spec.argv)
     file = _file_of(spec.function)
@@ -231,9 +230,9 @@ def _source_of_command(folder: Path, argv: Sequence[str]) -> tree.Source | None:
 
 
 def split_path(root: Path | None, path: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """sys.path in two: what lies in the project, relative to it; and what this machine alone has.
+    """Split sys.path: entries in the project, relative to it, and entries that only this machine has.
 
-    What the interpreter brings itself is in neither: the host's has its own.
+    The interpreter's own entries are in neither: the host's interpreter has its own.
     """
     inside: list[str] = []
     outside: list[str] = []
@@ -287,7 +286,8 @@ def _file_of(function: Any) -> Path | None:
 
 
 def _imported_by(function: Any) -> list[str]:
-    """The modules that a function may need, and that may be files here: all that a notebook's cell tells of itself."""
+    """The modules that a function may need and that may be local files: the only source of information for a notebook's
+    cell."""
     found = getattr(_plain(function), "__globals__", {})
     names = {*imports.imported_by(function, texts=True), *imports.imported_by(_plain(function), texts=True)}
     for value in list(found.values()):
@@ -298,7 +298,7 @@ def _imported_by(function: Any) -> list[str]:
 
 
 def _beside(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, str]:
-    """The modules beside the code that stay here, so that a host which misses one can say where it is."""
+    """The modules next to the code that are not sent, so that a host which misses one can name its location."""
     if project is None:
         return {}
     file = _file_of(spec.function) if spec.function is not None else None
@@ -366,7 +366,7 @@ def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
 
 
 def _check_keras_backend(backend: str | None, environment: requirements.Environment) -> None:
-    """Keras would only say on the hosts that its backend is not there."""
+    """Warn of a missing Keras backend, which Keras would report only on the hosts."""
     if backend is None or environment.kind == "image":
         return
     if environment.lock is None:
@@ -388,7 +388,7 @@ def _check_keras_backend(backend: str | None, environment: requirements.Environm
 
 
 def argument_digests(spec: JobSpec, home: Path, bundle: Bundle | None = None) -> dict[str, str]:
-    """Return the digest of each argument of the call. What a bundle has just read is not looked at again."""
+    """Return the digest of each argument of the call. Data that a bundle has just read is not read again."""
     if spec.function is None:
         return {}
     return arguments.digests(spec.function, spec.args, spec.kwargs, partial(data_digest, home, bundle))
@@ -444,7 +444,7 @@ def _package_items(packages: Sequence[FirstParty], root: Path | None, home: Path
         for belongs, lies in entry.paths:
             path = Path(lies)
             if root is not None and path.is_relative_to(root):
-                continue  # it travels with the project
+                continue  # it is sent with the project
             if path.is_dir():
                 folder = tree.snapshot(path, index_dir=home / "index", spool=spool)
                 _tell(folder)

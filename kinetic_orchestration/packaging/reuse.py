@@ -1,4 +1,4 @@
-"""What is in the store already and is used again: made young again in time, so that no reaper takes it away.
+"""Reuse of objects that are in the store already: their age is reset in time, so that no reaper removes them.
 
 It knows of ages. It does not know what an object is, nor what the reaper deletes.
 """
@@ -18,11 +18,12 @@ YOUNG: Final = 86400.0
 
 
 def keep(store: Store, name: str, retention: float) -> Entry | None:
-    """What is there under a name that tells its content, and by now is young for the retention; None: send it."""
+    """Return the entry of a content-named object, renewed if it is too old for the retention; None: it has to
+    be sent."""
     found = store.find(name)
     return found if found is not None and still_there(store, found, retention) else None
 
 
 def still_there(store: Store, entry: Entry, retention: float) -> bool:
-    """Of an object that was seen: renewed if it is old, False if somebody has deleted it meanwhile."""
+    """Return True for an object that was listed, renewed if it is old; False if it was deleted in between."""
     return store.now() - entry.updated <= max(retention * SHARE, YOUNG) or store.renew(entry.name)

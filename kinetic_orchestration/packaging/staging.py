@@ -24,9 +24,10 @@ from kinetic_orchestration.protocol.system.parallel import at_once
 
 
 def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
-    """Blobs first, each whole or not at all; the spec that names them is written last, by whoever admits the job.
+    """Upload blobs first, each whole or not at all; the spec that names them is written last, by the caller that admits
+    the job.
 
-    All that is independent is asked and sent side by side: how long it takes is a matter of round trips.
+    Independent requests are made concurrently: the time depends on the number of round trips.
     """
     trees = [Item(bundle.project), *bundle.data, *bundle.packages]
     work: list[Callable[[], tuple[str, int]]] = [partial(_send, item, bundle.spool, store, retention) for item in trees]
@@ -75,7 +76,7 @@ def _look_for_tools(
 
 
 def _described(environment: Environment) -> dict[str, Any]:
-    """What a host is told of its environment."""
+    """The description of its environment for a host."""
     lock = environment.lock
     if lock is None:
         return {}

@@ -1,4 +1,4 @@
-"""The file with requirements that lies beside a program and that a job without `requirements=` does not read."""
+"""The requirements file next to a program, which a job without `requirements=` does not read."""
 
 from __future__ import annotations
 

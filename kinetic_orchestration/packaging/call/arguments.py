@@ -1,8 +1,8 @@
-"""Describes what a call was given: a digest of each argument, and which of them look like secrets.
+"""Descriptions of a call's arguments: a digest of each, and which of them look like secrets.
 
-Two pickles of one value differ from process to process, so a digest is of the value itself, where it has a form that
-does not: what JSON has, paths, times, arrays by their bytes, data by its content. Of anything else the digest is
-unknown, and then nothing is said: two calls are never told apart by mistake.
+Two pickles of one value differ from process to process, so the digest is of the value itself, if it has a stable form:
+JSON values, paths, times, arrays by their bytes, data by its content. The digest of any other value is unknown, and
+then it is not compared: two calls are never reported as different by mistake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNKNOWN: Final = ""
 DEEPEST = 50
 MOST_VALUES = 100_000
 MOST_BYTES = 256 << 20
-MOST_TEXTS = 2_000  # in which secrets are looked for
+MOST_TEXTS = 2_000  # strings that are searched for secrets
 
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
 _TEXTUAL = (decimal.Decimal, uuid.UUID, complex, range, slice, *_TIMES)
@@ -68,7 +68,8 @@ def differing(
 
 
 def tell_of_secrets(spec: JobSpec) -> None:
-    """An argument is the user's word, so it travels; that it lies in the store, he may not have meant."""
+    """Warn about arguments that look like secrets: they are sent as given, but the user may not want them in
+    the store."""
     if spec.function is None:
         return
     found = sorted({way for way, name, text in _texts(spec) if is_secret_argument(name, text)})
@@ -80,7 +81,7 @@ def tell_of_secrets(spec: JobSpec) -> None:
 
 
 def _texts(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """The texts in a call, so many at most: the way from the parameter, the last name on it, the text."""
+    """The strings in a call, up to a limit: the path from the parameter, its last name, the string."""
     assert spec.function is not None
     given = _named(spec.function, spec.args, spec.kwargs)
     waiting: list[tuple[str, str, Any]] = [(name, name, value) for name, value in given.items()]
@@ -101,7 +102,7 @@ def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     parameters = _parameters(function)
     try:
         bound = inspect.Signature(list(parameters.values())).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return {**{str(at): value for at, value in enumerate(args, 1)}, **kwargs}
     several = [name for name, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
     found = {name: value for name, value in bound.items() if name not in several}
@@ -119,7 +120,7 @@ def _digest(value: Any, digest_of: Callable[[Data], str]) -> str:
     form = _Form(digest_of)
     try:
         form.take(value, 0)
-    except Exception:  # what a user's value raises when it is looked at is no reason to refuse a call
+    except Exception:  # an error of a user's value while it is inspected is no reason to refuse a call
         return UNKNOWN
     return form.hasher.hexdigest()[:32]
 

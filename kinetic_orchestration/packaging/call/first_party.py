@@ -1,7 +1,7 @@
-"""Distributions that travel as files: those that no package index has.
+"""Distributions that are sent as files: those that no package index has.
 
-Responsible for: which distributions of this environment were installed from a folder, a repository or a file,
-where their modules lie, and what they depend on. Does not know how the files travel or what a host installs.
+Responsible for: which distributions of this environment were installed from a folder, a repository or a file, the paths
+of their modules, and their dependencies. Does not know how the files are sent or what a host installs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Origin = Literal["named", "folder", "repository", "archive"]
 
 @dataclass(frozen=True)
 class FirstParty:
-    """One distribution whose files travel.
+    """One distribution that is sent as files.
 
-    `paths` are pairs: where it belongs below one folder of the host's sys.path, and where it lies here.
+    `paths` are pairs: its place below one folder of the host's sys.path, and its path on this machine.
     """
 
     name: str
@@ -50,10 +50,10 @@ class FirstParty:
 def distributions_as_files(
     first_party: Sequence[str] | None = None, *, path: Sequence[str] | None = None
 ) -> list[FirstParty]:
-    """The distributions of this environment that travel as files: named ones, and those that no index has.
+    """The distributions of this environment that are sent as files: named ones, and those that no index has.
 
-    Of the latter the installer keeps a record (PEP 610): a folder, editable or not, a repository, or a file
-    on this machine. A name may be a distribution's or a module's. `path` is where to look, if not sys.path.
+    The installer records the origin of the latter (PEP 610): a folder, editable or not, a repository, or a file on this
+    machine. A name may be a distribution's or a module's. `path` is searched instead of sys.path, if given.
     """
     wanted = [first_party] if isinstance(first_party, str) else list(first_party or ())
     installed: dict[str, metadata.Distribution] = {}
@@ -96,7 +96,8 @@ def normalized(name: str) -> str:
 
 
 def _name(distribution: metadata.Distribution) -> str | None:
-    """By its folder where that tells: to parse the metadata of all that is installed takes a third of a second."""
+    """The name from the folder's name, if possible: parsing the metadata of everything installed takes a third of a
+    second."""
     folder: Path | None = getattr(distribution, "_path", None)
     if folder is not None and folder.name.endswith(".dist-info") and (folder / "METADATA").is_file():
         return folder.stem.rpartition("-")[0]  # the name itself may have a hyphen: not all tools write an underscore
@@ -109,7 +110,7 @@ def _origin(distribution: metadata.Distribution) -> tuple[Origin | None, str]:
         url, folder = str(record.get("url", "")), ""
     except (ValueError, AttributeError):
         return None, ""
-    # conda records its own build folders, on a machine that nobody has.
+    # conda records its own build folders, of a machine that no user has.
     if not url or (distribution.read_text("INSTALLER") or "").strip() == "conda":
         return None, ""
     if url.startswith("file:"):
@@ -136,7 +137,7 @@ def _describe(name: str, distribution: metadata.Distribution, origin: Origin, fo
 
 
 def _installed(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """Where the distribution's modules and its metadata lie, as few whole folders as possible."""
+    """Yield the paths of the distribution's modules and metadata, as few whole folders as possible."""
     files = [PurePosixPath(str(file)) for file in distribution.files or ()]
     inside = [file for file in files if ".." not in file.parts and "__pycache__" not in file.parts]
     packages = {str(file.parent) for file in inside if file.name == "__init__.py"}
@@ -211,7 +212,7 @@ def _find(name: str, installed: dict[str, metadata.Distribution]) -> str:
 def stub(folder: Path, distribution: FirstParty, leave_out: Iterable[str] = ()) -> Path:
     """A wheel without content but with the distribution's name, version and dependencies.
 
-    With it a resolver takes the dependencies into account and looks for the distribution itself nowhere.
+    With it a resolver includes the dependencies and does not search for the distribution itself.
     """
     import zipfile
 
@@ -239,7 +240,7 @@ def stub(folder: Path, distribution: FirstParty, leave_out: Iterable[str] = ()) 
 
 
 def itself() -> FirstParty:
-    """This project, which is on every host beside the agent and never part of an environment."""
+    """This project, which is on every host next to the agent and never part of an environment."""
     try:
         distribution = metadata.distribution(ITSELF)
     except metadata.PackageNotFoundError:

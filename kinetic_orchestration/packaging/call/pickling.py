@@ -1,8 +1,7 @@
-"""The function and its arguments on their way out, values and exceptions on their way back.
+"""Pickling of functions and their arguments, and unpickling of values and exceptions.
 
-Responsible for what is pickled by value, for finding the `Data` in a call, for naming what cannot be pickled,
-and for giving the user's own exception back. The file format is the agent's; how files and data travel is
-decided elsewhere.
+Responsible for pickling by value, for finding the `Data` in a call, for naming the part that cannot be pickled, and for
+restoring the user's own exception. The agent defines the file format; files and data are sent by other modules.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.protocol.system import copies, visible
 
-# Airflow gives DAG files such names, under which nobody can import them.
+# Airflow gives DAG files such names, under which they cannot be imported.
 AIRFLOW_PREFIX = "unusual_prefix_"
-# These are not the user's, wherever they lie: this project may be installed from its own folder.
+# These are never the user's: this project may be installed from its own folder.
 _NEVER = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
-LARGE = 50_000_000  # bytes of a pickled global that are told
+LARGE = 50_000_000  # bytes from which a pickled global is reported
 _SMALL = (type(None), bool, int, float)
 _ALWAYS = (AIRFLOW_PREFIX, "__mp_main__")
 _registry = threading.RLock()
@@ -56,7 +55,7 @@ class PackedCall:
     data: tuple[Data, ...]
     by_value: tuple[str, ...]
     by_name: tuple[str, ...] = ()
-    large: tuple[tuple[str, int], ...] = ()  # what of the function's surroundings is large: (in words, its bytes)
+    large: tuple[tuple[str, int], ...] = ()  # large values that the function refers to: (description, bytes)
 
 
 def pack_call(
@@ -99,8 +98,8 @@ def load_value(
     host: int | None = 0,
     home: Path | None = None,
 ) -> Any:
-    """The result of a job. Raises Corrupt or ResultNotPicklable. Only what is PLAIN may come from anybody. `home` may
-    know already that the bytes are those that were sent.
+    """The result of a job. Raises Corrupt or ResultNotPicklable. Untrusted results may only be PLAIN. `home` may record
+    already that the bytes match their digest.
     """
     try:
         if format == wire.PLAIN:
@@ -129,7 +128,7 @@ def revive(
 ) -> Exception:
     """The exception to raise for a failure of the user's code: itself if possible, else one that names it.
 
-    `path` is the file of the pickled exception, if there is one that may be unpickled; `doubt`: why it may not.
+    `path` is the file of the pickled exception, if one may be unpickled; `doubt`: the reason why it may not.
     """
     if failure.type == payload.UNPICKLABLE:
         return ResultNotPicklable(f"job {job_id}: {failure.message}", job_id=job_id, host=host, cause=wire.USER)
@@ -159,7 +158,7 @@ def first_party_modules(
     project_root: Path | None,
     first_party: Collection[str | types.ModuleType] = (),
 ) -> dict[str, types.ModuleType]:
-    """The imported modules that are the user's own: in the project, beside the function, or named."""
+    """The imported modules that are the user's own: in the project, next to the function, or named."""
     named = {entry if isinstance(entry, str) else entry.__name__ for entry in first_party}
     named |= cloudpickle.list_registry_pickle_by_value()
     roots = _spellings(project_root)
@@ -171,7 +170,7 @@ def first_party_modules(
         name: module
         for name, module in copies.modules().items()
         if isinstance(module, types.ModuleType)
-        # First, because an orchestrator's process has thousands of modules, and each call looks at all of them.
+        # First, because an orchestrator's process has thousands of modules, and each call checks all of them.
         and (named or name.startswith(_ALWAYS) or not _lies_elsewhere(vars(module).get("__file__"), near))
         and vars(module).get("__name__") == name
         and name.partition(".")[0] not in _NEVER
@@ -184,8 +183,8 @@ def first_party_modules(
 
 
 def _lies_elsewhere(file: Any, near: tuple[str, ...]) -> bool:
-    """Tell by its name alone that a module's file is installed or in none of these folders; False if that takes a
-    closer look.
+    """Return True if the module's name alone shows that its file is installed or in none of these folders; False if
+    that needs a closer check.
     """
     if type(file) is not str or file[:1] != "/":
         return False
@@ -203,7 +202,7 @@ def _is_named(name: str, named: Collection[str]) -> bool:
 
 
 def _spellings(folder: Path | None) -> tuple[str, ...]:
-    """With and without links, and with a final slash."""
+    """The folder's path with and without links resolved, each with a final slash."""
     if folder is None:
         return ()
     return tuple({os.path.join(spelled, "") for spelled in (os.path.abspath(folder), os.path.realpath(folder))})
@@ -242,7 +241,8 @@ def _root_of(name: str, file: str) -> str:
 
 
 def _is_installed(root: str) -> bool:
-    """Whether an installer filled this entry of sys.path: site-packages, or what `pip install --target` was given."""
+    """Return True if an installer filled this entry of sys.path: site-packages, or the target of `pip install
+    --target`."""
     folders = root.split(os.sep)
     if "site-packages" in folders or "dist-packages" in folders or root.startswith(_standard_library()):
         return True
@@ -259,7 +259,7 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def _tail(name: str, file: str) -> str:
-    """Where a module's file lies below an entry of sys.path."""
+    """The path of a module's file below its entry of sys.path."""
     base = os.path.basename(file)
     parts = name.split(".")
     named = os.path.join(*parts, base) if base.startswith("__init__.") else os.path.join(*parts[:-1], base)
@@ -284,7 +284,7 @@ def _by_value(modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
 
 @dataclass
 class _Found:
-    """What a pickler came across."""
+    """The objects that a pickler found."""
 
     data: list[Data] = field(default_factory=list)
     by_value: set[str] = field(default_factory=set)
@@ -385,7 +385,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _described(module: types.ModuleType) -> tuple[str, dict[str, Any], str]:
-    """What relative imports and `__file__` need."""
+    """The attributes of a module that relative imports and `__file__` need."""
     kept = {name: vars(module).get(name) for name in ("__name__", "__package__", "__file__", "__doc__")}
     return module.__name__, kept, _tail(module.__name__, kept["__file__"] or "")
 
@@ -432,7 +432,7 @@ class _Trial(_Pickler):
 
 
 def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception | None:
-    """Why a value cannot be pickled."""
+    """The exception due to which a value cannot be pickled, or None."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return None
     try:

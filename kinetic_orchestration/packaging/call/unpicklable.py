@@ -1,7 +1,6 @@
-"""Which part of a value cannot be pickled, in words that lead to the line that made it.
+"""Search for the part of a value that cannot be pickled, described so that the user finds the line that made it.
 
-Responsible for walking into a value the way pickle does. Does not know how values are pickled: it is handed a
-test.
+Responsible for walking into a value the way pickle does. Does not know how values are pickled: the test is passed in.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def _of_class(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
-    """What pickle itself would take out of an object: its state, and what it is rebuilt from."""
+    """The parts that pickle itself would take from an object: its state, and the arguments of its reconstruction."""
     name = type(value).__name__
     yield f"the class of {name}", type(value)
     try:

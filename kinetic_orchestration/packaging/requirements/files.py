@@ -1,6 +1,6 @@
-"""Reading requirements: a list, a requirements file, a pyproject.toml, or a lock that somebody committed.
+"""Reading requirements: a list, a requirements file, a pyproject.toml, or a committed lock.
 
-Responsible for: what each line means, and naming the line that means nothing. Resolves nothing, runs nothing.
+Responsible for parsing each line, and for naming a line that is invalid. Resolves nothing, runs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Asked(NamedTuple):
     """The requirements as they were given."""
 
     kind: Literal["list", "requirements", "pyproject", "pylock", "setup"]
-    name: str  # for people
+    name: str  # for users
     path: Path | None
     text: str
     folder: Path  # what relative paths are relative to
@@ -49,12 +49,12 @@ class Line(NamedTuple):
 
     @property
     def requirement(self) -> str:
-        """Without its options."""
+        """The requirement without its options."""
         return re.split(r"\s--", self.text, maxsplit=1)[0].strip()
 
     @property
     def shown(self) -> str:
-        """For a message: passwords are not for the terminal."""
+        """The requirement for a message, without passwords."""
         return repr(redact(self.requirement))
 
 
@@ -152,7 +152,7 @@ def _expand(line: Line, seen: set[Path]) -> Iterator[Line]:
         raise UsageError(f"{line.where}: {redact(line.text)!r} cannot be read: {error}") from None
     if path in seen:
         return
-    # A constraint is no requirement, but what it says decides the resolution: it stays in the key.
+    # A constraint is no requirement, but it affects the resolution: it stays in the key.
     constraint = line.text.startswith(("-c", "--constraint"))
     for inner in _file_lines(path, text, seen | {path}):
         yield inner._replace(text=f"-c {inner.text}") if constraint else inner
@@ -223,7 +223,7 @@ def name_of(text: str) -> str:
 
 
 def index_options(asked: Asked, *, expand: bool = True) -> Iterator[tuple[str, str, Path]]:
-    """The options that say where packages come from; without `expand` a ${VARIABLE} in an address stays one."""
+    """The options that select package indexes; without `expand` a ${VARIABLE} in an address is kept."""
     long = {"-i": "--index-url", "-f": "--find-links"}
     for line in lines_of(asked):
         match = re.match(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b[\s=]*(.*)$", line.text)
@@ -254,7 +254,7 @@ def local_folder(line: Line) -> Path | None:
 
 
 def committed(asked: Asked, lines: Iterable[Line]) -> list[str]:
-    """The entries of a lock that somebody made before; nothing is resolved again."""
+    """The entries of a committed lock; nothing is resolved again."""
     if asked.kind == "pylock":
         return list(_pylock_entries(asked))
     entries = []

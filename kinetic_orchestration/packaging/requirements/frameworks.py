@@ -1,13 +1,13 @@
-"""Which build of a framework drives which accelerator, as a table.
+"""The builds of frameworks that drive each accelerator, as a table.
 
-A `jax`, `torch` or `tensorflow` line of the user becomes the host's build of it. Where an ordinary processor stands
-for the accelerator (an emulated slice), the lines stay as they are. Pure: resolves nothing. What is not known is
-refused with a sentence.
+A `jax`, `torch` or `tensorflow` line of the user becomes the host's build of it. If an ordinary processor emulates the
+accelerator (an emulated slice), the lines stay as they are. Pure: resolves nothing. Unknown combinations are refused
+with a sentence.
 
 From the packages' own metadata in the package index, November 2026: `jax[tpu]` needs libtpu, and up to 0.5.0 a nightly
-build of it that no index has; `torch-tpu` needs torch 2.11 or later, `torch_xla[tpu]` is made for the torch of the
-same minor version, from 2.7 to 2.9; `tensorflow-tpu` holds the same modules as `tensorflow` and takes its place, from
-2.19.1 on.
+build of it that no index has; `torch-tpu` needs torch 2.11 or later, `torch_xla[tpu]` is made for the torch of the same
+minor version, from 2.7 to 2.9; `tensorflow-tpu` holds the same modules as `tensorflow` and takes its place, from 2.19.1
+on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Row(NamedTuple):
 
 
 def for_host(lines: Iterable[str], slice_: Slice, *, emulated: bool) -> Builds:
-    """The builds for the slice. `lines` are requirements; what is no plain requirement says nothing of builds."""
+    """The builds for the slice. `lines` are requirements; a line that is no plain requirement does not affect the
+    builds."""
     if emulated:
         return NO_BUILDS
     parsed = [requirement for line in lines if (requirement := _parsed(line)) is not None]

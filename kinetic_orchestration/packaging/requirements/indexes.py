@@ -1,9 +1,9 @@
-"""Where packages come from: pip's own settings, translated for uv, which reads none of them.
+"""Package indexes: pip's own settings, translated for uv, which reads none of them.
 
-Responsible for: finding pip's settings as pip does (its configuration files and PIP_* variables) and turning
-them into the variables that uv reads. What was said to uv itself wins. Does not know what is to be installed.
+Responsible for: finding pip's settings as pip does (its configuration files and PIP_* variables) and turning them into
+the variables that uv reads. Settings of uv itself take precedence. Does not know what is to be installed.
 
-The values may hold passwords: they are handed to uv's environment, and never printed or stored.
+The values may hold passwords: they are passed in uv's environment, and never printed or stored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 
 class _Rule(NamedTuple):
-    """One of pip's options, and what says the same to uv."""
+    """One of pip's options, and uv's equivalent."""
 
     option: str
     variable: str
-    told_by: tuple[str, ...]  # variables by which uv was told already
+    told_by: tuple[str, ...]  # variables that already set it for uv
     convert: Callable[[str], str]
     key: str = ""  # the same setting in uv.toml
 
@@ -45,7 +45,7 @@ def uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `pip install` would take from its configuration files and from PIP_* variables."""
+    """The settings that `pip install` would take from its configuration files and from PIP_* variables."""
     files: dict[str, str] = {}
     for path in pip_files(environ):
         files.update(_read_pip_file(path))
@@ -109,10 +109,10 @@ _LOGIN = re.compile(r"UV_INDEX_\w+_(USERNAME|PASSWORD)")
 
 
 def for_hosts(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """uv's settings here as another machine needs them: those that may be read by anybody, and those that may not.
+    """uv's settings for another machine: the public ones, and the secret ones.
 
-    What names a place on this machine stays here. An index that is read with a login from ~/.netrc gets it into its
-    address, for the other machine has no such file.
+    Settings that name a path on this machine are left out. The login of an index in ~/.netrc is added to its address,
+    since the other machine has no such file.
     """
     here = {**environ, **uv_settings(environ)}
     found = without_places({name: here[name] for name in _ANYWHERE if here.get(name)})
@@ -126,7 +126,7 @@ def for_hosts(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
 
 
 def without_places(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings without indexes and links that lie on this machine."""
+    """The settings without indexes and links on this machine."""
     kept = {}
     for name, value in settings.items():
         entries = [value]
@@ -139,7 +139,7 @@ def without_places(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _address(entry: str) -> str:
-    """Of an index that may have a name before it."""
+    """The address of an index that may be preceded by a name."""
     return re.sub(r"^[\w.-]+=", "", entry.strip())
 
 
@@ -256,7 +256,7 @@ def _read_pip_file(path: Path) -> dict[str, str]:
     try:
         parser.read_string(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, configparser.Error):
-        return {}  # pip will say what is wrong with it; a job need not fail for it
+        return {}  # pip will report the error in it; a job need not fail for it
     return {
         f"{section}.{name.lower().replace('_', '-').removeprefix('--')}": value
         for section in parser.sections()
@@ -272,7 +272,7 @@ def _uv_user_files(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _uv_toml_keys(environ: Mapping[str, str]) -> set[str]:
-    """What the user or the machine has told uv in uv.toml, which a variable would override."""
+    """The keys that the user or the machine has set in uv.toml, which a variable would override."""
     keys: set[str] = set()
     if environ.get("UV_NO_CONFIG"):
         return keys

@@ -1,6 +1,6 @@
-"""What is installed in this environment: whose a module is, at which version, and what it stands on.
+"""The distributions of this environment: which one owns a module, its version, and its dependencies.
 
-Reads what installers left beside the modules and imports none of them. Does not know what a job needs.
+Reads the files that installers left next to the modules and imports none of them. Does not know what a job needs.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def stands_on(distributions: Mapping[str, metadata.Distribution]) -> dict[str, s
 
 
 def is_here(name: str) -> bool:
-    """Whether a top-level module can be imported in this process. It is not imported."""
+    """Return True if a top-level module can be imported in this process. It is not imported."""
     try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):  # somebody's finder, or a module that was made by hand
+    except (ImportError, ValueError, AttributeError):  # a custom finder, or a module created at run time
         return True
 
 
@@ -70,7 +70,7 @@ def _is_installed(entry: str) -> bool:
 
 
 def _place(folder: Path, name: str) -> tuple[Path, str] | None:
-    """The file that tells the module in a list of installed files: of its outermost package, if it has one."""
+    """The file that represents the module in a list of installed files: of its outermost package, if it has one."""
     here = folder
     for part in name.split("."):
         if not part.isidentifier():

@@ -68,7 +68,7 @@ def find(version: str, environ: Mapping[str, str], folder: Path) -> Path:
 
 
 def problem_of(root: Path, version: str) -> str:
-    """Why the interpreter cannot be moved to a host, or ""."""
+    """The reason why the interpreter cannot be copied to a host, or ""."""
     program = root / "bin" / f"python{version}"
     if not program.is_file() or not (root / "lib" / f"python{version}" / "os.py").is_file():
         return "its folder does not hold it whole"
@@ -148,7 +148,7 @@ def _stays_inside(path: Path, root: Path) -> bool:
 
 
 def _moved(data: bytes, root: Path) -> bytes:
-    """A program that looks for its library by the path it was built at looks beside itself instead."""
+    """Patch a program that looks for its library by its build path to look next to itself."""
     if data[:4] != b"\x7fELF":
         return data
     built_at, beside = f"{root}/lib".encode() + b"\0", b"$ORIGIN/../lib"

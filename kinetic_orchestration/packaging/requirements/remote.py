@@ -1,12 +1,12 @@
-"""The environment of a job whose hosts are other machines: always one that is locked for them.
+"""The environment of a job on other machines: always one that is locked for them.
 
-`requirements=None` means "this environment" there, too: what the code imports, at the versions installed here, with
-all that it needs at the versions installed here. What is imported is read off the source (`imports`), from the
-function's module on and through every file that travels; what no source tells (a name made at run time, a plug-in)
-has to be named in `requirements=`. Code that imports nothing needs nothing, not even uv.
+`requirements=None` means "this environment" there, too: the modules that the code imports, at the versions installed
+here, with all their dependencies at the versions installed here. Imports are read off the source (`imports`), from the
+function's module on and through every file that is sent; modules that no source names (a name made at run time, a
+plug-in) have to be listed in `requirements=`. Code that imports nothing needs nothing, not even uv.
 
-A `kinetic.lock` in the project's folder, made by `kinetic-orchestration lock`, is taken instead:
-then no index is asked.
+A `kinetic.lock` in the project's folder, made by `kinetic-orchestration lock`, is used instead: then no index is
+queried.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kinetic_orchestration.packaging.source.imports import (
 from kinetic_orchestration.plan.text.notices import warn
 
 LOCK = "kinetic.lock"
-MOST_FOLDERS = 20_000  # that are looked through for a module
+MOST_FOLDERS = 20_000  # that are searched for a module
 _OURS = frozenset({"kinetic_orchestration", "dagster_kinetic", "airflow_kinetic", "cloudpickle"})
 _ORCHESTRATORS = frozenset({"dagster", "airflow"})  # with what is named after them: dagster_gcp
 _BROUGHT = _OURS | {"libtpu"}  # it comes with JAX
@@ -95,7 +95,7 @@ def needed(
 
 
 def _imported(code: Code, first_party: Sequence[FirstParty], environ: Mapping[str, str]) -> dict[str, Import]:
-    """What the code imports that does not travel with it."""
+    """The modules that the code imports and that are not sent with it."""
     modules = {place.removesuffix(".py"): Path(lies) for item in first_party for place, lies in item.paths}
     beside = [start.parent for start in code.starts if code.as_program and isinstance(start, Path)]
     search = [*beside, *([code.root] if code.root is not None else []), *installed.reachable(sys.path)]
@@ -105,7 +105,7 @@ def _imported(code: Code, first_party: Sequence[FirstParty], environ: Mapping[st
     if not code.as_program:
         there = {_top(start) for start in code.starts if isinstance(start, str)}
         names = {name: why for name, why in names.items() if _top(name) in there or not is_orchestrators(name)}
-    if any(name.partition(".")[0] == "keras" for name in names):  # it imports its backend by a name that it is told
+    if any(name.partition(".")[0] == "keras" for name in names):  # it imports its backend by a configured name
         names.setdefault(environ.get("KERAS_BACKEND") or "jax", Import("keras", LOADED))
     return names
 
@@ -123,7 +123,8 @@ def _needed(
 
 
 def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
-    """What is imported and not installed here cannot be among the requirements that are read off this environment."""
+    """Warn of imports that are not installed here, and so cannot be among the requirements read off this
+    environment."""
     tops: dict[str, Import] = {}
     for name, found in names.items():
         top = name.partition(".")[0]
@@ -139,7 +140,7 @@ def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
         f"Install {them} here, name all requirements with requirements=, or, if the job does without, catch the "
         "ImportError there"
     )
-    if here:  # and so nobody's package of that name is meant
+    if here:  # so no package of that name in an index is meant
         advice = (
             f"{', '.join(here)}, from where it cannot be imported: put it beside the code that imports it, or its "
             f"folder on sys.path (PYTHONPATH). {advice if len(here) < len(missing) else ''}"
@@ -153,7 +154,8 @@ def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
 
 
 def _fails_at_once(top: str, found: Import, code: Code) -> bool:
-    """Whether it is certain: the very file that is run needs it to be loaded, and no folder of the project has it."""
+    """Return True if the failure is certain: the program's own file needs the module at its load, and the project has
+    none."""
     first = code.starts[0] if code.as_program and code.starts else None
     if found.need != LOADED or not isinstance(first, Path) or not found.place.startswith(f"{first}, line "):
         return False
@@ -163,12 +165,12 @@ def _fails_at_once(top: str, found: Import, code: Code) -> bool:
 
 
 def _may_have(root: Path, top: str) -> bool:
-    """Whether a folder of the project has the module, or there are too many of them to say."""
+    """Return True if a folder of the project has the module, or if there are too many folders to tell."""
     return _found_below(root, top) != ""
 
 
 def _place_of(code: Code, top: str) -> str:
-    """Return where a module of that name lies in the project, though not where it would be found."""
+    """Return the path of a module of that name in the project, though not on the import path."""
     found = _found_below(code.root, top) if code.root is not None else ""
     return found if os.path.exists(found) else ""
 
@@ -184,14 +186,14 @@ def _found_below(root: Path, top: str) -> str:
 
 
 def is_orchestrators(module: str) -> bool:
-    """Whether it belongs to the pipeline around the code. Each file that defines one imports it; hosts need it only
-    where the call itself names it, as the class of a value does.
+    """Return True for a module of the orchestrator. Each file that defines a pipeline imports it; hosts need it only if
+    the call itself refers to it, as the class of a value does.
     """
     return _top(module).partition("_")[0] in _ORCHESTRATORS
 
 
 def orchestrators_of(by_name: Iterable[str], given: Iterable[str]) -> list[str]:
-    """What requirements that are listed lack of it, at the versions installed here."""
+    """The orchestrator's requirements that the listed ones lack, at the versions installed here."""
     listed = {name_of(line) for line in given}
     found = installed.owners(_top(name) for name in by_name if is_orchestrators(name) and _top(name) not in _OURS)
     return [f"{name}=={_public(found[name].version)}" for name in sorted(found) if name not in listed]
@@ -203,7 +205,8 @@ def heading(lock: Lock, hosts: Hosts) -> str:
 
 
 def starts_of(function: Callable[..., Any] | None, file: Path | None, by_name: Iterable[str]) -> list[str | Path]:
-    """Where reading begins for a function: its file, else what its code imports; and what the call names."""
+    """The modules and files where reading begins for a function: its file, else its imports; and the modules in the
+    call."""
     if file is not None:
         inside = imports_in(function.__code__) if isinstance(function, FunctionType) else ()
         return [file, *by_name, *filter(is_orchestrators, inside)]
@@ -240,5 +243,5 @@ def _top(module: str) -> str:
 
 
 def _public(version: str) -> str:
-    """Without the label of a local build, which is for this machine's hardware."""
+    """The version without the label of a local build, which is for this machine's hardware."""
     return version.partition("+")[0]

@@ -1,10 +1,9 @@
-"""What a job's environment holds: from what was asked for to a lock that every host installs alike.
+"""The environment of a job: from its requirements to a lock that every host installs identically.
 
-Responsible for: the way from requirements to a lock, and what travels as files instead. Does not know where
-the lock is kept or how a host installs it (host/prepare/environment.py).
+Responsible for: the way from requirements to a lock, and the distributions that are sent as files instead. Does not
+know where the lock is stored or how a host installs it (host/prepare/environment.py).
 
-A lock has no address of an index in it and no password; where packages come from is each machine's own
-setting (package_sources.py).
+A lock holds no address of an index and no password; package indexes are each machine's own setting (indexes.py).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Lock:
     platform: str
     interpreter: str  # the path of a Python of that version on this machine
     uv: str  # the path of uv on this machine
-    source: str  # for people: where it came from
+    source: str  # for users: its origin
     first_party: tuple[FirstParty, ...] = ()
     wheels: tuple[tuple[str, str], ...] = ()  # of what only this machine has: digest and path
 
@@ -74,7 +73,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a job's code runs: in this interpreter's environment, in one built from a lock, or in an image's."""
+    """The environment of a job's code: this interpreter's, one built from a lock, or an image's."""
 
     kind: Literal["current", "locked", "image"]
     python: str  # "3.11"
@@ -226,17 +225,18 @@ def locked_for(
 
 
 def interpreter_for(python: str | None, environ: Mapping[str, str]) -> Interpreter:
-    """Of a Python on another machine only the version matters, and it need not be here."""
+    """Find the interpreter. For a Python on another machine only the version matters, and it need not be installed
+    here."""
     if python is not None and re.fullmatch(r"3(\.\d+){1,2}", python):
         return Interpreter(sys.executable, ".".join(python.split(".")[:2]))
     return find_python(python, environ)
 
 
 def uv_settings(environ: Mapping[str, str], requirements: File | Sequence[str] | None = None) -> dict[str, str]:
-    """What to add to the environment of a host's uv so that it finds what the lock names.
+    """The variables to add to the environment of a host's uv so that it finds the packages of the lock.
 
-    pip's settings, and the index options of the requirements themselves. It may hold passwords: hand it to a
-    process, write it nowhere.
+    pip's settings, and the index options of the requirements themselves. They may hold passwords: pass them to a
+    process, write them nowhere.
     """
     options = index_options(read(requirements)) if requirements is not None else ()
     return _with_options(environ, indexes.uv_settings(environ), options)
@@ -270,7 +270,7 @@ def _with_options(
 def _without_first_party(
     entries: Iterable[str], folder: Path, first_party: Sequence[FirstParty]
 ) -> tuple[str, tuple[FirstParty, ...]]:
-    """The entries to install, and the distributions that travel as files instead."""
+    """The entries to install, and the distributions that are sent as files instead."""
     travelling = {item.name: item for item in first_party}
     by_folder = {item.folder: item for item in first_party if item.folder}
     kept = []
@@ -289,7 +289,7 @@ def _without_first_party(
 
 
 def sha256_of(path: Path) -> str:
-    """As indexes and locks have it."""
+    """The SHA-256 of a file in hexadecimal, as indexes and locks have it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,7 +1,6 @@
-"""Asking uv: which versions of everything, and which interpreter.
+"""Resolution by uv: the versions of all packages, and the interpreter.
 
-Responsible for: one resolution, the key of its answer, and remembering the answer. Does not know what
-becomes of it.
+Responsible for one resolution, its cache key, and caching the answer. Does not know how the answer is used.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> Interpreter:
 
 @dataclass(frozen=True)
 class Builds:
-    """What is asked for besides the user's lines, and what is left out of them wherever it comes from."""
+    """Requirements added to the user's lines, and packages that are excluded from any source."""
 
     added: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class Resolution:
         folders = {os.path.realpath(path) for line in wanted if (path := local_folder(line)) is not None}
         if asked.kind == "pyproject":
             by_path |= {normalized(name) for name in _uv_sources(asked.text)}
-        # What is asked for by its place is found there, whatever is installed here.
+        # A requirement by address or path is taken from there, regardless of the installed version.
         self.stubs = [
             item
             for item in (itself(), *first_party)
@@ -130,7 +129,7 @@ class Resolution:
         )
 
     def key(self) -> str:
-        """Of everything that decides the answer. Passwords, which may change daily, do not."""
+        """The digest of everything that affects the answer. Passwords, which may change daily, do not."""
         environ = self.environ
         config = [_settings_in(path) for path in self._config_files()]
         # Without relative paths the answer is the same in every clone of the project.
@@ -240,7 +239,7 @@ _DECISIVE = (
 
 
 def _settings_in(path: Path) -> str:
-    """What a configuration file tells uv; of a pyproject.toml that is one table of many."""
+    """A configuration file's settings of uv; in a pyproject.toml that is one table of many."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.name != "pyproject.toml":
         return text
@@ -251,7 +250,7 @@ def _settings_in(path: Path) -> str:
 
 
 def _name_by_address(requirement: str) -> str:
-    """The name of what is asked for by an address or a file's path, as far as they tell it."""
+    """The name of a package given by an address or a file's path, if they contain it."""
     if re.match(r"[\w.\[\],-]+\s*@", requirement):
         return name_of(requirement)
     file = re.search(r"([^/]+?)-\d[^/]*\.(whl|zip|tar\.\w+)$", path_of(requirement))
@@ -294,7 +293,7 @@ def call(
 
 
 def recall(path: Path) -> list[str] | None:
-    """What was resolved before, unless a folder that it took dependencies from has changed since."""
+    """The cached resolution, unless a folder that it took dependencies from has changed since."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if all(_folder_digest(folder) == value for folder, value in kept["folders"].items()):

@@ -1,9 +1,8 @@
-"""What a host needs before it can build an environment: uv and an interpreter, kept in the store by digest.
+"""The tools with which a host builds an environment: uv and an interpreter, kept in the store by digest.
 
-Responsible for: putting them there, and for the digests that a submitter hands to its hosts. A digest is believed only
-if it was not read from the bucket: that of uv is the one of the uv installed here, others are remembered here by
-whoever staged them, or come from the settings (`tools`). Does not know how a host uses them
-(host/prepare/environment.py).
+Responsible for storing them, and for the digests that a submitter passes to its hosts. A digest is trusted only if it
+was not read from the bucket: that of uv is the one of the uv installed here, others are remembered here by the client
+that staged them, or come from the settings (`tools`). Does not know how a host uses them (host/prepare/environment.py).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LIMIT = 1800.0  # for fetching wheels
 
 
 class Tool(NamedTuple):
-    """What is in the store now. `new`: it was not there before."""
+    """A tool in the store. `new`: it was not there before."""
 
     name: str
     digest: str
@@ -48,7 +47,7 @@ def python_tool(version: str) -> str:
 
 
 def known(python: str, settings: Settings) -> dict[str, str]:
-    """The digests of the tools that hosts with this Python may use, as far as this client can vouch for them."""
+    """The digests of the tools that hosts with this Python may use, as far as this client trusts them."""
     memory = Memory(settings.home)
     staged = {UV: memory.of_own_uv(), **memory.staged, **_configured(settings)}
     found = {UV: staged[UV], "python": staged.get(python_tool(python), "")}
@@ -56,7 +55,7 @@ def known(python: str, settings: Settings) -> dict[str, str]:
 
 
 def present(store: Store, digests: Mapping[str, str], retention: float) -> dict[str, str]:
-    """Those of the tools that are in the store, and stay there: one request."""
+    """The tools that are in the store and stay there for the retention: one request."""
     there = {entry.name: entry for entry in store.list(names.TOOLS)}
     found = {tool: there.get(names.tool(digest)) for tool, digest in digests.items()}
     return {
@@ -67,7 +66,7 @@ def present(store: Store, digests: Mapping[str, str], retention: float) -> dict[
 
 
 def itself_by_hash(environ: Mapping[str, str], cache: Path, hosts: Hosts) -> str:
-    """What lets a host's pip fetch this very uv, or nothing; "" if no index here has it."""
+    """A lock by which a host's pip installs this very version of uv only; "" if no index here has it."""
     try:
         return lock([f"uv=={metadata.version('uv')}"], environ=environ, cache=cache, hosts=hosts).text
     except (RequirementsError, metadata.PackageNotFoundError):
@@ -101,7 +100,7 @@ def stage_python(store: Store, settings: Settings, version: str, environ: Mappin
 
 
 def stage_wheels(store: Store, found: Lock, environ: Mapping[str, str]) -> Iterator[Tool]:
-    """All wheels of a lock: those that lie here, and the others as pip finds them. Their hashes are the lock's."""
+    """Store all wheels of a lock: local ones, and the others as pip finds them. Their hashes are the lock's."""
     with tempfile.TemporaryDirectory(prefix="kinetic-wheels-") as name:
         folder = Path(name)
         paths = [Path(path) for _, path in found.wheels]
@@ -155,7 +154,7 @@ def _pip(environ: Mapping[str, str]) -> list[str]:
 
 
 class Memory:
-    """What this client knows of tools, in its home: what it has staged, and digests of files it has read."""
+    """This client's record of tools, in its home: those that it has staged, and digests of files that it has read."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "tools.json"
@@ -208,7 +207,7 @@ def own_uv() -> Path | None:
 
 
 def runs_on_hosts(program: Path) -> bool:
-    """Whether it is a program for Linux on x86-64."""
+    """Return True for a program for Linux on x86-64."""
     with program.open("rb") as file:
         head = file.read(20)
     return head[:5] == b"\x7fELF\x02" and head[18:20] == b"\x3e\x00"

@@ -1,13 +1,12 @@
-"""Which files of a project stay at home: .gitignore, .kineticignore and sane defaults.
+"""The files of a project that are not sent: .gitignore, .kineticignore and sane defaults.
 
-Responsible for the order of precedence and for asking cheaply: most names cannot match any pattern, and a
-pattern is compiled only when one could. What a pattern means is pathspec's knowledge. Knows nothing of
-walking, of digests or of the stat index.
+Responsible for the order of precedence and for checking cheaply: most names cannot match any pattern, and a pattern is
+compiled only when one could. pathspec interprets patterns. Knows nothing of walking, of digests or of the stat index.
 
-Precedence: `.kineticignore` (the deepest that decides) > the defaults > `.gitignore` (the deepest that
-decides) > `.git/info/exclude`. So only a `.kineticignore` brings back what the defaults leave out, and a
-`!*/` meant for git does not ship a virtual environment. As in git, nothing below an ignored folder comes
-back. A file that looks like a key travels only if a negation in a `.kineticignore` names it.
+Precedence: `.kineticignore` (the deepest that decides) > the defaults > `.gitignore` (the deepest that decides) >
+`.git/info/exclude`. So only a `.kineticignore` re-includes files that the defaults exclude, and a `!*/` meant for git
+does not ship a virtual environment. As in git, nothing below an ignored folder is re-included. A file that looks like a
+key is sent only if a negation in a `.kineticignore` names it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DEFAULT_FOLDERS = frozenset(
 )  # fmt: skip
 DEFAULT_SUFFIXES = (".pyc", ".pyo")
 
-# What only the top of a virtual or conda environment holds, whatever the folder's name.
+# Entries that only the top of a virtual or conda environment holds.
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 
 _SIMPLE_GLOB = re.compile(r"[^\\\[]*(?:\[[A-Za-z0-9._]+\][^\\\[]*)*")
@@ -54,7 +53,7 @@ class Spec:
     above: str = ""
 
     def verdict(self, path: str, name: str, is_folder: bool) -> bool | None:
-        """True: ignored. False: brought back by a negation. None: no pattern says anything."""
+        """True: ignored. False: re-included by a negation. None: no pattern matches."""
         pattern = self.decides(path, name, is_folder)
         return None if pattern is None else pattern.ignores
 
@@ -116,8 +115,8 @@ class _Pattern(NamedTuple):
     regex: Pattern[str]
     ignores: bool
     inside: bool  # `a/**` matches what is in a, not a itself
-    folders_only: bool  # told here only for `a/**/`; pathspec knows the others
-    names: bool  # one file, or one kind of keys, and not whatever lies there
+    folders_only: bool  # set here only for `a/**/`; pathspec handles the others
+    names: bool  # one file, or one kind of keys, and not all files of a folder
 
     def matches(self, path: str, is_folder: bool) -> bool:
         if self.inside:
@@ -168,7 +167,7 @@ class Rules:
         return False
 
     def allows(self, path: str) -> bool:
-        """Tell whether a file travels though it looks like a key."""
+        """Return True if a file is sent though it looks like a key."""
         if not self.defaults:
             return True
         name = path.rpartition("/")[2]
@@ -180,7 +179,7 @@ class Rules:
 
 
 def _is_name(line: str) -> bool:
-    """`!.env`, `!/certs/*.pem`; not `!*` or `!*.json`, by which nobody means a key."""
+    """`!.env`, `!/certs/*.pem`; not `!*` or `!*.json`, which are not meant to include a key."""
     segment = re.sub(r"\\(.)", r"\1", line.removeprefix("!").rpartition("/")[2])
     literal = re.sub(r"[*?]", "", segment)
     return literal == segment or is_key_name(literal)

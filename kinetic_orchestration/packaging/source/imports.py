@@ -1,8 +1,8 @@
-"""What a module needs, read off its source: imports are followed, nothing is executed.
+"""The modules that a module needs, read off its source: imports are followed, nothing is executed.
 
-Which files of its own folder, for code without a project around it: a notebook's cell, or a file in a folder of an
-orchestrator's where much else lies. And which modules from elsewhere, for a host that has nothing. Knows nothing of
-ignore rules or contents, nor of what is installed.
+Finds the files of its own folder, for code without a project: a notebook's cell, or a file in an orchestrator's folder
+with many unrelated files. Also finds the modules from elsewhere, for a host that has nothing. Knows nothing of ignore
+rules or contents, nor of what is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GUARDED, PERHAPS, LOADED = 0, 1, 2
 
 
 class Import(NamedTuple):
-    """Where a module is imported, and how much it is needed there."""
+    """The place of an import, and how much the module is needed there."""
 
     place: str
     need: int
@@ -66,9 +66,9 @@ def import_paths(root: Path, path: Iterable[str]) -> tuple[str, ...]:
 def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[str] = ()) -> tuple[str, ...]:
     """The first-party files and packages that `modules` reach, with themselves, relative to `root`.
 
-    A module is a dotted name or a file. Names are looked up in `root` and in the entries of `path` inside it;
-    a package travels with its whole folder, a namespace folder only with what is imported from it. Names that
-    are not found are somebody else's. The result may name folders: that is what `snapshot(include=…)` takes.
+    A module is a dotted name or a file. Names are looked up in `root` and in the entries of `path` inside it; a package
+    is sent with its whole folder, a namespace folder only with the modules imported from it. Names that are not found
+    are third-party. The result may name folders: that is what `snapshot(include=…)` takes.
     """
     root = Path(os.path.realpath(root))
     search = tuple(dict.fromkeys([root, *(root / entry for entry in import_paths(root, path))]))
@@ -92,8 +92,8 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
 def imported_by(function: object, *, texts: bool = False) -> tuple[str, ...]:
     """The dotted names that a function without a file may import: a notebook's cell, or a prompt's line.
 
-    Modules that it refers to, those of its values, and the import statements in its code, in functions and classes
-    within it, and in those beside it that it uses. `texts` as in `imports_in`.
+    They are modules that it refers to, those of its values, and the import statements in its code, in functions and
+    classes within it, and in those next to it that it uses. `texts` as in `imports_in`.
     """
     found: set[str] = set()
     waiting: list[object] = [function]
@@ -165,7 +165,7 @@ def imports_in(code: types.CodeType, *, texts: bool = False) -> Iterator[str]:
 
 
 def left_beside(folder: Path, travels: Callable[[Path], bool]) -> dict[str, str]:
-    """Modules that lie in a folder or one below it and stay there: where each is, by the name it is imported by."""
+    """The path of each module in a folder or one below it that is not sent, by the name under which it is imported."""
     found: dict[str, str] = {}
     waiting = [(folder, 0)]
     while waiting and len(found) < MOST_BESIDE:
@@ -200,9 +200,9 @@ def imported_from_elsewhere(
 ) -> dict[str, Import]:
     """The dotted names that `starts` import, directly or through files found in `search`, and that are not there.
 
-    Each with the place of an import, of those that need it most. `modules` are top-level modules that lie elsewhere and
-    are read, too. Those of `unread` count as elsewhere wherever they are. What only a type checker or, unless
-    `as_program`, the start as a program imports is left out, and so is the standard library.
+    Each has the place of an import, of those that need it most. `modules` are top-level modules in other places that
+    are read, too. Those of `unread` are not read. Imports for a type checker, imports that only run when the file
+    is started as a program (unless `as_program`), and the standard library are left out.
     """
     finder = _Finder(tuple(search), dict(modules or {}), unread)
     found: dict[str, Import] = {}
@@ -300,7 +300,7 @@ def _import_lines(source: Path, *, as_program: bool) -> Iterator[tuple[int, int,
 
 
 def _need_within(node: ast.AST, below: ast.AST) -> int:
-    """Whether what is below a statement is always executed with it, and whether an import that fails there matters."""
+    """The need of imports below a statement: executed always or perhaps, and whether a failing import is caught."""
     if isinstance(node, ast.Try | ast.TryStar) and any(_catches_imports(handler.type) for handler in node.handlers):
         return PERHAPS if below in node.finalbody else GUARDED
     if isinstance(node, ast.With) and any("suppress" in ast.dump(item.context_expr) for item in node.items):
@@ -323,7 +323,7 @@ def _is_main(test: ast.expr) -> bool:
 
 
 def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
-    """What `import a.b.c` loads: the outermost package's folder, or a module's file."""
+    """The files that `import a.b.c` loads: the outermost package's folder, or a module's file."""
     for base in search:
         folder = base
         for part in names:
@@ -351,17 +351,17 @@ def _sources(target: Path) -> Iterator[Path]:
 
 
 def _imported(source: Path, search: tuple[Path, ...]) -> Iterator[Path]:
-    """What a file imports anywhere in it; also by `import_module("a constant")`."""
+    """The files that a file imports anywhere in it, also by `import_module("a constant")`."""
     try:
         nodes = ast.walk(ast.parse(source.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return  # it travels as it is; Python will say the same on the host
+        return  # it is sent unchanged; Python will raise the same error on the host
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _resolve(search, alias.name.split("."))
         elif isinstance(node, ast.ImportFrom):
-            # A relative import leads out of what travels already only in a namespace folder.
+            # A relative import leaves the files that are sent already only in a namespace folder.
             bases = search if node.level == 0 else (source.parents[min(node.level, len(source.parents)) - 1],)
             module = node.module.split(".") if node.module else []
             yield from _resolve(bases, module)

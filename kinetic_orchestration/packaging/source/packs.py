@@ -87,7 +87,7 @@ def read_all(root: str, files: Sequence[Found], spool: Path | None) -> tuple[lis
 
 
 def gather(spool: Path, sources: Sequence[tuple[tree.Entry, Path, int]]) -> PackFile:
-    """Write one pack of contents that lie elsewhere: (entry, file, offset). Each must still be the same."""
+    """Write one pack of contents from other files: (entry, file, offset). Each must still be the same."""
     with _new_file(spool) as file:
         for entry, path, offset in sources:
             hasher = hashlib.sha256()
@@ -118,7 +118,7 @@ def pieces_of(path: Path | str, offset: int, size: int) -> Iterator[bytes]:
 
 
 def compressed(pack: PackFile) -> Path | None:
-    """The pack compressed, as a file beside it; None if that would save less than a tenth."""
+    """The pack compressed, as a file next to it; None if that would save less than a tenth."""
     import zlib
 
     size = pack.size
@@ -156,7 +156,7 @@ def by_size(items: Iterable[_T], size: Callable[[_T], int], limit: int = PACK_SI
 
 
 def _groups(files: Sequence[Found]) -> Iterator[list[Found]]:
-    """What one thread reads into one pack; two of them at least where it is worth a thread."""
+    """The files that one thread reads into one pack; at least two groups if a thread is worthwhile."""
     total = sum(found.stamp[1] for found in files)
     return by_size(files, lambda found: found.stamp[1], min(PACK_SIZE, max(PACK_SIZE // 4, total // 2 + 1)))
 
@@ -218,7 +218,7 @@ class _Reader:
     def _piecewise(
         self, names: tuple[str, ...], descriptor: int, before: Stamp, last: bool, allowed: bool
     ) -> Content | None:
-        """A large file, never whole in memory. What was written in vain is cut off again."""
+        """Read a large file, never whole in memory. A copy that turns out unneeded is cut off again."""
         path, secret = names[0], _is_key(names, os.pread(descriptor, HEAD, 0), whole=False)
         if secret and not allowed:
             return Content(path, before, before[1], b"", True, True, withheld=True)
@@ -249,7 +249,7 @@ class _Reader:
 
 
 def _is_key(names: tuple[str, ...], head: bytes, *, whole: bool) -> bool:
-    """Tell whether a file is a key by any of its names: a link's own, and that of what it leads to."""
+    """Return True if a file is a key by any of its names: a link's own, and that of its target."""
     return is_key_file(names[0], head, whole=whole) or (
         len(names) > 1 and any(is_key_file(name, head, whole=whole) for name in names[1:])
     )
@@ -265,7 +265,7 @@ def _new_file(spool: Path) -> BinaryIO:
 
 
 def _writing(call: Callable[_P, _R], *arguments: _P.args, **named: _P.kwargs) -> _R:
-    """What fails while packs are written is the disk's matter, not that of the file being read."""
+    """Make the call; an OSError while packs are written is the disk's fault, not that of the file being read."""
     try:
         return call(*arguments, **named)
     except OSError as error:

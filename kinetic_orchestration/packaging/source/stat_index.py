@@ -1,8 +1,9 @@
-"""The stat index: what the last snapshot of a project saw, so that an unchanged file is not read again.
+"""The stat index: the files in the last snapshot of a project, so that an unchanged file is not read again.
 
-Responsible for a format that loads in a few milliseconds and for replacing it in one step; by which rule a file's
-content is believed unchanged, `protocol/content/file_stamps.py` says. It is a cache: a missing, foreign or damaged
-index is an empty one, and costs one pass of hashing. Knows nothing of ignore rules or packs; it keeps what it is given.
+Responsible for a format that loads in a few milliseconds and for replacing it in one step;
+`protocol/content/file_stamps.py` holds the rule by which a file's content counts as unchanged. It is a cache: a
+missing, foreign or damaged index is an empty one, and costs one pass of hashing. Knows nothing of ignore rules or
+packs.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Index:
     ignored: frozenset[str] = frozenset()  # a folder's path ends with a slash
     rules: dict[str, str] = field(default_factory=dict)  # the text of every ignore file
     outer: tuple[tuple[str, str], ...] = ()
-    withheld: dict[str, Stamp] = field(default_factory=dict)  # files that look like keys, and stay
-    allowed: frozenset[str] = frozenset()  # those of them that travel, because a rule names them
+    withheld: dict[str, Stamp] = field(default_factory=dict)  # files that look like keys, and are not sent
+    allowed: frozenset[str] = frozenset()  # those of them that are sent, because a rule names them
 
     def digest_list(self) -> list[str]:
         text = self.digests.hex()
@@ -54,7 +55,7 @@ def load(path: Path) -> Index:
 
 
 def save(path: Path, index: Index) -> None:
-    """Replace the index. Of two writers one wins; both were right when they looked."""
+    """Replace the index. Of two concurrent writers one wins; both were right when they read the project."""
     replace_file(path, _encode(index))
 
 

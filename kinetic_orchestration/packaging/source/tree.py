@@ -2,9 +2,9 @@
 
     source_of → snapshot → upload
 
-A snapshot of an unchanged project costs a walk; its upload costs one question to the store. An edited
-project sends one small pack beside those that the store has. What a tree is and how it lies in the store is
-said once, in `kinetic_orchestration.protocol.content.tree`; what is read and how, in the modules beside this one.
+A snapshot of an unchanged project costs a walk; its upload costs one request to the store. An edited project sends one
+small pack in addition to those that the store has. `kinetic_orchestration.protocol.content.tree` defines a tree and its
+layout in the store; the modules next to this one read the files.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 PROJECT_FILES = (".kineticignore", "pyproject.toml", "setup.py", "setup.cfg")
 MARKERS = (*PROJECT_FILES, ".git", ".hg")
-# Also found in folders within a project, so they count only where nothing above says more.
+# Also found in folders within a project, so they count only if no folder above has a stronger mark.
 WEAK_MARKERS = ("requirements.txt", "environment.yml", "environment.yaml", "Pipfile")
 
-# A folder without any of these travels whole up to so much.
+# A folder without any of these is sent whole up to this size.
 MOST_FILES = 1_000
 MOST_BYTES = 50 << 20
-# Below a home folder, where nobody begins a project.
+# Below a home folder, where no project begins.
 COLLECTIONS = (
     "Desktop", "Documents", "Downloads", "Music", "Pictures", "Public", "Videos", "Dropbox", "OneDrive", "Google Drive",
     ".cache", ".config", ".local", ".local/share", "bin", "snap",
 )  # fmt: skip
 
-# A tree is packed anew when it refers to more than this many packs of less than half the usual size,
+# A tree is packed again when it refers to more than this many packs of less than half the usual size,
 MOST_SMALL_PACKS = 32
 # or when its packs hold more dead bytes than living ones.
 
@@ -66,7 +66,7 @@ _LARGE = 1 << 30
 
 @dataclass(frozen=True)
 class Source:
-    """What travels: the whole of `root`, or only the files and folders in `include` (relative to it)."""
+    """The files to send: the whole of `root`, or only the files and folders in `include` (relative to it)."""
 
     root: Path
     include: tuple[str, ...] | None = None
@@ -81,7 +81,7 @@ class Snapshot:
     digest: str
     size: int
     warnings: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()  # paths that look like secrets and stay here, as `warnings` says
+    secrets: tuple[str, ...] = ()  # paths that look like secrets and are not sent, as `warnings` states
     spooled: tuple[PackFile, ...] = field(default=(), repr=False)
     index: Path = field(default=Path(), repr=False)
 
@@ -122,7 +122,7 @@ def find_root(start: Path, *, home: Path | None = None) -> Path | None:
 
 
 def is_too_wide(folder: Path) -> bool:
-    """Tell whether a folder collects unrelated files: the home, its Downloads, the temporary one, and those above."""
+    """Return True if a folder collects unrelated files: the home, its Downloads, the temporary one, and those above."""
     real = Path(os.path.realpath(folder))
     return real in _too_wide(None) or real in _everybodys(None)
 
@@ -135,11 +135,11 @@ def source_of(
     home: Path | None = None,
     path: Iterable[str] | None = None,
 ) -> Source:
-    """What has to travel with the code in `start`, a file or (for a notebook's cell) a folder.
+    """The source to send with the code in `start`, a file or (for a notebook's cell) a folder.
 
-    A project travels whole, and so does a folder without one, if it is small. With `imports_only` (a DAG folder holds
-    what is not this job's business), and of other folders, only the file travels, `modules`, and the modules of that
-    folder that they import.
+    A project is sent whole, and so is a folder without one, if it is small. With `imports_only` (a DAG folder holds
+    many files of other jobs), and of other folders, only the file is sent, `modules`, and the modules of that folder
+    that they import.
     """
     start = Path(os.path.realpath(start))
     root = find_root(start, home=home)
@@ -180,11 +180,11 @@ def snapshot(
     ignored: bool = False,
     home: Path | None = None,
 ) -> Snapshot:
-    """Look at the project, reading only what the index of the last snapshot does not vouch for.
+    """Take a snapshot of the project; only files that have changed since the index of the last snapshot are read.
 
-    `spool` is a folder for packs of what is read, so that `upload` need not read it again; best on the
-    store's file system, and the caller's to delete. `exclude`: files and folders that stay here whatever the
-    rules say. `ignored=True` takes what the rules would leave out, too (a folder of data).
+    `spool` is a folder for packs of the files read, so that `upload` need not read them again; best on the store's file
+    system, and the caller's to delete. `exclude`: files and folders that are not sent regardless of the rules.
+    `ignored=True` includes files that the rules would exclude (a folder of data).
     """
     began = time.time_ns()
     root = Path(os.path.realpath(root))
@@ -223,10 +223,10 @@ def snapshot(
 def upload(
     snapshot: Snapshot, store: Store, *, spool: Path, project: str = "", retention: float = math.inf
 ) -> StagedTree:
-    """Bring to the store what it does not have of the tree; the manifest last.
+    """Bring the missing parts of the tree to the store; the manifest last.
 
-    `project` is the name under which the newest tree is remembered in the store; by default that of its index.
-    What is there already is made young again when it is old for that `retention`.
+    `project` is the name under which the newest tree is remembered in the store; by default that of its index. The age
+    of objects in the store is reset when they are old for that `retention`.
     """
     name, pointer = names.tree(snapshot.digest), names.project(project or snapshot.index.stem)
     is_there, newest = _look(snapshot, store, name, pointer, retention)
@@ -267,7 +267,7 @@ def _is_unchanged(listing: Listing, index: Index) -> bool:
 
 
 def _is_explained(listing: Listing, index: Index, outer: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the index would spare the next walk every question about ignore rules."""
+    """Return True if the index would spare the next walk every evaluation of ignore rules."""
     return (
         listing.folders == index.folders
         and listing.ignored == index.ignored
@@ -329,7 +329,7 @@ def _entries(index: Index) -> tuple[Entry, ...]:
 def _warnings(
     root: Path, listing: Listing, contents: Iterable[Content], withheld: Collection[str], data: Collection[str]
 ) -> tuple[str, ...]:
-    """`withheld` are files that look like keys and stay here; `data` those that travel with a folder of data."""
+    """`withheld` are files that look like keys and are not sent; `data` those that are sent with a folder of data."""
     warnings = list(listing.warnings)
     warnings += [
         f"{content.path} kept changing while it was read; it travels as it was last seen"
@@ -371,7 +371,8 @@ def _what_is_large(root: Path, entries: Iterable[Entry], size: int) -> str:
 def _reusable(
     store: Store, manifest: Mapping[str, Any] | None, wanted: Mapping[str, Entry], retention: float
 ) -> tuple[list[Pack], dict[str, Place]]:
-    """What of an older tree's packs the new tree can refer to; nothing if it is time to pack anew."""
+    """The packs and places of an older tree that the new tree can refer to; none if it is time to pack everything
+    again."""
     if manifest is None:
         return [], {}
     old = tree.packs_of(manifest)
@@ -398,7 +399,7 @@ def _reusable(
 
 
 def _jobs(snapshot: Snapshot, missing: Mapping[str, Entry]) -> Iterator[Callable[[Path], PackFile]]:
-    """How to make each pack that is missing: as it was spooled, or from ranges and files, in order."""
+    """Functions that make each missing pack: as it was spooled, or from ranges and files, in order."""
     left = dict(missing)
     ranges: dict[str, tuple[Path, int]] = {}
     for pack in snapshot.spooled:
@@ -449,9 +450,10 @@ def _send(store: Store, make: Callable[[Path], PackFile], spool: Path, retention
 def _look(
     snapshot: Snapshot, store: Store, name: str, pointer: str, retention: float
 ) -> tuple[bool, dict[str, Any] | None]:
-    """Whether the tree is there; and if it is not, the newest of its project that is, where this code can read it.
+    """Return True if the tree is in the store; if not, also the newest tree of its project that is, if this code can
+    read it.
 
-    Where to ask is to wait, the two are asked at once: of a project that has just been edited, both are needed.
+    With a remote store both requests are made concurrently: for a project that has just been edited, both are needed.
     """
     remembered = _trees(snapshot.index).get(store.url)
     found: list[Any] = []
@@ -475,7 +477,7 @@ def _look(
 
 
 def _manifest(store: Store, digest: str | None) -> dict[str, Any] | None:
-    """Of a tree that the store has, if this code can read it."""
+    """The manifest of a tree in the store, if this code can read it."""
     record = store.read(names.tree(digest)) if digest is not None else None
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # what others may have written
         manifest: dict[str, Any] = json.loads(record.data if record is not None else b"")
@@ -503,7 +505,7 @@ def _trees(index: Path) -> dict[str, str]:
 
 
 def _remember(index: Path, url: str, digest: str) -> None:
-    """Beside the index. Losing it costs a question to the store."""
+    """Store the digest next to the index. Losing it costs a request to the store."""
     try:
         stat_index.replace_file(index.with_suffix(".trees"), json.dumps({**_trees(index), url: digest}).encode())
     except OSError:
@@ -521,7 +523,7 @@ def _tell_of_marker(root: Path, wide: set[Path]) -> None:
 
 
 def _is_small(folder: Path, home: Path | None) -> bool:
-    """Decide whether a folder without a project's mark travels whole, and say so."""
+    """Decide whether a folder without a project's mark is sent whole, and log it."""
     if folder in _too_wide(home) | _everybodys(home):
         tell_once(
             f"{folder} holds much that is no part of a job, so only the code that the job imports travels, and no "
@@ -544,13 +546,13 @@ def _is_small(folder: Path, home: Path | None) -> bool:
 
 
 def _key(root: Path, include: list[str] | None, ignored: bool) -> str:
-    """One index for each way of looking at a folder: two files of it that travel apart are two."""
+    """The key of an index, one for each way of reading a folder: two files of it that are sent separately have two."""
     look = json.dumps([str(root), include, ignored])
     return hashlib.sha256(look.encode()).hexdigest()[:32]
 
 
 def _relative(root: Path, paths: Iterable[Path]) -> Iterator[str]:
-    """Those inside the root, relative to it. One that is the root or above it excludes nothing."""
+    """The paths inside the root, relative to it. A path that is the root or above it excludes nothing."""
     for path in paths:
         relative = os.path.relpath(os.path.realpath(path), root)
         if relative not in {".", ".."} and not relative.startswith("../"):

@@ -1,8 +1,8 @@
-"""One walk over a project: what travels, what stays, and which files must be read.
+"""One walk over a project: which files are sent, which are not, and which must be read.
 
-Responsible for the kinds of things on a disk (files, links in and out of the tree, empty folders, sockets)
-and for doing no more per unchanged file than a stat and a comparison. Reads no contents but ignore files;
-knows nothing of digests.
+Responsible for the kinds of things on a disk (files, links in and out of the tree, empty folders, sockets) and for
+doing no more per unchanged file than a stat and a comparison. Reads no contents but ignore files; knows nothing of
+digests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MA
 class Found(NamedTuple):
     """A file to be read: new, changed, or perhaps changed. `followed`: its path is a link that leads out.
 
-    `allowed`: it travels though it should look like a key.
+    `allowed`: it is sent though it should look like a key.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What a walk found. Paths are relative to the root, with slashes."""
+    """The result of a walk. Paths are relative to the root, with slashes."""
 
     kept: list[str] = field(default_factory=list)  # as the index knows them
     fresh: list[Found] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Walk:
         return self.listing
 
     def only(self, paths: Iterable[str]) -> Listing:
-        """The files named, and the folders named with what the rules let travel from them."""
+        """Walk the named files and, by the rules, the named folders."""
         folder = "/"  # no path begins like this
         for path in sorted(set(paths), key=lambda path: path + "/"):
             if path.startswith(folder):
@@ -92,7 +92,7 @@ class Walk:
         return self.listing
 
     def _rules_of(self, path: str) -> ignore.Rules:
-        """The rules of the folder that it lies in."""
+        """The rules of the folder that contains it."""
         if not self.rules.defaults:
             return self.rules
         folder = os.path.dirname(path)
@@ -161,7 +161,8 @@ class Walk:
         same: bool,
         stack: list[tuple[str, ignore.Rules, bool]],
     ) -> None:
-        """What the index does not answer for. The file it knows at `path`, if any, has changed."""
+        """Handle an entry that is not in the index or has changed. The file that the index has at `path`, if any, has
+        changed."""
         is_folder = entry.is_dir(follow_symlinks=False)
         key = f"{path}/" if is_folder else path
         index = self.index
@@ -220,7 +221,7 @@ class Walk:
         return not known or (prefix + ignore.GIT not in known and prefix + ignore.KINETIC not in known)
 
     def _resolve_links(self) -> None:
-        """A link that stays inside travels as a link; a file outside travels as a file; the rest is told."""
+        """Keep a link that stays inside; send a file outside as a file; warn of other links."""
         inside = []
         for path, rules in sorted(self._links.items(), key=itemgetter(0)):
             full = f"{self.root}/{path}"
@@ -255,7 +256,7 @@ class Walk:
 
 
 def measure(root: Path, stop: Path | None, *, files: int, size: int) -> tuple[int, int] | None:
-    """Count the files that a walk over the folder would find, and their bytes; None if either is more than so much.
+    """Count the files that a walk over the folder would find, and their bytes; None if either exceeds its limit.
 
     Also None after many more entries, ignored ones included: to count on would take too long. `stop` as in `ignore`.
     """
@@ -267,7 +268,7 @@ def measure(root: Path, stop: Path | None, *, files: int, size: int) -> tuple[in
             with os.scandir(f"{root}/{prefix}") as scanned:
                 entries = list(itertools.islice(scanned, MOST_ENTRIES))
         except OSError:
-            continue  # the walk says so
+            continue  # the walk reports it
         seen += len(entries)
         if seen >= MOST_ENTRIES:
             return None
@@ -312,7 +313,7 @@ def escaped(path: str) -> str:
 
 
 def _inside_text(path: str, text: str, real: str) -> str:
-    """The link's text if it means the same wherever the tree lies, else one that does."""
+    """The link's text if it is valid wherever the tree is, else one that is."""
     folder = os.path.dirname(path)
     if not os.path.isabs(text):
         meant = os.path.normpath(os.path.join(folder, text))
