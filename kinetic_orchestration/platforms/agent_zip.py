@@ -59,11 +59,11 @@ if __name__ == "__main__":
 """
 
 
-# cloudpickle is imported from the zip whatever the job's environment has: what it pickled in one version, another
+# cloudpickle is always imported from the zip, not from the job's environment: what it pickled in one version, another
 # may not be able to read. It also is most of the time on the way to the first line, so it is imported early.
 
-# What hosts need, whole: the agent, what a program calls, what both sides speak, and what a module that declares jobs
-# imports. The rest of the public names can be named on a host, and refuse to be used.
+# Whole folders that hosts need: the agent, the API of programs, the protocol, and the imports of a module that declares
+# jobs. The other public names exist on a host, and raise when they are used.
 _ROOMS = ("host", "plan", "program", "protocol")
 _FILES = (
     "__init__.py", "api/__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
@@ -79,7 +79,7 @@ class AgentZip(NamedTuple):
 
 
 def build(package: Path | None = None) -> AgentZip:
-    """Return the zip, the same bytes wherever the same versions are installed.
+    """Return the zip; the same versions of packages give the same bytes.
 
     package: the folder of `kinetic_orchestration`; by default this one.
     """
@@ -122,7 +122,7 @@ def _unpack(folder: Path) -> None:
         try:
             temporary.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else somebody was first, with the same bytes
+            if not folder.is_dir():  # else another process was first, with the same bytes
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -132,7 +132,7 @@ def _prune(parent: Path, now: float) -> None:
     """Delete old versions, and what an unpacking that died has left. Jobs may still run from the newer ones."""
     found = []
     for entry in parent.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # somebody else prunes too
+        with contextlib.suppress(FileNotFoundError):  # another process prunes too
             found.append((os.stat(entry).st_mtime, entry))
     found.sort(reverse=True)
     rubble = [(used, entry) for used, entry in found if entry.name.startswith(".")]
@@ -157,7 +157,7 @@ def _sources(package: Path) -> list[tuple[str, Path]]:
 
 
 def _fingerprint() -> str:
-    """What the unpacked folder is made from, told without reading it: names, sizes and times of the sources."""
+    """The fingerprint of the unpacked folder's sources, without reading them: names, sizes and times."""
     facts = [f"{sys.implementation.cache_tag} {_MAIN}{_CHILD}"]
     for name, path in _sources(PACKAGE):
         found = os.stat(path)

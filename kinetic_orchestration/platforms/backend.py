@@ -12,7 +12,7 @@ from kinetic_orchestration.plan.values import Freed, Intent, Observation, Past, 
 
 @dataclass(frozen=True)
 class Submission:
-    """An attempt whose hosts are to be made."""
+    """An attempt whose hosts are to be created."""
 
     plan: Plan
     staged: Staged
@@ -45,36 +45,36 @@ class Backend(Protocol):
         """Refuse a plan that can never run here, before anything is sent."""
 
     def prepare(self) -> None:
-        """Load, beside what is done meanwhile, what the first call needs. Nothing is asked."""
+        """Load in the background the modules that the first call needs. Makes no request."""
 
     def emulates(self, slice_: Slice) -> bool:
-        """Whether ordinary processors stand for the slice's chips here."""
+        """Return True if ordinary processors stand in for the slice's chips."""
 
     def dry_run(self, plan: Plan) -> str:
-        """What the first attempt would ask for, for people; '' where nothing is asked of anybody."""
+        """Return the request of the first attempt as text for users; "" if the backend makes no request."""
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        """Where this attempt will be: a deterministic name, JSON. Nothing is made. Raises NoPlace."""
+        """Choose the placement of this attempt: JSON with a deterministic name. Creates nothing. Raises NoPlace."""
 
     def submit(self, asked: Submission) -> str:
         """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''."""
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        """What is there now, for many at once."""
+        """Return the current state of many placements, in their order."""
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        """Tell whether this process's own settings name the place, whoever else does: its project, a zone there is."""
+        """Return True if this process's own settings name the place, by its project and zone, regardless of records."""
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Wake the hosts, so that they see the cancel record now."""
 
     def leftovers(self) -> Iterable[dict[str, Any]]:
-        """Every placement of this deployment that can be found: what the reaper looks at.
+        """Every placement of this deployment that can be found, for the reaper.
 
-        Each with its `job` and `attempt`, and with its `age`, or with when it was `created` by a clock that the store's
-        goes by, too. One that costs money also with what it `expires` at and its `state` in the backend's own words,
-        DELETING once its end is under way. A `zone` that could not be read is an entry, too, which says why it is
-        `unread`.
+        Each has its `job` and `attempt`, and its `age`, or the time at which it was `created` by a clock that agrees
+        with the store's. One that costs money also has the time at which it `expires` and its `state` in the backend's
+        own words, DELETING once its deletion has begun. A `zone` that could not be read is an entry, too, with the
+        reason in `unread`.
         """
 
     def secrets(self) -> Iterable[tuple[str, str]]:

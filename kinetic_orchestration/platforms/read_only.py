@@ -1,9 +1,9 @@
-"""Lets a process look at a job for whose spec nobody vouches, and do nothing else for it.
+"""A backend that lets a process observe an untrusted job, and do nothing else for it.
 
-Whoever can write to a store can write a job into it, with any plan and any intent. So such a job is given this backend
-in place of its own, and whatever is decided about it, by whatever record, stays within its own records: nothing is made
-or asked for, no slice, folder or secret is ended or removed, and only places are looked at that this process's own
-settings name. Its hosts still heed its records, delete themselves, and are found by the reaper by their labels.
+Any user who can write to a store can write a job into it, with any plan and any intent. So such a job gets this backend
+in place of its own, and any decision about it, by any record, stays within its own records: nothing is created or
+requested, no slice, folder or secret is ended or removed, and only places that this process's own settings name are
+observed. Its hosts still obey its records, delete themselves, and are found by the reaper by their labels.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kinetic_orchestration.platforms.backend import Backend, Submission
 
 
 class Onlooker:
-    """A backend whose hands are tied."""
+    """A backend that only observes."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
     @property
     def kind(self) -> object:
-        """Whose watcher is its own: what it sees is less than what others see."""
+        """A key that gives it a watcher of its own: it sees less than other backends."""
         return Onlooker, type(self.backend)
 
     @property
@@ -72,7 +72,7 @@ class Onlooker:
         return seen
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
-        """Hosts look at the record by themselves."""
+        """Do nothing: hosts poll the record by themselves."""
 
     def leftovers(self) -> Iterable[dict[str, Any]]:
         return ()

@@ -1,6 +1,6 @@
-"""Whose store it is: the first who opens a deployment's prefix stamps it, and another's stamp is refused.
+"""The owner of a store: the first process that opens a deployment's prefix stamps it, and another's stamp is refused.
 
-It knows what a stamp says, and not how a store keeps it.
+It knows the contents of a stamp, and not how a store keeps it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def check_deployment(deployment: str) -> None:
 
 
 def new(deployment: str, created: float, checked: str) -> bytes:
-    """The bytes of a stamp. `checked` says where the store's guarantees were tried out."""
+    """The bytes of a stamp. `checked` names the place where the store's guarantees were tested."""
     fields = {"deployment": deployment, "created": created, "stamp": os.urandom(16).hex(), "checked": checked}
     return wire.encode(fields)
 
 
 def settle(store: Store, url: str, record: Record | None, deployment: str, checked: str) -> dict[str, object]:
-    """Return the fields of the stamp that was read. One that is damaged is set aside, and the store is stamped anew if
-    it holds jobs: nobody else's lie under this name.
+    """Return the fields of the stamp that was read. A damaged one is set aside, and the store is stamped again if it
+    holds jobs: only this deployment's can have this prefix.
     """
     data = b"" if record is None else record.data
     try:

@@ -1,4 +1,4 @@
-"""The protocol of a store, in which everything that is shipped lies."""
+"""The protocol of a store, which holds everything that clients and hosts exchange."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Store(Protocol):
     """Objects may grow. If False, an object that was read once changes only by a new generation."""
 
     def create(self, name: str, data: bytes) -> int | None:
-        """Write `name` if it is absent; its generation, or None if somebody was first."""
+        """Write `name` if it is absent; its generation, or None if another writer was first."""
 
     def swap(self, name: str, data: bytes, generation: int) -> int | None:
         """Write `name` if its generation still is `generation`; the new one, or None."""
 
     def put(self, name: str, data: bytes) -> int:
-        """Write `name` whatever is there. For beats, of which only the newest matters."""
+        """Write `name` regardless of its current state. For heartbeats, of which only the newest matters."""
 
     def signal(self, name: str, data: bytes) -> int:
         """A put of a few hundred bytes that come with a listing, at no request more."""
@@ -55,19 +55,19 @@ class Store(Protocol):
         """
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
-        """What `read` tells of each, asked for side by side where asking is a request."""
+        """Read several objects like `read`, concurrently if a read is a request."""
 
     def find(self, name: str) -> Entry | None:
-        """What a listing would tell of one object, or None if it is not there."""
+        """Return the listing entry of one object, or None if it does not exist."""
 
     def renew(self, name: str) -> bool:
-        """Make an object as young as if it were written now, whatever its size: its bytes do not travel.
+        """Reset an object's age as if it were written now, regardless of its size: its bytes are not sent.
 
-        False if it was not there. Only for what is named by its content, of which every writing is the same.
+        False if it does not exist. Only for objects named by their content, for which every write is the same.
         """
 
     def written_at(self, generation: int) -> float:
-        """When the object was written whose write has given this generation just now."""
+        """Return the write time of the object whose write has just given this generation."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All objects whose name begins with `prefix`, in the order of their names."""
@@ -76,12 +76,12 @@ class Store(Protocol):
         """True if this call deleted it, False if it was not there."""
 
     def sweep(self, older_than: float = 86400.0) -> int:
-        """Delete what uploads that were killed so many seconds ago left half-done; how many objects that was."""
+        """Delete the leftovers of uploads that were killed that many seconds ago; the number of objects."""
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        """Create `name` from a file; False if somebody was first.
+        """Create `name` from a file; False if another writer was first.
 
-        With `move` the file may be taken instead of copied, and is gone afterwards, whoever was first.
+        With `move` the file may be taken instead of copied, and is gone afterwards in both cases.
         """
 
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
@@ -90,16 +90,17 @@ class Store(Protocol):
         """
 
     def local_path(self, name: str) -> str | None:
-        """Where the object can be read as a file without a download, if it can."""
+        """Return the path of the object's file if it can be read without a download."""
 
     def bell(self) -> Bell | None:
         """Return what hears every ring of this store at nearly no cost; None if changes are found by listing alone."""
 
     def ring(self, text: str) -> object:
-        """Wake whoever follows `text`, a job or a group, if this store can: a hint, never the truth."""
+        """Wake the followers of `text`, a job or a group, if this store can: a hint without guarantee."""
 
     def hint(self, name: str, data: bytes) -> bool:
-        """A signal in one short try, for what is said again anyway. False if it was not given: it never raises."""
+        """Send a signal in one short try, for a message that is repeated anyway. False if it was not sent: it never
+        raises."""
 
     def now(self) -> float:
         """The store's own time, by which every age is judged."""

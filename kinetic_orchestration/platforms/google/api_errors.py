@@ -1,8 +1,8 @@
-"""What an error of a Google Cloud API means, as a table: pure, from its code, message and details.
+"""The meaning of Google Cloud API errors, as a table: pure, from an error's code, message and details.
 
-The rows are what users of Cloud TPU have reported. What no row knows is told with the API's own words, and judged by
-its code alone. A sentence made here holds the API's message, so that whoever reads it later, as the reason of a past
-attempt, comes to the same row again.
+The rows come from reports of Cloud TPU users. An error without a row is reported in the API's own words, and judged by
+its code alone. The sentence of a row contains the API's message, so that a later reader of it, as the reason of a past
+attempt, finds the same row again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ELSEWHERE = "the next zone"
 DROP = "never there again"  # in the zone or the region that the message names
 HERE = "the same zone, twice more"
 LATER = "the same call, later"  # the rate of calls is limited
-AGAIN = "the same call"  # nobody knows whether it was heard
+AGAIN = "the same call"  # it is unknown whether the call was carried out
 ADOPT = "it is there"
 FRESH = "new hosts"
 FATAL = "nothing but a change by a person helps"
@@ -48,7 +48,7 @@ CODES = {
 
 
 class Status(NamedTuple):
-    """An error as the API tells it: google.rpc.Status, its details as JSON."""
+    """An error in the API's form: google.rpc.Status, its details as JSON."""
 
     code: int
     message: str = ""
@@ -63,11 +63,11 @@ class Trouble(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the call was about, as far as the advice depends on it."""
+    """The subject of a call, as far as the advice depends on it."""
 
     project: str = ""
     zone: str = ""
-    account: str = ""  # whom the hosts act as
+    account: str = ""  # the account of the hosts
     reserved: bool = False
 
 
@@ -164,7 +164,7 @@ CONSTRAINTS = {
 LOGIN = "log in anew: gcloud auth application-default login"
 RATE = "the rate of calls is limited"
 
-# The first row that applies. Rows about who may do what come first: they say 403 or 400 for many reasons.
+# The first matching row applies. Rows about permissions come first: 403 and 400 have many reasons.
 ROWS: tuple[Row, ...] = (
     Row((), r"vpcServiceControlsUniqueIdentifier", ("SECURITY_POLICY_VIOLATED", "VPC_SERVICE_CONTROLS"),
         wire.CONFIGURATION, FATAL, _say_perimeter),
@@ -177,7 +177,7 @@ ROWS: tuple[Row, ...] = (
     Row((), r"billing (account|to be enabled|.*disabled)", ("BILLING_DISABLED",),
         wire.CONFIGURATION, FATAL, "link the project to a billing account that is open"),
     Row((UNAVAILABLE,), r"from plugin failed.*(invalid_grant|invalid_client|unauthorized_client|[Rr]eauthenti)", (),
-        wire.CONFIGURATION, FATAL, LOGIN),  # how gRPC tells of credentials that have ended
+        wire.CONFIGURATION, FATAL, LOGIN),  # gRPC's error for expired credentials
     Row((UNAUTHENTICATED,), "", (), wire.CONFIGURATION, FATAL, LOGIN),
     Row((DENIED, NOT_FOUND, INVALID), r"Location \S+ is not found or access is unauthorized", (),
         wire.QUOTA, DROP),
@@ -207,7 +207,7 @@ ROWS: tuple[Row, ...] = (
 )  # fmt: skip
 
 _RESERVED = re.compile(r"[Ii]nsufficient reserved capacity")
-_FACTS = {  # what the advice needs and only the message says
+_FACTS = {  # facts for the advice that only the message has
     "permission": re.compile(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'?"),
     "constraint": re.compile(r"constraints/([a-z]+\.\w+)"),
     "perimeter": re.compile(r"vpcServiceControlsUniqueIdentifier:? ?([\w-]+)"),
@@ -222,7 +222,7 @@ _SCOPES = (
 
 
 def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
-    """What an error means, and what to do about it."""
+    """Map an API error to its meaning and advice."""
     _, facts = _details(status.details)
     for name, pattern in _FACTS.items():
         if name not in facts and (match := pattern.search(status.message)):
@@ -239,7 +239,7 @@ def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
 
 
 def recall(reason: str) -> Trouble | None:
-    """The trouble that a sentence made here tells of, as a past attempt's reason."""
+    """The trouble from a sentence of this module, as stored as a past attempt's reason."""
     match = re.search(rf"\(({'|'.join(CODES)})\)", reason)
     return classify(Status(CODES[match[1]], reason)) if match is not None else None
 
@@ -297,7 +297,7 @@ def _scope(message: str) -> str:
 
 
 def _sentence(status: Status, advice: str) -> str:
-    """In one line: the API's own words, and what to do."""
+    """The API's own words and the advice, on one line."""
     name = name_of(status.code)
     said = " ".join(status.message.split()) or "no message"
     return f"{said.rstrip('.')} ({name}){f': {advice}' if advice else ''}"

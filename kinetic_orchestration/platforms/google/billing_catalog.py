@@ -1,4 +1,4 @@
-"""Google's Billing Catalog: the list prices of TPU chips, as it tells them, or a refusal that says what is wrong.
+"""Google's Billing Catalog: the list prices of TPU chips, or an error that names the problem.
 
 `rates_of` is pure: from SKUs (https://cloud.google.com/billing/v1/how-tos/catalog-api) to prices. v5e, v5p and v6e are
 rows of Compute Engine, one chip for an hour. v2 to v4 are rows of another service, by devices and continents, in words
@@ -23,8 +23,8 @@ COMPUTE_ENGINE = "6F81-5844-456A"
 SOURCE = "Google's Billing Catalog"
 PAGE = 5000
 MOST_PAGES = 50
-LEAST, MOST = 0.01, 100.0  # dollars for a chip-hour: what lies outside is no price of a TPU
-APART = 4.0  # so many times what was known before, or that part of it, is not believed
+LEAST, MOST = 0.01, 100.0  # dollars for a chip-hour: a value outside is no price of a TPU
+APART = 4.0  # a price that differs from the known one by more than this factor is rejected
 
 _GENERATIONS = {"TpuV5e": "v5e", "TpuV5p": "v5p", "TpuV6e": "v6e"}
 # The whole beginning of a description decides: the usage type of discounted rows is OnDemand as well.

@@ -1,7 +1,7 @@
-"""Calls that leave this process for Google's APIs, told to whoever listens: each with its answer, and how long it took.
+"""A hook for calls from this process to Google's APIs: each call is reported with its answer and duration.
 
-The clients of Cloud TPU, of Cloud Storage and of the small APIs tell of their calls here; `verify` listens. Nobody
-else does, and then nothing is kept or copied. It does not know what is called, nor what must not be shown of it.
+The clients of Cloud TPU, of Cloud Storage and of the small APIs report their calls here; `verify` listens. Without a
+listener, nothing is stored or copied. It does not know the calls' meaning, nor which parts are secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OK = "OK"
 
 
 class Call(NamedTuple):
-    """One request and its answer, as plain JSON and with everything in it: to be redacted by whoever keeps it."""
+    """One request and its answer, as plain JSON and complete: the listener that stores it has to redact it."""
 
     service: str  # tpu, storage, secretmanager, …
     method: str  # GetNode; over HTTP the method and the path, as GET v1/projects/p/secrets
@@ -34,13 +34,13 @@ _listeners: list[Listener] = []
 
 
 def listened() -> bool:
-    """True while somebody listens: clients that are opened meanwhile tell of their calls."""
+    """True while there is a listener: clients that are opened then report their calls."""
     return bool(_listeners)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within the block, and on every thread, hear of each call once it was answered."""
+    """Within the block, receive each call of every thread after its answer."""
     _listeners.append(listener)
     try:
         yield
@@ -54,9 +54,9 @@ def tell(call: Call) -> None:
 
 
 def tell_of_http(service: str, reply: Any, base: str = "") -> None:
-    """Tell of a `requests.Response`. What comes as a stream of bytes is left to whoever reads it.
+    """Report a `requests.Response`. The content of a byte stream is left to its reader.
 
-    `base`: the address that the service was said to be at. A path in it is no part of any call.
+    `base`: the configured address of the service. A path in it is no part of any call.
     """
     if not _listeners:
         return

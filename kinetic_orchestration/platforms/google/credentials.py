@@ -1,7 +1,7 @@
-"""Who this process is for Google Cloud: handed in by an orchestrator, impersonated, or the application's default.
+"""The Google Cloud credentials of this process: passed in by an orchestrator, impersonated, or the application default.
 
-It owns the order in which they are asked, and what to do when there is nobody. It does not know what the
-credentials are used for.
+It owns the order in which they are tried, and the error if there are none. It does not know what the credentials are
+used for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _handed_in: ContextVar[_HandedIn | None] = ContextVar("kinetic_credentials", def
 
 @contextmanager
 def handed_in(credentials: Any, project: str = "") -> Iterator[None]:
-    """Within the block, be who an orchestrator's connection says, instead of the application's default."""
+    """Within the block, use the credentials of an orchestrator's connection instead of the application default."""
     token = _handed_in.set(_HandedIn(credentials, project))
     try:
         yield
@@ -39,7 +39,8 @@ def handed_in(credentials: Any, project: str = "") -> Iterator[None]:
 
 
 def as_now() -> Callable[[], AbstractContextManager[None]]:
-    """To be later, and on any thread (those that watch and release are others), who this process is here and now."""
+    """Return a context manager factory by which other threads (those that watch and release) use the current
+    credentials."""
     handed = _handed_in.get()
     return nullcontext if handed is None else partial(handed_in, *handed)
 
@@ -56,7 +57,8 @@ def credentials(settings: Settings | None = None) -> Any:
 
 
 def project(settings: Settings | None = None) -> str:
-    """The project of whoever was handed in, else that of the settings, else the credentials' own; "" if none."""
+    """The project of the credentials passed in, else that of the settings, else the default credentials' own; "" if
+    none."""
     settings = settings or _settings()
     handed = _handed_in.get()
     if handed is not None and handed.project:
@@ -75,13 +77,13 @@ def _emulated(settings: Settings) -> bool:
 
 
 def is_emulated() -> bool:
-    """Tell whether this process asks an emulator instead of Google Cloud, and so needs to be nobody."""
+    """Return True if this process uses an emulator instead of Google Cloud, and so needs no credentials."""
     return _emulated(_settings())
 
 
 @lru_cache(maxsize=1)
 def anonymous() -> Any:
-    """Be nobody, which an emulator takes."""
+    """Anonymous credentials, which an emulator accepts."""
     from google.auth import credentials
 
     nobody: Any = credentials.AnonymousCredentials
@@ -94,7 +96,7 @@ def _found(impersonate: str, quota_project: str) -> Any:
     if impersonate:
         from google.auth import impersonated_credentials
 
-        # Its own tokens are asked for again an hour later, by whoever uses them.
+        # Its user requests new tokens an hour later.
         acting: Any = impersonated_credentials.Credentials
         source = acting(source, target_principal=impersonate, target_scopes=[SCOPE])
     return _with_quota(source, quota_project)
@@ -127,7 +129,7 @@ def _quota(credentials: Any, quota_project: str) -> Any:
 
 
 def refused(error: Exception) -> CredentialsError:
-    """What to do when credentials that were found give no token (google.auth.exceptions.RefreshError)."""
+    """The error for credentials that give no token (google.auth.exceptions.RefreshError), with advice."""
     told = " ".join(str(part) for part in error.args if isinstance(part, str)) or str(error)
     if "getAccessToken" in told or "impersonated credentials" in told:
         advice = (

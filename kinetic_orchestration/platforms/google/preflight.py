@@ -1,8 +1,8 @@
-"""Whether Google Cloud will let a job run, found out before it is submitted: who one is, what one may, what is there.
+"""Checks before a job is submitted that Google Cloud will let it run: credentials, permissions, resources.
 
-Everything that fails names the command or the role that mends it. A submitter asks once in ten minutes (`require`),
-`doctor` asks whenever it is told to (`examine`). The account of the VMs is another's: a host checks for itself that it
-may delete its slice, before it runs anything.
+Every failed check names the command or the role that fixes it. A submitter checks once in ten minutes (`require`),
+`doctor` on every call (`examine`). The account of the VMs is another's: a host checks itself that it may delete its
+slice, before it runs anything.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ WARNING = "warning"
 FAILED = "failed"
 
 LASTS = 600.0
-PATIENCE = 4.0  # with a bucket, of somebody who asks what is the matter
+PATIENCE = 4.0  # for a bucket, while a user waits for a diagnosis
 PROBE = "probes/"
 
-# What a submitter does; whoever may make a slice must be able to remove it. The Cloud TPU API asks for the permissions
+# A submitter's permissions; one that may create a slice must be able to remove it. The Cloud TPU API asks for those
 # of nodes on queued resources, too (https://cloud.google.com/iam/docs/roles-permissions/tpu has no others).
 PERMISSIONS = ("tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list")
 ACT_AS = "iam.serviceAccounts.actAs"
@@ -49,7 +49,7 @@ SECRETS = (
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. `fix` is the next step, where there is one to take."""
+    """The result of one check. `fix` is the next step, if there is one."""
 
     name: str
     state: str
@@ -79,7 +79,7 @@ def require(settings: Settings) -> None:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Everything, whatever of it fails: what `require` asks for, then what is good to know."""
+    """Run all checks, even after a failure: those of `require`, then informative ones."""
     found = list(_needed(settings, PATIENCE))
     yield from found
     if any(finding.name in ("credentials", "project") and finding.state == FAILED for finding in found):
@@ -105,7 +105,7 @@ def _needed(settings: Settings, patience: float | None = None) -> Iterator[Findi
 
 
 def _at_once(looks: Sequence[Callable[[], Finding]]) -> list[Finding]:
-    """Side by side, for each is a round trip or more; as whoever this process is here."""
+    """Run checks concurrently, as each takes a round trip or more; with the current credentials of this process."""
     acting = credentials.as_now()
 
     def within(look: Callable[[], Finding]) -> Finding:
@@ -151,7 +151,7 @@ def _permissions(settings: Settings, api: Google) -> Finding:
 
 
 def _act_as(settings: Settings, api: Google) -> Finding:
-    """On the project, or on the very account that the VMs run as."""
+    """Check the permission to act as the VMs' account, on the project or on the account itself."""
     account = settings.service_account
     answer = _test(settings, api, (ACT_AS,))
     if answer.ok and not _missing(answer, (ACT_AS,)):
@@ -171,7 +171,7 @@ def _act_as(settings: Settings, api: Google) -> Finding:
 
 
 def _bucket(settings: Settings, patience: float | None) -> Finding:
-    """By what a job does: an object is written and removed again."""
+    """Check the bucket as a job uses it: an object is written and removed again."""
     name = f"{PROBE}{secrets.token_hex(8)}"
     try:
         with impatient(patience) if patience is not None else nullcontext():
@@ -184,8 +184,8 @@ def _bucket(settings: Settings, patience: float | None) -> Finding:
 
 
 def _zones(settings: Settings, api: Google) -> Finding:
-    """Look whether data crosses regions between the bucket and the hosts."""
-    del api  # the location is asked once in a process, by whoever needs it first
+    """Check if data crosses regions between the bucket and the hosts."""
+    del api  # the location is requested once in a process, at its first use
     try:
         bucket = location_of(settings)
     except BackendError as error:
@@ -205,7 +205,7 @@ def _secrets(settings: Settings, api: Google) -> Finding:
     if not answer.ok:
         return _unchecked("Secret Manager", answer, settings)
     missing = _missing(answer, SECRETS)
-    if missing and SECRETS[0] not in missing:  # a project does not tell what a condition on their names grants
+    if missing and SECRETS[0] not in missing:  # a project does not show the grants of a condition on their names
         found = f"secrets may be made; that {', '.join(missing)} are granted for kinetic-* cannot be asked beforehand"
         return Finding("Secret Manager", OK, found)
     if missing:
@@ -216,7 +216,7 @@ def _secrets(settings: Settings, api: Google) -> Finding:
 
 
 def _quota(settings: Settings, api: Google) -> Finding:
-    """As much as the caller may read; the answer to a create call is what counts."""
+    """Report the quotas that the caller may read; only the create call checks them."""
     path = f"v1beta1/projects/{settings.project}/services/tpu.googleapis.com/consumerQuotaMetrics"
     answer = api.call("GET", "serviceusage", path, params={"view": "BASIC", "pageSize": "200"})
     if not answer.ok:
@@ -240,7 +240,7 @@ def _limits(metrics: Any) -> Iterator[str]:
 
 
 def _keys(settings: Settings, api: Google) -> Finding:
-    """Who encrypts what: a bucket's own key is used for all that is written there."""
+    """Report the encryption keys: a bucket's own key is used for all objects written there."""
     bucket = settings.store.removeprefix("gs://").partition("/")[0]
     answer = api.call("GET", "storage", f"storage/v1/b/{bucket}", params={"fields": "encryption,location"})
     key = (answer.body.get("encryption") or {}).get("defaultKmsKeyName", "") if answer.ok else ""
@@ -266,7 +266,7 @@ def _refused(name: str, answer: Answer, settings: Settings) -> Finding:
 
 
 def _unchecked(name: str, answer: Answer, settings: Settings) -> Finding:
-    """Nobody says no, but nobody says yes either."""
+    """The finding of a check that neither succeeded nor was denied."""
     refused = _refused(name, answer, settings)
     fatal = api_errors.classify(answer.status_of(), Asked(settings.project))
     enable = "cloudresourcemanager" in refused.fix or fatal.action != api_errors.FATAL

@@ -32,7 +32,7 @@ class Answer(NamedTuple):
         return 200 <= self.status < 300
 
     def status_of(self) -> Status:
-        """The error, as all APIs of Google's tell it."""
+        """The error in the form that all Google APIs share."""
         found = self.body.get("error")
         told = found if isinstance(found, dict) else {}
         details = tuple(detail for detail in told.get("details", ()) if isinstance(detail, dict))
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Google:
-    """A session of whoever this process is. Every call is bounded, and repeated where that may help."""
+    """A session with this process's credentials. Every call is bounded, and repeated if that may help."""
 
     def __init__(self, settings: Settings, session: Any) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Google:
     def call(
         self, method: str, service: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
     ) -> Answer:
-        """For example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
+        """Make a call, for example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
         url = f"{self._base(service)}/{path}"
         answer = self._once(service, method, url, body, params)
         for pause in PAUSES:

@@ -1,9 +1,9 @@
-"""What must not lie in a store on its way to a host: secrets of a job in Secret Manager, with an end.
+"""Secrets of a job in Secret Manager, with an expiry: values that must not be in a store on their way to a host.
 
-A secret is written by whoever submits, read by the hosts with their own account, and removed when the job's value is
-collected; whatever is forgotten expires. It knows names and values, not what they are for.
+The submitter writes a secret, the hosts read it with their own account, and it is removed when the job's value is
+collected; a forgotten one expires. The module knows names and values, not their use.
 
-A job on this machine gets the same secrets from here: whoever submits reads them with their own credentials.
+A job on this machine gets the same secrets: the submitter reads them with its own credentials.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def check_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[s
 
 
 def values_here(settings: Settings, wanted: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets by the variables that are to hold them, as the hosts of Cloud TPU find them, but with the
-    credentials of this process. Where there is no project or nobody to be, the variable itself is taken.
+    """The values of secrets by the variables that are to hold them, as the hosts of Cloud TPU get them, but read with
+    the credentials of this process. Without a project or credentials, the variable itself is used.
     """
     check_here(settings, wanted, environ)
     return {variable: _value_here(settings, variable, secret, environ) for variable, secret in wanted.items()}
@@ -155,7 +155,7 @@ def _from(environ: Mapping[str, str], variable: str, secret: str, error: Credent
 def delete(settings: Settings, whole: str, labels: Mapping[str, str]) -> bool:
     """Remove a secret with all its versions, if it has these labels; True once it is gone.
 
-    Whatever its name: nothing is removed that was not kept by `put`, for this very job.
+    Only secrets that `put` stored for this very job are removed, regardless of the name.
     """
     path = path_of(whole)
     with google(settings) as api:
@@ -191,7 +191,7 @@ def _kept(entry: Mapping[str, Any]) -> Kept:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """What Secret Manager says within the block is nonsense if it cannot be read, and nobody's fault here."""
+    """Convert parse errors within the block to a BackendError: Secret Manager sent an invalid answer."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """The embedded backend: every host of a slice is a process tree of this machine.
 
-A host is a guard with its agent below it and the program below that, detached from whoever submitted it. Its
-lock file names it; the lock lives as long as guard or agent does, so a look at the lock tells whether they live,
-and no process id is ever trusted without its start time.
+A host is a guard with its agent below it and the program below that, detached from the submitter. Its lock file names
+it; the lock is held as long as guard or agent lives, so a check of the lock shows whether they live, and no process id
+is trusted without its start time.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class LocalBackend:
             "backend": "local",
             "job": job_id,
             "attempt": attempt,
-            "run": str(self._runs / f"{job_id}-{attempt}"),  # so that others know whose home it is in
+            "run": str(self._runs / f"{job_id}-{attempt}"),  # identifies the home for other processes
             "hosts": plan.slice.hosts,
             "machine": processes.machine(),
         }
@@ -130,11 +130,11 @@ class LocalBackend:
         return Path(self._path_of(placement))
 
     def _path_of(self, placement: Mapping[str, Any]) -> str:
-        """Its folder, by the names of job and attempt: what a record says of folders is compared, and never opened."""
+        """Its folder, from the names of job and attempt: folders in a record are compared, and never opened."""
         return f"{self._runs}/{placement['job']}-{placement['attempt']}"
 
     def _is_elsewhere(self, placement: Mapping[str, Any]) -> str:
-        """Why its hosts cannot be seen from here; "" if they can."""
+        """The reason why its hosts cannot be seen from this process; "" if they can."""
         here, there = processes.machine(), placement["machine"]
         if there == here:
             if placement.get("run") in (None, self._path_of(placement)):
@@ -172,13 +172,14 @@ class LocalBackend:
         return self._known[job_id]
 
     def _admit(self, plan: Plan, run: Path) -> tuple[str, list[dict[str, Any]] | None]:
-        """Give each host its devices, which nobody else gets while its lock is held; or say why the job has to wait."""
+        """Give each host its devices, exclusively while its lock is held; or return the reason why the job has
+        to wait."""
         if wait := self._must_wait(plan.slice.hosts, run):
             return wait, None
         if plan.emulated or plan.slice.kind == "cpu":
             return "", []
         leases = self._leases(run)
-        if plan.slice.kind == "tpu":  # whose driver gives all chips to one process
+        if plan.slice.kind == "tpu":  # its driver gives all chips to one process
             if TPU in leases:
                 return f"waiting for this machine's TPU: {leases[TPU]} has it", None
             return "", [{"ids": [TPU], "env": {}}]
@@ -202,7 +203,7 @@ class LocalBackend:
         ]
 
     def _choice(self, slice_: Slice) -> gpus.Choice:
-        """Return the GPUs that suit a slice. Raises UsageError, which says what is there, if none ever could."""
+        """Return the GPUs that suit a slice. Raises UsageError, which lists the existing ones, if none ever could."""
         found = gpus.here(copies.environ())
         choice = gpus.choice(slice_, found.gpus)
         if choice.kinds:
@@ -224,7 +225,7 @@ class LocalBackend:
         raise UsageError(f"{slice_.name} is {noun}{model}, and this machine's drivers list {seen}{why}. {advice}")
 
     def _taken(self, run: Path) -> tuple[gpus.Gpu, ...]:
-        """Return the GPUs that this placement has already, when its submission is made once more."""
+        """Return the GPUs that this placement already has, when its submission is repeated."""
         for lock in _locks(run).values():
             if (names := _devices_of(lock).get("taken", [])) and _held(lock):
                 there = {gpu.id: gpu for gpu in gpus.here(copies.environ()).gpus}
@@ -232,7 +233,7 @@ class LocalBackend:
         return ()
 
     def _leases(self, besides: Path) -> dict[str, str]:
-        """Which device which job has. Of hosts that were killed, a program that outlives them goes on with theirs."""
+        """The job of each leased device. If a host was killed and its program survives it, the lease stays."""
         found: dict[str, str] = {}
         for other in self._runs.iterdir() if self._runs.is_dir() else ():
             if other.name[0] == "." or other == besides:
@@ -244,7 +245,7 @@ class LocalBackend:
         return found
 
     def leases(self) -> dict[str, str]:
-        """For people: which device, by its id, which job has."""
+        """The job of each leased device, by the device's id, for users."""
         return self._leases(self._runs)
 
     def _launch(self, asked: Submission, devices: Sequence[Mapping[str, Any]]) -> None:
@@ -273,7 +274,7 @@ class LocalBackend:
         devices: Sequence[Mapping[str, Any]],
         launchers: list[subprocess.Popen[bytes]],
     ) -> None:
-        """One launcher for each host; those that were started are in the list whatever happens."""
+        """Start one launcher for each host; the started ones are in the list even after an error."""
         folder = agent_zip.unpacked(self._home)
         run = self._run_of(asked.intent.placement)
         for host in range(asked.plan.slice.hosts):
@@ -330,7 +331,7 @@ class LocalBackend:
         return True
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
-        """Nothing to wake: on this machine hosts look at their records twenty times a second."""
+        """Do nothing: on this machine hosts poll their records twenty times a second."""
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
         if self._is_elsewhere(placement):
@@ -347,7 +348,7 @@ class LocalBackend:
         return Freed.DONE
 
     def _end(self, run: Path) -> bool:
-        """Stop everybody first: whoever is killed while others run may leave a child that nothing tells as ours."""
+        """Stop all processes first: one that is killed while others run may leave a child without a mark."""
         deadline = time.monotonic() + RELEASE_PATIENCE
         stopped: set[int] = set()
         while found := self._processes_of(run):
@@ -387,8 +388,8 @@ class LocalBackend:
         return True
 
     def _processes_of(self, run: Path) -> list[processes.Process]:
-        """Everybody by the mark in the environment, whoever the parent is now, the guards by their lock files as
-        well, and all that descends from them, marked or not.
+        """All processes with the mark in their environment, under any parent, the guards by their lock files, and all
+        their descendants, marked or not.
         """
         found = {process.pid: process for process in processes.marked(marker(run))}
         for lock in _locks(run).values():
@@ -409,11 +410,11 @@ class LocalBackend:
             fcntl.flock(gate, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(gate, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open as well
+            fcntl.flock(gate, fcntl.LOCK_UN)  # a process that was forked in between has the file open as well
             os.close(gate)
 
     def _must_wait(self, hosts: int, run: Path) -> str:
-        """A machine emulates so many hosts at once; a job alone on it may be larger, up to `check_size`."""
+        """Limit the hosts that a machine emulates at a time; a single job may be larger, up to `check_size`."""
         allowed = self._max_hosts or max(16, 8 * cores())
         others = sum(
             1
@@ -428,7 +429,7 @@ class LocalBackend:
 
 
 def gpus_and_holders(here: Settings, environ: Mapping[str, str]) -> tuple[list[tuple[gpus.Gpu, str]], gpus.Found]:
-    """The GPUs that jobs may have, each with the job that has it, or ""; and what the drivers said."""
+    """The GPUs that jobs may use, each with the job that has it, or ""; and the drivers' messages."""
     found = gpus.here(environ)
     leases = LocalBackend(here.home, here.max_hosts, here.store, here.deployment).leases() if found.gpus else {}
     return [(gpu, leases.get(gpu.id, "")) for gpu in found.gpus], found
@@ -440,7 +441,7 @@ def marker(run: Path) -> str:
 
 
 def _check_mount(mount: str) -> None:
-    """On this machine a volume is a link, which this user has to be able to make."""
+    """Check that this user can create the link that stands for a volume on this machine."""
     there = Path(mount)
     if os.path.lexists(mount) and not there.is_symlink():
         problem = "something else is there"
@@ -491,14 +492,14 @@ def memory() -> int:
 
 
 def _held_by(found: Sequence[gpus.Gpu], leases: Mapping[str, str]) -> str:
-    """Say how many there are of each model, and how many of them which job has."""
+    """Describe the number of GPUs of each model, and the jobs that have them."""
     jobs = Counter(leases[gpu.id] for gpu in found if gpu.id in leases)
     held = ", ".join(f"{job} has {count}" for job, count in sorted(jobs.items()))
     return f"{gpus.told(found)} ({held})" if held else gpus.told(found)
 
 
 def has_real(slice_: Slice, root: Path = Path("/")) -> bool:
-    """Tell whether this machine's chips are the TPU slice that was asked for, as the files below `root` show them."""
+    """Return True if this machine's chips are the requested TPU slice, by the files below `root`."""
     if slice_.hosts != 1 or slice_.kind != "tpu":
         return False
     nodes = [*(root / "dev").glob("accel[0-9]*"), *(root / "dev/vfio").glob("[0-9]*")]
@@ -542,7 +543,7 @@ def _held(lock: str) -> bool:
         return True
     finally:
         os.close(opened)
-    return not os.path.exists(lock)  # it ended between the listing and the look: neither dead nor here
+    return not os.path.exists(lock)  # it ended between the listing and this check: neither dead nor present
 
 
 def _devices_of(lock: str) -> dict[str, Any]:
@@ -570,7 +571,7 @@ def _owner(lock: str) -> dict[str, Any] | None:
 
 
 def _ending_of(launcher: subprocess.Popen[bytes]) -> str:
-    """A launcher ends as soon as its host holds its lock; one that fails says why."""
+    """The result of a launcher, which exits when its host holds its lock, or with an error."""
     try:
         _, errors = launcher.communicate(timeout=LAUNCH_PATIENCE)
     except subprocess.TimeoutExpired:

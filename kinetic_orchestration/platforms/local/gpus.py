@@ -1,8 +1,8 @@
-"""The GPUs of this machine: which there are, which of them this process may use, and how a program is told its own.
+"""The GPUs of this machine: which exist, which of them this process may use, and the variables that select a program's.
 
 NVIDIA's by NVML, which is part of the driver, else by `nvidia-smi`; slices of MIG as the driver lists them; AMD's by
 `rocm-smi`. The texts and structures are those of the vendors' documentation. It starts nothing on a GPU, and knows no
-jobs: who has which is told to it.
+jobs: leases are passed in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NVIDIA = "NVIDIA"
 AMD = "AMD"
 LONGEST_ANSWER = 20.0  # of a vendor's tool; without nvidia-persistenced it wakes the driver first
-FRESH = 10.0  # seconds for which a list is believed: jobs that wait look again and again
+FRESH = 10.0  # seconds for which a list is cached: waiting jobs poll it
 TOOLS = ("nvidia-smi", "rocm-smi")
 SIGNS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA's driver, of the one of WSL, of AMD's
 LIBRARY = "libnvidia-ml.so.1"
@@ -36,9 +36,9 @@ OWN = "KINETIC_OWN_DEVICE"  # of a program that shares its machine: which of the
 class Gpu(NamedTuple):
     vendor: str
     number: str  # by which the vendor's tools count; of a slice of MIG, that of its GPU
-    uuid: str  # "" where the vendor's tool does not tell it
+    uuid: str  # "" if the vendor's tool does not show it
     model: str
-    is_slice: bool = False  # of MIG: a program can use one of them, and no other GPU beside it
+    is_slice: bool = False  # of MIG: a program can use one of them, and no other GPU with it
 
     @property
     def id(self) -> str:
@@ -50,14 +50,14 @@ class Gpu(NamedTuple):
 
 class Found(NamedTuple):
     gpus: tuple[Gpu, ...] = ()
-    troubles: tuple[str, ...] = ()  # what a driver or a tool said instead of a list
+    troubles: tuple[str, ...] = ()  # errors of a driver or a tool in place of a list
 
 
 _known: dict[tuple[str, ...], tuple[float, Found]] = {}
 
 
 def here(environ: Mapping[str, str]) -> Found:
-    """Those that this process may use, by the variables of CUDA, ROCm and NVIDIA's containers."""
+    """The GPUs that this process may use, by the variables of CUDA, ROCm and NVIDIA's containers."""
     found = listed(environ)
     return found._replace(gpus=tuple(_visible(found.gpus, environ)))
 
@@ -76,7 +76,7 @@ def listed(environ: Mapping[str, str]) -> Found:
     return found
 
 
-# ---- what the vendors' tools tell ------------------------------------------------------------------------------
+# ---- output of the vendors' tools ------------------------------------------------------------------------------
 
 # nvidia-smi -L, https://docs.nvidia.com/deploy/nvidia-smi and https://docs.nvidia.com/datacenter/tesla/mig-user-guide:
 #   GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
@@ -96,7 +96,7 @@ def read_nvidia_smi(told: str) -> list[Gpu]:
             whole = Gpu(NVIDIA, gpu[1], gpu[3], gpu[2])
             found.append(whole)
         elif whole is not None and (part := _MIG.fullmatch(line)):
-            if whole in found:  # which CUDA does not give to anybody as a whole any more
+            if whole in found:  # CUDA no longer offers it as a whole
                 found.remove(whole)
             found.append(Gpu(NVIDIA, whole.number, part[3], f"{whole.model} MIG {part[1]}", is_slice=True))
     return found
@@ -132,7 +132,7 @@ class _Nvml:
     """The few calls of NVML that are needed, https://docs.nvidia.com/deploy/nvml-api."""
 
     def __init__(self) -> None:
-        import ctypes  # which only those load who look for a GPU
+        import ctypes  # loaded only if a GPU is wanted
 
         self._c = ctypes
         self._library = ctypes.CDLL(LIBRARY)
@@ -180,7 +180,7 @@ class _Nvml:
 
 
 def _by_nvml() -> Found | None:
-    """None where it is not there, or does not answer: then the tool says why."""
+    """The GPUs by NVML; None if it is missing or does not answer: then the tool reports the reason."""
     try:
         nvml = _Nvml()
     except (OSError, AttributeError):
@@ -190,7 +190,7 @@ def _by_nvml() -> Found | None:
         for index in range(nvml.number("nvmlDeviceGetCount_v2")):
             try:
                 found += nvml.gpu(index)
-            except OSError as error:  # it has fallen off the bus, or is somebody else's
+            except OSError as error:  # it has fallen off the bus, or belongs to another user
                 troubles.append(f"GPU {index}: {error}")
     except (OSError, AttributeError):
         return None
@@ -217,7 +217,8 @@ def _visible(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _named(found: list[Gpu], value: str | None) -> list[Gpu]:
-    """As CUDA reads its variable: what comes after a name of nothing does not count. Numbers are those of the tools."""
+    """The GPUs that a variable selects, as CUDA reads it: entries after an unknown name are ignored. Numbers are the
+    tools'."""
     if value is None:
         return found
     chosen: list[Gpu] = []
@@ -236,8 +237,9 @@ def _of_name(found: Iterable[Gpu], name: str) -> list[Gpu]:
 
 
 def _of_container(found: list[Gpu], value: str | None) -> list[Gpu]:
-    """The variable is for what makes containers. Inside of one it has been obeyed, and numbers count those outside: if
-    all of them mean something here, obeying it once more changes nothing there. "void" says nothing of what is here.
+    """The GPUs that the container variable selects. It is for container runtimes. Inside a container it has been
+    applied already, and numbers count the GPUs outside: if all of them exist here, applying it again changes nothing.
+    "void" does not restrict the GPUs here.
     """
     names = [name.strip() for name in (value or "").split(",") if name.strip()]
     if names == ["none"]:
@@ -258,7 +260,7 @@ class Choice(NamedTuple):
     kinds: tuple[tuple[Gpu, ...], ...]
 
     def take(self, leased: Collection[str]) -> tuple[Gpu, ...]:
-        """Those that it gets now; none if it has to wait."""
+        """The GPUs to use now; none if the job has to wait."""
         for kind in self.kinds:
             free = [gpu for gpu in kind if gpu.id not in leased]
             if len(free) >= self.needed:
@@ -267,7 +269,7 @@ class Choice(NamedTuple):
 
 
 def choice(slice_: Slice, found: Iterable[Gpu]) -> Choice:
-    """A slice of MIG is as good as a GPU for a process that wants any one; it is no GPU of a named model."""
+    """The GPUs that suit a slice. A slice of MIG suits a process that wants any GPU; it is no GPU of a named model."""
     fitting = [gpu for gpu in found if slice_.whichever or _is_a(gpu, slice_.generation)]
     kinds = [
         tuple(gpu for gpu in fitting if (gpu.vendor, gpu.is_slice) == kind)
@@ -278,26 +280,26 @@ def choice(slice_: Slice, found: Iterable[Gpu]) -> Choice:
 
 
 def _is_a(gpu: Gpu, generation: str) -> bool:
-    """By the driver's name of it: "a100-80gb" is "NVIDIA A100-SXM4-80GB"."""
+    """Return True if the driver's name matches: "a100-80gb" is "NVIDIA A100-SXM4-80GB"."""
     words = generation.split("-")
     return not gpu.is_slice and all(re.search(rf"\b{word}\b", gpu.model, re.IGNORECASE) for word in words)
 
 
 def told(found: Iterable[Gpu]) -> str:
-    """For people: how many there are of each model."""
+    """The number of GPUs of each model, for users."""
     models = [gpu.model for gpu in found]
     return ", ".join(f"{models.count(model)} × {model}" for model in dict.fromkeys(models))
 
 
-# ---- what a program is told ------------------------------------------------------------------------------------
+# ---- the environment of a program ------------------------------------------------------------------------------
 
 
 def environment(taken: Sequence[Gpu], host: int, hosts: int) -> dict[str, str]:
     """The variables of one of the processes that share `taken`.
 
-    As under torchrun each of them sees all, and LOCAL_RANK says which is its own: programs for several GPUs count on
-    it, and so does NCCL. The other frameworks are told by variables of theirs. A slice of MIG is seen alone, because
-    CUDA shows a process no more than one.
+    As under torchrun each of them sees all, and LOCAL_RANK selects its own: programs for several GPUs rely on that, and
+    so does NCCL. The other frameworks get variables of their own. A slice of MIG is seen alone, because CUDA shows a
+    process no more than one.
     """
     first = taken[0]
     if first.is_slice:
@@ -321,8 +323,8 @@ def environment(taken: Sequence[Gpu], host: int, hosts: int) -> dict[str, str]:
 
 @functools.cache
 def hidden(path: str) -> str:
-    """Describe, for people, what a job on the CPU does not see of this machine; looked up once, and only where there is
-    a sign of a driver: most machines have none, and would load and look for nothing.
+    """Describe, for users, the GPUs of this machine that a job on the CPU does not use; read once, and only if there is
+    a sign of a driver: most machines have none, and would load libraries in vain.
     """
     if not any(map(os.path.exists, SIGNS)) and not any(shutil.which(tool, path=path) for tool in TOOLS):
         return ""

@@ -1,7 +1,6 @@
-"""The store on this machine's file system: the agent's record store, with the errors people read.
+"""The store on this machine's file system: the agent's record store, with error messages for users.
 
-It owns the check, once per folder, that the file system can keep a store's promises. It does not know what is
-kept in it.
+It owns the check, once per folder, that the file system gives a store's guarantees. It does not know the objects.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ _PROMISES: dict[str, Callable[[str, str], bool]] = {
 
 def _make(root: str) -> None:
     try:
-        # Results are unpickled from here, so nobody else may write; a folder made for a team stays as it is.
+        # Results are unpickled from here, so no other user may write; a folder made for a team stays as it is.
         os.makedirs(root, mode=0o700, exist_ok=True)
         if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
             with open(f"{root}/.probe-{os.getpid()}", "xb") as file:  # noqa: PTH123 - for the system's own reason

@@ -1,6 +1,6 @@
-"""One google-cloud-storage client per process and credentials, and the store's clock that its answers tell.
+"""One google-cloud-storage client per process and credentials, and the store's clock from its answers.
 
-It owns connections, which a forked process must not share. It does not know what is asked for.
+It owns connections, which a forked process must not share. It does not know the requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _clients: dict[tuple[int, int, str], Client] = {}
 
 
 class Client:
-    """Google's own client, whose answers' headers are noted: for the clock, and for whoever asked last."""
+    """Google's own client, which records the headers of answers: for the clock, and for the caller of the thread."""
 
     def __init__(self, credentials: Any, endpoint: str) -> None:
         import google.auth.transport.requests
@@ -37,16 +37,16 @@ class Client:
             session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         session.hooks["response"].append(self._hear)
         options = {"api_endpoint": endpoint} if endpoint else None
-        # No verb here needs a project, and a client that is given none looks for one on disk and network.
+        # No verb here needs a project, and a client without one searches for one on disk and network.
         self.storage: Any = google.cloud.storage.Client(
             project="none", credentials=credentials, _http=session, client_options=options
         )
-        # Some versions look the bucket up for the sake of traces, on a thread, at first and after every 404: a
+        # Some versions fetch the bucket for traces, on a thread, at first and after every 404: a
         # request that costs, and needs a permission that a store does not.
         self.storage._bucket_metadata_cache = None
 
     def headers(self) -> dict[str, str]:
-        """Of the last answer that this thread was given."""
+        """The headers of the last answer to this thread."""
         return getattr(self._last, "headers", {})
 
     def _hear(self, response: Any, **_: Any) -> None:

@@ -1,6 +1,6 @@
-"""The location of the store's bucket: asked once in a process, by one request for its metadata.
+"""The location of the store's bucket: requested once in a process, by one request for its metadata.
 
-What follows from it is `regions`' to say.
+`regions` interprets it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def bucket_of(settings: Settings) -> str:
 
 
 def location_of(settings: Settings) -> Location:
-    """Raises BackendError, which says why it is not known and what to name instead. A failure is asked again."""
+    """The bucket's location. Raises BackendError with the reason and the setting to use instead. A failure is not
+    cached."""
     bucket = bucket_of(settings)
     key = (settings.storage_emulator, bucket)
     with _lock:

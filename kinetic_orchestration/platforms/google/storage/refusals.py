@@ -1,7 +1,7 @@
-"""What Google Cloud Storage's errors mean: worth another try, or a sentence with what to do, row by row.
+"""The meaning of Google Cloud Storage's errors: worth another try, or a sentence with advice, row by row.
 
-A pure table of what only buckets refuse; what any Google API may say is `troubles`'. It does not know which verb is
-tried again, nor how often.
+A pure table of refusals that only buckets have; `api_errors` has those of all Google APIs. It does not know which verb
+is tried again, nor how often.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the request may have been carried out all the same."""
+        """True if the request may have been carried out all the same."""
         return self.transient and self.status not in _NOT_HEARD and self.reason not in _SLOW_DOWN
 
     @property
@@ -60,7 +60,7 @@ class Told(NamedTuple):
 
 
 def told(error: Exception) -> Told | None:
-    """The error as Google tells it; None if it is not one of Google's, nor of the way to them."""
+    """The error in Google's form; None if it is neither Google's nor a connection error."""
     import requests
     import urllib3
     from google.api_core.exceptions import GoogleAPICallError
@@ -156,7 +156,7 @@ _CALLER: Final = re.compile(r"[\w.+-]+@[\w.-]+\w")
 
 
 def refusal(what: Told, verb: str, name: str, url: str, waited: float = 0.0) -> StoreError:
-    """The exception that tells people: what happened in Google's words, then what helps."""
+    """The exception for users: the event in Google's words, then the advice."""
     happened = f"Cannot {verb} {name} (store {url})"
     words = what.message.strip().rstrip(".") or "no reason was given"
     if what.corrupt:

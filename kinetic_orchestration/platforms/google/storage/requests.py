@@ -1,5 +1,5 @@
-"""Single requests to Google Cloud Storage about one prefix of a bucket: tried again by the class of their error,
-and when nobody knows whether a write was carried out, found out by its writer's mark.
+"""Single requests to Google Cloud Storage about one prefix of a bucket: tried again by the class of their error. If it
+is unknown whether a write was carried out, its writer's mark in the object tells.
 
 It does not know what a store is, nor of objects that take more than one request.
 """
@@ -34,7 +34,7 @@ _CONNECT: Final = 5.0
 _ANSWER: Final = 20.0
 _BRIEF: Final = (2.0, 5.0)
 _SLOWEST: Final = 100_000  # bytes a second: with less, a write is rather tried again
-_TEARS: Final = 3  # an object whose checksum differs so often is stored like that
+_TEARS: Final = 3  # an object whose checksum differs this often is damaged in the store
 _PAGE: Final = 1000
 _BYTES: Final = "application/octet-stream"
 _WRITER: Final = "w"
@@ -56,7 +56,7 @@ _patience: ContextVar[float] = ContextVar("kinetic_patience", default=PATIENCE)
 
 @contextlib.contextmanager
 def impatient(seconds: float) -> Iterator[None]:
-    """What is opened within the block tries again for so long only: somebody waits for an answer, whatever it is."""
+    """Limit the retries of stores opened within the block to `seconds`: a user waits for an answer, good or bad."""
     token = _patience.set(seconds)
     try:
         yield
@@ -100,7 +100,7 @@ class Requests:
         return self._decide(name, join)
 
     def write_once(self, name: str, data: bytes, metadata: dict[str, str]) -> None:
-        """Write whatever is there, in one short try that may fail with any exception."""
+        """Write regardless of the existing object, in one short try that may fail with any exception."""
         self._send(name, data, None, metadata, _BRIEF)
 
     def get(
@@ -108,7 +108,7 @@ class Requests:
     ) -> Piece | None:
         """Bytes from start to end, in one request; None if there is no such object (of that generation).
 
-        Without an end, of more than `limit` bytes no more are taken: StoreError.
+        Without an end, an object of more than `limit` bytes raises StoreError.
         """
         stop = None if end is None else max(end, start + 1)  # an empty range is none to ask for
         most = limit if end is None else None
@@ -119,7 +119,7 @@ class Requests:
         return self._ask("read", name, lambda _: self._stat(name))
 
     def rewrite(self, name: str) -> bool:
-        """Let the server write the object anew, as it is; False if it is not there. A large one takes several calls."""
+        """Let the server rewrite the object unchanged; False if it is missing. A large one takes several calls."""
 
         def attempt(_: bool) -> bool:
             token: str | None = None
@@ -137,13 +137,13 @@ class Requests:
 
     def delete(self, name: str) -> bool:
         def attempt(in_doubt: bool) -> bool:
-            # Without an object, an earlier try whose answer was lost deleted it.
+            # If it is missing, an earlier try whose answer was lost has deleted it.
             return self._is_there(lambda: self._blob(name).delete(timeout=_timeout(), retry=None)) or in_doubt
 
         return self._ask("delete", name, attempt)
 
     def delete_once(self, name: str) -> None:
-        """Delete what nobody will miss, in one try of which nothing is told."""
+        """Delete an object that is not needed, in one try whose result is ignored."""
         with contextlib.suppress(Exception):
             self._blob(name).delete(timeout=_timeout(), retry=None)
 
@@ -173,8 +173,8 @@ class Requests:
         return self.client.storage.bucket(self._bucket).blob(self._prefix + name, generation=generation)
 
     def _ask(self, verb: str, name: str, attempt: Callable[[bool], _T]) -> _T:
-        """Try until there is an answer, no hope, or no patience left. `attempt` is told whether an earlier try
-        may have been carried out."""
+        """Retry until there is an answer, a permanent error, or the time is up. `attempt` receives True if an earlier
+        try may have been carried out."""
         began = time.monotonic()
         in_doubt = False
         torn = 0
@@ -242,7 +242,7 @@ class Requests:
         return blob
 
     def _is_there(self, call: Callable[[], object]) -> bool:
-        """Whether there was such an object; a bucket that is missing is no answer to that."""
+        """Return True if the object existed; a missing bucket raises instead."""
         from google.api_core.exceptions import NotFound
 
         try:
@@ -296,7 +296,7 @@ class Requests:
 
 
 class _Bounded(io.BytesIO):
-    """Takes so many bytes, and no more: whoever sends on hears the error."""
+    """A file that accepts a limited number of bytes, and raises on more."""
 
     def __init__(self, error: Exception, limit: int) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class _Bounded(io.BytesIO):
 
 
 def moment(blob: Any) -> float:
-    """When an object was written, as every verb tells it."""
+    """The time at which an object was written, as every verb reports it."""
     return moment_of(int(blob.generation), float(int(blob.updated.timestamp())))
 
 

@@ -26,7 +26,7 @@ from kinetic_orchestration.protocol.records.base import Entry, Record, Signal, c
 from kinetic_orchestration.protocol.records.bucket_metadata import SIGNAL, SIGNAL_LIMIT, moment_of, shown_signal
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
-PLAIN_SIGNALS: Final = 16  # of a listing, which are read although they do not come with it: nobody here writes any
+PLAIN_SIGNALS: Final = 16  # of a listing, which are read one by one: written by other tools only, as ours come with it
 STAMP_LASTS: Final = 600.0  # seconds for which a stamp that was read is not read again
 
 _CHECKED_FIRST: Final = 1 << 20  # above this it is cheaper to ask whether a file is there than to send it
@@ -174,7 +174,7 @@ class GcsStore:
         return self.requests.write(name, data, generation, {})
 
     def _listed(self, prefix: str, fields: str, *, hidden: bool = False) -> Iterator[tuple[str, Any]]:
-        """What the store keeps for itself begins with a dot somewhere, and is hidden from others."""
+        """List objects. Names with a part that begins with a dot are the store's own and hidden by default."""
         folder = prefix.rpartition("/")[0]
         if folder and not hidden:
             check_name(folder)

@@ -1,6 +1,6 @@
-"""Objects too big for one request: up in parallel parts that are composed, down in parallel ranges.
+"""Objects too big for one request: uploads in parallel parts that are composed, downloads in parallel ranges.
 
-It owns what lies under `.parts/` while an object goes up, and the file that is not yet whole while one comes down.
+It owns the objects under `.parts/` during an upload, and the incomplete file during a download.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _fetch(requests: Requests, name: str, path: str, file: int, part: int, most:
 
 
 def _matches(file: int, crc32c: str) -> bool:
-    """Whether a file has that checksum. True where it would take minutes to tell, without the fast library."""
+    """Return True if a file has that checksum, or if computing it would take minutes, without the fast library."""
     import google_crc32c
 
     if not crc32c or google_crc32c.implementation != "c":

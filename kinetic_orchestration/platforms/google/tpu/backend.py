@@ -30,9 +30,9 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
 LONGEST_THROTTLE = 60.0  # up to this
-SHOWN = 60.0  # so long after its operation ended a queued resource is there for everybody to see,
+SHOWN = 60.0  # a queued resource is visible in every request this long after its operation ended,
 MOST_UNLISTED = 16  # nodes of a slice that are asked for one by one
-UNSHOWN = 900.0  # and so long after it was asked for, if that operation never ends
+UNSHOWN = 900.0  # and this long after its creation was requested, if that operation never ends
 # Of all backends of this process, because the rate is the project's → until when, and for how long.
 _throttled: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -92,7 +92,7 @@ class TpuVmBackend:
         }
 
     def dry_run(self, plan: Plan) -> str:
-        """The create call that the first attempt would make, for people."""
+        """The create call that the first attempt would make, as text for users."""
         return request.dry_run(plan, self.place(plan, "job-000000000000", 1))
 
     # ---- the create call
@@ -130,7 +130,7 @@ class TpuVmBackend:
         return self._answered(error, resource, what, job_id, intent.attempt, spec_digest) if error is not None else ""
 
     def _keep(self, secrets: Mapping[str, str], job_id: str, intent: Intent) -> None:
-        """Where the hosts find them, before the hosts are there; a call that is made again finds them kept."""
+        """Store the secrets for the hosts before the hosts exist; a repeated call finds them stored."""
         if (job_id, intent.attempt) in self._kept:
             return
         labels = {
@@ -144,7 +144,7 @@ class TpuVmBackend:
         self._kept.add((job_id, intent.attempt))
 
     def _answered(self, error: Status, resource: str, asked: Asked, job_id: str, attempt: int, spec_digest: str) -> str:
-        """What follows from the refusal of a create call."""
+        """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
         trouble = api_errors.classify(error, asked)
         if trouble.action == api_errors.LATER:
             self._throttle(asked.project)
@@ -159,7 +159,7 @@ class TpuVmBackend:
         raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
 
     def _look(self, resource: str) -> tuple[Queued | None, bool]:
-        """What is there under a name, and whether nobody could say."""
+        """Return the resource of this name, or None, and True if its existence is unknown."""
         try:
             return self._tpus.queued_resource(resource), False
         except Exception as raised:
@@ -167,8 +167,9 @@ class TpuVmBackend:
             return None, True
 
     def _still_made(self, resource: str, asked: Asked) -> str:
-        """Of a queued resource that was asked for and is not there: whether it still may come."""
-        if (operation := self._operations.get(resource)) is None:  # another follower of the job has heard its end
+        """Return a waiting state if a queued resource that was requested and does not exist yet may still appear, else
+        ""."""
+        if (operation := self._operations.get(resource)) is None:  # another follower of the job has seen its end
             return ""
         try:
             ended, error = self._tpus.operation_error(operation)
@@ -248,7 +249,7 @@ class TpuVmBackend:
         return states.observation(queued, shown, asked)
 
     def _queued(self, project: str, zone: str, placements: Sequence[Mapping[str, Any]]) -> dict[str, Queued]:
-        if len(placements) == 1:  # everything of everybody else need not be sent
+        if len(placements) == 1:  # resources of other jobs need not be sent
             one = self._tpus.queued_resource(request.resource_of(placements[0]))
             return {} if one is None else {one.name: one}
         page = self._tpus.queued_resources(project, zone)
@@ -279,8 +280,8 @@ class TpuVmBackend:
         }
 
     def _unlisted(self, placement: Mapping[str, Any], listed: Mapping[str, Node]) -> dict[str, Node]:
-        """Nodes that should be there and were not listed: asked for by name, because a listing may lag behind. If many
-        are missing, some tell whether it does: then nobody could say just now.
+        """Nodes that should exist and were not listed: read by name, because a listing may lag behind. If many are
+        missing, a sample shows if the listing lags, and the state is then unknown.
         """
         missing = [name for name in request.nodes_of(placement) if name.rpartition("/")[2] not in listed]
         found = [self._tpus.node(name) for name in missing[:MOST_UNLISTED]]
@@ -311,7 +312,7 @@ class TpuVmBackend:
         resource = request.resource_of(placement)
         found = self._tpus.queued_resource(resource)
         if found is not None and not self._is_ours(found.name, found.labels):
-            return Freed.DONE  # somebody else's under this name: nothing of this placement was ever made
+            return Freed.DONE  # another owner's resource of this name: this placement was never created
         if found is not None:
             if found.state != states.DELETING:
                 self._delete(resource)
@@ -338,7 +339,7 @@ class TpuVmBackend:
             _told(raised)
 
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether the name is one that this deployment gives to the job and attempt that the labels name."""
+        """Return True if this deployment gives that name to the job and attempt in the labels."""
         owned = request.owned(labels)
         return owned is not None and name == request.name_of(
             self._settings.store, self._settings.deployment, owned.job, owned.attempt
@@ -372,7 +373,7 @@ class TpuVmBackend:
         yield from unread
 
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Of each secret that was kept for a job of this deployment, the job and the secret's name."""
+        """Yield the job and the secret's name for each secret that was stored for a job of this deployment."""
         mark = request.mark(self._settings.store, self._settings.deployment)
         with self._tpus.acting():
             found = list(secret_manager.kept(self._settings, request.MARK, mark))
@@ -380,7 +381,7 @@ class TpuVmBackend:
             yield kept.labels.get(request.JOB, ""), kept.resource
 
     def forget(self, secret: str, job_id: str) -> bool:
-        """Remove one of them, if its labels say that it is this deployment's and the job's; True once it is gone."""
+        """Remove one of them, if its labels name this deployment and the job; True once it is gone."""
         labels = {
             request.MARK: request.mark(self._settings.store, self._settings.deployment),
             request.JOB: request.label(job_id),
@@ -400,7 +401,7 @@ class TpuVmBackend:
     def _everywhere(
         self, listing: Callable[[str, str], Any], project: str, unread: list[dict[str, Any]]
     ) -> Iterable[Any]:
-        """Of all zones at once where the API does that, else of one after another."""
+        """List all zones in one request if the API supports that, else one zone after another."""
         try:
             page = listing(project, "-")
         except Exception as raised:
@@ -445,7 +446,7 @@ def _known_zones() -> tuple[tuple[str, ...], ...]:
 
 
 def _zones_of(plan: Plan) -> Sequence[str]:
-    """A reservation that is given by its whole path lies where the path says."""
+    """The zone in a reservation that is given by its whole path."""
     reserved = reserved_zone(plan)
     return (reserved,) if reserved else plan.zones
 
@@ -455,7 +456,7 @@ def _unreachable(page: Page) -> list[dict[str, Any]]:
 
 
 def _told(raised: Exception) -> Status:
-    """The API's error in an exception; whatever else it is goes on."""
+    """The API's error in an exception; any other exception is raised again."""
     status = status_of(raised)
     if status is None:
         raise raised
@@ -463,7 +464,7 @@ def _told(raised: Exception) -> Status:
 
 
 def _adopt(found: Queued, resource: str, job_id: str, attempt: int, spec_digest: str) -> None:
-    """Take what is there for what was asked for, if its labels say that it is."""
+    """Accept an existing resource as the requested one, if its labels match."""
     owned = request.owned(found.labels)
     if owned is not None and (owned.job, owned.attempt, owned.spec) == (job_id, attempt, spec_digest[:20]):
         return

@@ -1,8 +1,8 @@
-"""Google's client of the Cloud TPU API: opened once, asked with bounds, its answers as plain values.
+"""Google's client of the Cloud TPU API: opened once, called with bounds, its answers as plain values.
 
-Imported when a TPU backend is used, and the client's own libraries when it first asks. gRPC where it can be: a process
-that was forked from one that had gRPC speaks REST, because gRPC does not survive a fork. Enumerations stay numbers,
-so that a state this version has never heard of is just another number.
+Imported when a TPU backend is used, and the client's own libraries at the first request. gRPC if possible: a process
+that was forked from one that had gRPC speaks REST, because gRPC does not survive a fork. Enumerations stay numbers, so
+that a state unknown to this version is just another number.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 PAGE = 1000
 READ_SECONDS = 20.0  # one read, with all its repetitions
 WRITE_SECONDS = 40.0
-RETRY_SECONDS = 8.0  # so long is asked again at once; then the caller decides
-# Heeded by all APIs of Google's, says https://cloud.google.com/apis/docs/system-parameters
+RETRY_SECONDS = 8.0  # seconds of immediate retries; then the caller decides
+# All Google APIs support it: https://cloud.google.com/apis/docs/system-parameters
 MASK = "x-goog-fieldmask"
 EMULATOR_TOKEN = "x-emulator-token"
 QUEUED_FIELDS = "name state spot reservation_name create_time tpu.node_spec.node.labels"
@@ -43,14 +43,14 @@ IMPORT_SECONDS = 10.0
 
 
 class Page(NamedTuple):
-    """What was listed, and the locations that did not answer."""
+    """The listed resources, and the locations that did not answer."""
 
     found: list[Any]
     unreachable: tuple[str, ...]
 
 
 class Tpus:
-    """The calls that the backend makes. Whatever they raise, `status_of` reads."""
+    """The calls that the backend makes. `status_of` interprets any exception of theirs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class Tpus:
         return made.operation.name, _error_of(made.operation)
 
     def operation_error(self, name: str) -> tuple[bool, Status | None]:
-        """Whether an operation has ended, and its error."""
+        """Return True if an operation has ended, and its error."""
         found = self._client().get_operation({"name": name}, timeout=READ_SECONDS, retry=_retry(reading=True))
         return bool(found.done), _error_of(found)
 
@@ -105,7 +105,7 @@ class Tpus:
         return self._listed("nodes", NODE_FIELDS, _node, project, zone)
 
     def _listed(self, what: str, fields: str, read: Any, project: str, zone: str) -> Page:
-        """Without what nobody reads here, of which startup scripts are the most, where the API heeds that wish."""
+        """List without unused fields, most of which are startup scripts, if the API supports a field mask."""
         from google.api_core.exceptions import InvalidArgument
 
         call = getattr(self._client(), f"list_{what}")
@@ -135,7 +135,7 @@ class Tpus:
 
 
 def _import_client() -> None:
-    with suppress(Exception):  # whoever asks first imports it again, and is told what is wrong
+    with suppress(Exception):  # the first request imports it again, and raises the error
         from google.api_core import client_options, retry
         from google.cloud import tpu_v2
         from google.protobuf import json_format
@@ -152,7 +152,8 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """In the child, where whoever held the lock is gone, and whoever used gRPC (perhaps somebody else's code) too."""
+    """Reset the child's state: the thread that held the lock does not exist in it, and gRPC is unusable if any code
+    used it."""
     global _lock, _speaks_grpc  # noqa: PLW0603 - of this process
     _lock = threading.Lock()
     _inherited.extend(_clients.values())
@@ -166,7 +167,7 @@ os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def client(settings: Settings) -> Any:
-    """The one client of this process for these settings and whoever it acts as."""
+    """The process's one client for these settings and the current credentials."""
     identity = credentials.credentials(settings)
     place = settings.emulator, settings.emulator_grpc, settings.quota_project
     key = (os.getpid(), *place, id(identity), call_hook.listened())
@@ -174,7 +175,7 @@ def client(settings: Settings) -> Any:
         if key not in _clients:
             _clients[key] = (_open(settings, identity), identity)  # the identity is kept, so that its id is its own
             while len(_clients) > KEPT:
-                _clients.popitem(last=False)  # and not closed: whoever is at a call with it lets go of it last
+                _clients.popitem(last=False)  # not closed: a call may still use it
         _clients.move_to_end(key)
         return _clients[key][0]
 
@@ -210,7 +211,7 @@ def _heard(channel: Any) -> Any:
 
 
 def _over_rest(opened: Any, base: str = "") -> Any:
-    """Its answers are told to the tap as they come, as JSON."""
+    """A REST client that reports its answers to the call hook as JSON."""
     opened.transport._session.hooks["response"].append(lambda reply, **_: call_hook.tell_of_http("tpu", reply, base))
     return opened
 
@@ -245,7 +246,7 @@ def status_of(error: BaseException) -> Status | None:
         return _call_error(error)
     if isinstance(error, auth.RefreshError | auth.DefaultCredentialsError) and not getattr(error, "retryable", False):
         return Status(api_errors.UNAUTHENTICATED, str(credentials.refused(error)))
-    if isinstance(error, ValueError) and "closed channel" in str(error):  # says gRPC of a call that comes too late
+    if isinstance(error, ValueError) and "closed channel" in str(error):  # gRPC's error for a call after the close
         return Status(api_errors.UNAVAILABLE, str(error))
     if isinstance(error, exceptions.RetryError | auth.GoogleAuthError | requests.RequestException | OSError):
         return Status(api_errors.UNAVAILABLE, f"{type(error).__name__}: {error}")
@@ -291,7 +292,8 @@ def _reading() -> dict[str, Any]:
 
 
 def _retry(*, reading: bool) -> Any:
-    """What is worth asking again at once. A write is only repeated when the API says that it was not taken."""
+    """The errors after which a call is repeated immediately. A write is only repeated if the API says that it was not
+    accepted."""
     from google.api_core import exceptions
     from google.api_core.retry import Retry, if_exception_type
     from google.protobuf.json_format import ParseError

@@ -14,7 +14,7 @@ from kinetic_orchestration.platforms.google.api_errors import Status
 
 
 def channel(opened: Any, read: Callable[[BaseException], Status | None]) -> Any:
-    """The channel, with every call told to the tap; `read` makes the API's error of an exception."""
+    """The channel, with every call reported to the call hook; `read` converts an exception to the API's error."""
     import grpc
 
     class Heard(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""How often the followers of one process look at one zone, whatever they follow there: looks spend the project's quota.
-Who only asks once looks at once, and takes nothing of it away.
+"""The rate at which the followers of one process poll one zone, regardless of the number of jobs: polls spend the
+project's quota. A caller that polls only once does so immediately, and is not counted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 LOOKS_PER_SECOND = 1.0  # of one process at one zone, by list and by name, however many jobs begin and end there,
-LOOKS_AT_ONCE = 20  # and so many quick ones, which a job that is followed alone may need in its first seconds
+LOOKS_AT_ONCE = 20  # a burst, which a job that is followed alone may need in its first seconds
 
 
 class Pace:
-    """So many looks a second, and some at once for who has not looked for a while."""
+    """A number of polls per second, and a burst after an idle time."""
 
     def __init__(self, per_second: float = LOOKS_PER_SECOND, at_once: float = LOOKS_AT_ONCE) -> None:
         self._rate, self._most, self._left = per_second, at_once, at_once
@@ -24,13 +24,13 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self) -> float:
-        """Return the seconds until the next look may be made. It is not taken: others may be quicker."""
+        """Return the seconds until the next poll is allowed. It is not reserved: another follower may take it."""
         with self._lock:
             self._refill()
             return max(0.0, 1.0 - self._left) / self._rate
 
     def take(self) -> bool:
-        """Take the next look; False if it may not be made yet."""
+        """Take the next poll; False if it is not allowed yet."""
         with self._lock:
             self._refill()
             if self._left < 1.0:
@@ -49,7 +49,8 @@ _free = False
 
 
 def pace_of(placement: Mapping[str, Any]) -> Pace | None:
-    """Return the pace of this process at the project and zone of a placement; None of a place that has no zone."""
+    """Return the rate limit of this process for the project and zone of a placement; None for a place without a
+    zone."""
     if _free or "zone" not in placement:
         return None
     key = str(placement.get("project")), str(placement["zone"])
@@ -58,7 +59,7 @@ def pace_of(placement: Mapping[str, Any]) -> Pace | None:
 
 @contextmanager
 def freely() -> Iterator[None]:
-    """Within the block this process looks as often as it likes: at few jobs, of which it is to see every state."""
+    """Disable the limit within the block, to see every state of a few jobs."""
     global _free  # noqa: PLW0603 - of this process
     before, _free = _free, True
     try:

@@ -1,9 +1,9 @@
 """The create call of a slice of TPU VMs as plain data, from a job's spec and an attempt's intent alone.
 
-Pure: the same spec and intent give the same request, whoever makes it, so a call that may or may not have happened is
-made again. The request is proto-JSON of `google.cloud.tpu_v2`; this module knows no client, no zone table and nothing
-of what the API answers. What is secret never comes here: a VM's metadata can be read by everybody on it. The one key
-that does is of this attempt alone, and whoever runs there may say what it came to anyway.
+Pure: the same spec and intent give the same request in any process, so a call that may or may not have been carried out
+is repeated. The request is proto-JSON of `google.cloud.tpu_v2`; this module knows no client, no zone table and no
+answer of the API. It contains no secrets: every user of a VM can read its metadata. The one key in it is of this
+attempt alone, and any program on the VM may report the attempt's result anyway.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _END_OF_PROGRAM = "END_OF_KINETIC_BOOT"
 
 
 class Owned(NamedTuple):
-    """What the labels of a resource of ours say."""
+    """The contents of the labels on a resource of ours."""
 
     deployment: str
     job: str
@@ -68,7 +68,7 @@ def name_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
 
 
 def mark(store: str, deployment: str) -> str:
-    """Eight letters that tell the resources of this deployment of this store from all others in a project."""
+    """Eight letters that identify the resources of this deployment of this store among all others in a project."""
     return names.mark(store, deployment)
 
 
@@ -88,7 +88,7 @@ def nodes_of(placement: Mapping[str, Any]) -> list[str]:
 
 
 def owned(labels: Mapping[str, str]) -> Owned | None:
-    """Whose a resource is, or None for one that is not ours or does not say."""
+    """The contents of a resource's labels, or None for a resource that is not ours or has incomplete labels."""
     job, attempt, expires = labels.get(JOB, ""), labels.get(ATTEMPT, ""), labels.get(EXPIRES, "")
     if not job or not attempt.isdecimal() or not expires.isdecimal():
         return None
@@ -154,9 +154,9 @@ def request_id(intent: Intent) -> str:
 
 
 def valid_for(plan: Plan, intent: Intent) -> float:
-    """How long the request may wait in its zone's queue; 0: for ever.
+    """The seconds for which the request may wait in its zone's queue; 0: unlimited.
 
-    No longer than the job may still wait for hardware, and with other zones to go to, no longer than one zone is worth.
+    No longer than the job may still wait for hardware, and with other zones left, no longer than the limit of one zone.
     """
     left = [float(plan.zone_patience)] if plan.zone_patience and _elsewhere(plan, intent.placement) else []
     if plan.limits.provision:
@@ -215,8 +215,8 @@ def _told(asked: Submission) -> dict[str, Any]:
 
 
 def _python_ahead(plan: Plan, staged: Staged) -> str | None:
-    """Of which version the Python is that the program may start in before anything is prepared: "" for any, as a
-    command becomes another program; None if its environment has yet to be built.
+    """The version of the Python in which the program may start before anything is prepared: "" for any, as a command
+    becomes another program; None if its environment has yet to be built.
     """
     if plan.argv or not staged.environment:
         return ""
@@ -244,7 +244,8 @@ def region_of(zone: str) -> str:
 
 
 def startup_script() -> str:
-    """What each host runs as root at every boot: a program of its own, which arms the deadline before all else."""
+    """The script that each host runs as root at every boot: a program of its own, which arms the deadline before all
+    else."""
     program = (Path(__file__).parents[3] / "host" / "machine" / "bootstrap.py").read_text(encoding="utf-8")
     assert _END_OF_PROGRAM not in program
     script = f"""\
@@ -264,7 +265,7 @@ exit 1
 
 
 def describe_request(request: Mapping[str, Any]) -> str:
-    """The create call for people: all of it, except that a program is told by its size."""
+    """The create call for users: complete, except that a program is replaced by its size."""
     shown = json.loads(json.dumps(request))
     for spec in shown["queuedResource"]["tpu"]["nodeSpec"]:
         metadata = spec["node"]["metadata"]
@@ -286,7 +287,7 @@ def _lines(value: Any, indent: str) -> Iterable[str]:
 
 
 def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
-    """What `plan` prints: the first attempt's create call, with a job that does not exist yet."""
+    """The output of `plan`: the first attempt's create call, with a job that does not exist yet."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
     staged = Staged({}, "", "", (), (), (), (), {}, "")

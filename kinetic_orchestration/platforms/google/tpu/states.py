@@ -1,7 +1,7 @@
-"""What a queued resource and its nodes look like, and what that means for an attempt: tables, pure.
+"""The states of a queued resource and its nodes, and their meaning for an attempt: tables, pure.
 
-The numbers are those of `google.cloud.tpu_v2`; a number that no table has never ends an attempt by itself. It knows no
-client: what was seen comes in as plain values.
+The numbers are those of `google.cloud.tpu_v2`; an unknown number never ends an attempt by itself. It knows no client:
+states are passed in as plain values.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ ABUSE = 6
 
 
 class Queued(NamedTuple):
-    """A queued resource, as far as anybody here wants to know."""
+    """A queued resource, with the fields that are used here."""
 
     name: str  # its id
     zone: str
@@ -103,13 +103,13 @@ class Node(NamedTuple):
     health: int = 0
     description: str = ""  # of its health
     symptoms: tuple[tuple[int, str, str], ...] = ()  # kind, worker, details
-    repairing: float = 0.0  # for so many seconds that we know of
+    repairing: float = 0.0  # known seconds in that state
     created: float = 0.0
     labels: Mapping[str, str] = {}
 
 
 def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Observation:
-    """What follows from the queued resource and, in the order of the slices, its nodes."""
+    """The observation that follows from the queued resource and, in the order of the slices, its nodes."""
     if found is None:
         return Observation(ABSENT, hint=WHOM_TO_ASK)
     if found.state in IN_QUEUE:
@@ -122,7 +122,8 @@ def observation(found: Queued | None, nodes: Sequence[Node], asked: Asked) -> Ob
 
 
 def charged(found: Queued, nodes: Sequence[Node]) -> float:
-    """Before when no node can have been READY; 0: none was. Of nodes that are gone their request alone still tells."""
+    """A time before which no node can have been READY; 0: none was. If the nodes are gone, only their request's time is
+    known."""
     made = [node.created for node in nodes if node.state not in (BEGUN, MISSING) and node.created]
     if made:
         return min(made)
@@ -131,7 +132,7 @@ def charged(found: Queued, nodes: Sequence[Node]) -> float:
 
 
 def _with_nodes(found: Queued, nodes: Sequence[Node]) -> Observation:
-    """Of a state in which there may be nodes: they say more than the queue does."""
+    """The observation for a state in which there may be nodes: their states are more exact than the queue's."""
     strange = [node for node in nodes if node.state not in NODE_STATES and node.state != MISSING]
     if strange:
         return Observation(ELSEWHERE, f"node {strange[0].name} is in a state that this version does not know")
@@ -163,7 +164,7 @@ def _failed(found: Queued, asked: Asked) -> Observation:
 
 
 def _suspended(found: Queued) -> tuple[str, str]:
-    """Why a queued resource lost its nodes. Whoever deletes a slice by hand wants its job to end."""
+    """The reason why a queued resource lost its nodes. A user who deletes a slice manually wants its job to end."""
     where = f"{QUEUED_STATES[found.state]} in {found.zone}"
     if found.initiator == USER:
         return f"somebody deleted the slice ({where}, by USER)", wire.CANCELLED
@@ -175,7 +176,7 @@ def _suspended(found: Queued) -> tuple[str, str]:
 
 
 def _death(found: Queued, node: Node) -> tuple[str, str]:
-    """Why a node is dead. Spot capacity goes in many ways, and they do not always say PREEMPTED."""
+    """The reason why a node is dead. Spot capacity is lost in many ways, and not always with the state PREEMPTED."""
     abuse = [details for kind, _, details in node.symptoms if kind == ABUSE]
     if abuse:
         return f"node {node.name} was stopped for abuse of the project: {abuse[0]}", wire.CONFIGURATION
@@ -198,7 +199,7 @@ def _states(nodes: Sequence[Node]) -> str:
 
 
 def _complaints(nodes: Sequence[Node]) -> str:
-    """What the nodes suffer from, for people."""
+    """The health problems of the nodes, for users."""
     said = []
     for node in nodes:
         if node.health in HEALTH:

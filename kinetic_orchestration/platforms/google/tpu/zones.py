@@ -1,8 +1,8 @@
-"""Where an attempt asks for its slice, and when: pure, from how the one before it ended.
+"""The zone in which an attempt requests its slice, and the wait before: pure, from the end of the previous attempt.
 
-Zones are taken in the order in which they were given. One that has nothing free is left for the next; one where the
-project may have nothing is not asked again. After a whole round with nothing anywhere comes a wait, longer each time.
-An attempt that had its hosts starts where they were, with a fresh round.
+Zones are tried in the given order. After a stockout the next zone follows; a zone without quota or permission is not
+tried again. After a whole round without capacity comes a wait, longer each time. An attempt that had its hosts starts
+in their zone, with a new round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kinetic_orchestration.protocol import wire
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 
 TWICE = 2  # so often a zone is asked again after an error of the cloud's own making,
-PAUSE = 4.0  # after so many seconds each time
+PAUSE = 4.0  # seconds, multiplied each time
 RATE_PAUSE = 30.0
 FIRST_WAIT = 30.0  # after the first round with nothing; doubled by each further one,
 LONGEST_WAIT = 300.0  # up to this
@@ -28,14 +28,14 @@ JITTER = 0.25
 
 
 class Place(NamedTuple):
-    """Where and when; the rest is what the choice after this one needs to know."""
+    """The zone and the wait; the other fields are the state for the next choice."""
 
     zone: str
     wait: float = 0.0
     tried: tuple[str, ...] = ()  # in this round, before this zone
     dropped: tuple[str, ...] = ()  # never asked again
     tries: int = 0  # errors of the cloud's own making in this zone, one after another
-    rounds: int = 0  # so often there was nothing anywhere
+    rounds: int = 0  # rounds without capacity in any zone
 
 
 def first(zones: Sequence[str]) -> Place:
@@ -71,7 +71,7 @@ def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 
 
 
 def in_scope(zone: str, scope: str) -> bool:
-    """Whether a zone is meant when a zone or a region is named."""
+    """Return True if a zone is the given zone or in the given region."""
     return zone == scope or zone.rsplit("-", 1)[0] == scope
 
 
