@@ -1,4 +1,4 @@
-"""What a task of this package can fail with, for `RetryRule(exception=…)` and for `except`."""
+"""Exceptions raised by this package's tasks, for `RetryRule(exception=…)` and for `except`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Airflow asks of a provider: a plain dict. Airflow reads it while it starts, so nothing is imported here."""
+"""The provider information that Airflow reads while it starts: a plain dict, so nothing is imported here."""
 
 from __future__ import annotations
 

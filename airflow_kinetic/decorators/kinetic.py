@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class TaskOptions(TypedDict, total=False):
-    """What every task takes."""
+    """Options that every Airflow task takes."""
 
     task_id: str
     task_display_name: str | None
@@ -85,7 +85,7 @@ class Options(KineticOptions, TaskOptions, total=False):
 
 
 class KineticDecoratedOperator(DecoratedOperator, KineticTPUOperator):
-    """What a call of a function decorated by `@task.kinetic` makes."""
+    """The operator that a call of a function decorated by `@task.kinetic` creates."""
 
     template_fields: Sequence[str] = KineticTPUOperator.template_fields
     template_fields_renderers: ClassVar[dict[str, str]] = KineticTPUOperator.template_fields_renderers

@@ -46,10 +46,11 @@ class KineticHook(Connection):
         kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> JobHandle[Any]:
-        """Submit a call of the function with what `kinetic_orchestration.run` takes, and return its handle at once.
+        """Submit a call of the function with the options of `kinetic_orchestration.run`, and return its handle
+        immediately.
 
-        Nobody follows the job then but who asks the handle. Without a `key=` every call is a job of its own, a retry of
-        the task too.
+        Only a caller that uses the handle then follows the job. Without a `key=` every call is a job of its own, also
+        in a retry of the task.
         """
         import kinetic_orchestration as kinetic
 

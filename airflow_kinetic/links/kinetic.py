@@ -1,6 +1,6 @@
-"""The buttons of a task: its job's records, its whole log, and the console. They are there while it is queued.
+"""The buttons of a task: its job's records, its whole log, and the console. They are available while it is queued.
 
-Airflow keeps what a link says at the end of each leg of a task, the deferral among them. A job on this machine has no
+Airflow stores the URL of a link whenever a part of a task ends, also at its deferral. A job on this machine has no
 page: its links name the folders.
 """
 
@@ -19,7 +19,7 @@ from kinetic_orchestration.protocol import names
 
 
 def urls_of(job_id: str, place: Place) -> dict[str, str]:
-    """What each link of a job says; one that leads nowhere is left out. Pure."""
+    """Return the URL of each link of a job, without links that have none. Pure."""
     store_url = f"{place.store.rstrip('/')}/{place.deployment}"
     found = {
         KineticJobLink.key: links.browse(store_url, names.job(job_id)),
@@ -54,7 +54,7 @@ class _Link(BaseOperatorLink):
 
 
 class ShowsLinks:
-    """A task whose links say what was found out of its job. One that leads nowhere is empty, and no button."""
+    """A task whose links show what is known of its job. A link without a URL is empty, and no button is shown."""
 
     kinetic_urls: Mapping[str, str] = MappingProxyType({})
 
@@ -75,14 +75,14 @@ class KineticConsoleLink(_Link):
 
 
 class KineticCurvesLink(_Link):
-    """Of a task whose job has reported metrics, or ran for some seconds."""
+    """The link to the curves, for a job that reported metrics or ran for some seconds."""
 
     name = "Kinetic curves"
     key = "curves_link"
 
 
 class KineticProfileLink(_Link):
-    """Of a task whose job has captured one."""
+    """The link to the profile, for a job that captured one."""
 
     name = "XProf profile"
     key = "profile_link"

@@ -76,9 +76,9 @@ if TYPE_CHECKING:
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written
 HANDED_OVER = 600.0  # a trigger may need to take a job that was launched for it; more, if a retry may take it instead
-HEARTBEAT = 300  # seconds after which Airflow misses a worker, unless it is told otherwise
+HEARTBEAT = 300  # seconds after which Airflow misses a worker, by default
 LAST_LINES = 40.0  # of a job that was cancelled, longer than its program has to end
-LONG_LAUNCH = 60.0  # after which the time to take the job begins anew
+LONG_LAUNCH = 60.0  # after which the time to take over the job is renewed
 RERUN, ADOPT = "rerun", "adopt"
 LOOK_AGAIN = 0.2  # for a job that is being launched while its task is killed
 
@@ -225,7 +225,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
     @classmethod
     def partial(cls, **given: Any) -> OperatorPartial:
-        """As of any operator. What is wrong with it is told by `expand`, while the DAG is parsed, too."""
+        """Like `partial` of any operator, but `expand` also reports errors in the arguments while the DAG is parsed."""
         made = super().partial(**given)
         try:
             from airflow_kinetic.shared.parameters.mapping import CheckedPartial
@@ -237,8 +237,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     # ---- what Airflow calls ------------------------------------------------------------------------------------
 
     def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
-        """As of any operator. Fields of ours that hold nothing are no fields of this run: Airflow would take a
-        millisecond for each of them, and its server would keep it.
+        """Render the template fields, without those of this operator that are empty: Airflow would take a millisecond
+        for each of them, and its server would store it.
         """
         ours = KineticTPUOperator.template_fields
         self.template_fields = [name for name in self.template_fields if name not in ours or getattr(self, name)]
@@ -275,7 +275,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             return self._finish(context, job, outcome, log.metrics)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Where a deferred task goes on: with its job ended, by whatever way, or because it is out of time."""
+        """Resume a deferred task when its job has ended or the task has timed out."""
         from airflow_kinetic.triggers.kinetic import OUT_OF_TIME, UNREACHABLE
         from kinetic_orchestration.jobs.following.drivers import follow
         from kinetic_orchestration.jobs.following.follower import Follower
@@ -309,9 +309,9 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             raise
 
     def on_kill(self) -> None:
-        """In a signal handler, on top of whatever the main thread was just at: for a lock that it holds, an import that
-        is half done or an answer that it is about to read, this frame would wait in vain. So a thread does it all, for
-        which `execute` waits at its end, and nobody else before that.
+        """Cancel the job in a thread. This is called in a signal handler, on top of the main thread's current work: if
+        that holds a lock, is in an import or reads an answer, waiting for it here would deadlock. `execute` waits for
+        the thread at its end.
         """
         self._killed = True
         if not self.cancel_on_kill:
@@ -337,7 +337,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         job: Job | None = None
         try:
             while True:
-                launching = self._launching  # before the look: what is launched after it was claimed after it, too
+                launching = self._launching  # read first: a job launched later was claimed later, too
                 job = self._job or self._found()
                 if job is not None and ownership.cancel_if_kept(job, self._token, "its Airflow task was killed"):
                     return
@@ -370,7 +370,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             yield
         finally:
-            self._executing = False  # first: whoever is killed from now on waits by itself
+            self._executing = False  # first: a kill from now on waits by itself
             if self._killing is not None:
                 self._killing.join(KILL_SECONDS)
 
@@ -404,7 +404,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         )  # fmt: skip
 
     def _meant(self, options: Options) -> tuple[str, ...]:
-        """Return what of the task means Google Cloud, by the names of its own parameters."""
+        """Return the parameters that imply Google Cloud, by the names of the task's own parameters."""
         own = (
             ("gcp_conn_id", self.gcp_conn_id if self._names_connection else None),
             ("impersonation_chain", self.impersonation_chain),
@@ -415,7 +415,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         )
 
     def _placed(self, spec: JobSpec) -> tuple[Draft, Place]:
-        """Where it goes, and as whom. The connection is opened only if that is Google's."""
+        """Return the job with its project, and its location. The connection is opened only for Google Cloud."""
         from kinetic_orchestration.jobs.request import draft, settings_of
 
         emulation.check_slice(spec, settings_of(spec))  # before the connection is opened for nothing
@@ -482,7 +482,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             return job
 
     def _handed_over(self, context: Context) -> float:
-        """Return the seconds in which a trigger, or the next try, has to take the job: else nobody knows of it."""
+        """Return the seconds within which a trigger, or the next try, has to take over the job; afterwards it counts as
+        abandoned."""
         if not self.cancel_on_kill:
             return 0.0
         if context["ti"].try_number > context["ti"].max_tries:
@@ -533,7 +534,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         return True
 
     def _call_back(self, kept: task_identity.Pin) -> None:
-        """The job of before a clear: whoever was to end it may have been dead, or may not have begun to watch."""
+        """Cancel the job from before a clear: the process that should have done so may be dead, or may not have started
+        to watch."""
         if not self.cancel_on_kill or kept.place is None or not kept.job_id:
             return
         try:
@@ -545,7 +547,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             self.log.warning("Job %s of before the clear could not be cancelled: %s", kept.job_id, error)
 
     def _outlasts(self, job: Job, place: Place) -> bool:
-        """Tell whether a job is worth a deferral: on this machine it may end sooner than that would take."""
+        """Return True if a deferral is worthwhile: on this machine a job may end sooner than the deferral would
+        take."""
         from airflow_kinetic.shared.configuration import defer_after
         from kinetic_orchestration.jobs.following.drivers import follow
         from kinetic_orchestration.jobs.following.follower import Follower
@@ -581,7 +584,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         profile, curves = self._show_profile(job), self._show_curves(job)
         value, whole = value_for_xcom(job, outcome, xcom_limit())
         if not whole:
-            self.multiple_outputs = False  # one URI, whatever the function was annotated with
+            self.multiple_outputs = False  # one URI, regardless of the function's annotation
             self.log.info(
                 "The value is no small JSON and stays in the store; XCom has its URI, %s. To read it: "
                 "kinetic_orchestration.attach(%r).result()", value, job.job_id,
@@ -591,8 +594,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         return value
 
     def _saying_where(self, context: Context, job: Job) -> AbstractContextManager[Ahead[object]]:
-        """Say at once which job it is, so that who looks at a task that waits, or waits for its job elsewhere, finds
-        it. Airflow's server hears it beside the block, in which nothing else is asked of it.
+        """Report the job immediately, so that users find it while the task waits, here or deferred. Airflow's server is
+        called in the background, and the block makes no other request to it.
         """
         from kinetic_orchestration.api.handle import runs
 
@@ -607,7 +610,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             context["ti"].xcom_push(key=WHERE_KEY, value=job.plan().where)
 
     def _show_profile(self, job: Job) -> str:
-        """Where it lies; "" if there is none."""
+        """Log and link the location of the profile, and return it; "" if there is none."""
         from kinetic_orchestration.api.handle import profile_of
 
         if place := profile_of(job):
@@ -616,7 +619,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         return place
 
     def _show_curves(self, job: Job) -> str:
-        """Where the picture is of what it reported and of what its devices did; "" if there is none."""
+        """Log and link the picture of the job's metrics and devices, and return its location; "" if there is none."""
         from kinetic_orchestration.api.handle import JobHandle
         from kinetic_orchestration.plan.hardware.cost import times, went_to
 
@@ -674,7 +677,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         )
 
     def _tell_last_lines(self, job: Job, cursor: list[Any] | None) -> None:
-        """Write what was said since the trigger read the log last, and what the program says to its end."""
+        """Write the lines since the trigger last read the log, up to the program's end."""
         from airflow_kinetic.shared.waiting.task_log import TaskLog
         from kinetic_orchestration.jobs.following.drivers import follow
         from kinetic_orchestration.jobs.following.follower import Follower
@@ -703,7 +706,8 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     def _give_up(
         self, context: Context, place: Place, job_id: str, failure: BaseException, *, at_once: bool = False
     ) -> None:
-        """The task fails though its job has not ended. The next try finds it; after the last one nobody would."""
+        """Fail the task though its job has not ended. The next try finds the job; after the last try, no
+        process would."""
         if not self.cancel_on_kill:
             return
         goes_on = not at_once and self._is_tried_again(context, failure)
@@ -716,12 +720,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 ownership.call_back(job, "its Airflow task failed while it waited")
         except JobNotFound:
             pass  # it was never made
-        except Exception as error:  # what failed the task is what is to be told
+        except Exception as error:  # the error that failed the task is the one to report
             if not goes_on:
                 self.log.warning("Job %s could not be cancelled, and goes on: %s", job_id, error)
 
     def _is_tried_again(self, context: Context, failure: BaseException) -> bool:
-        """As Airflow decides it a moment later."""
+        """Return True if Airflow will retry the task, by the rules that Airflow applies afterwards."""
         from airflow.sdk import RetryAction
 
         task = context["ti"]

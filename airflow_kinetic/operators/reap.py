@@ -1,4 +1,4 @@
-"""Remove what no job wants any more, on a schedule: the layer of teardown that needs nobody to be alive."""
+"""Remove what no job needs, on a schedule: the layer of teardown that works when no other process is alive."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Waits for a job that somebody else made: another task, another DAG, a person at a prompt.
+"""Wait for a job that was submitted elsewhere: by another task, another DAG, or a user at a prompt.
 
-It watches. The job ends neither with the sensor nor because of it, but a lost attempt is followed by the next one.
+The sensor does not own the job: the job does not end with the sensor, but a lost attempt is followed by the next one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The oldest Airflow that this package works with, and every name of Airflow that is used here and that no page of its
-reference promises, with what is lost without it.
+"""The oldest Airflow that this package works with, and every undocumented Airflow name that it uses, with the feature
+that is lost without it.
 
-Imports nothing of Airflow by itself, so that too old a one is refused before anything else of it is needed. A test
-looks each name up in the installed Airflow, so that a release that moves one fails there first. Where a task can do
-without, it does, and one warning says what is lost; where it cannot, the ImportError does.
+The module imports nothing of Airflow itself, so that an old version is refused before any other import. A test resolves
+each name in the installed Airflow, so that a release that moves one fails there first. If a task can do without the
+name, it does, and one warning names the lost feature; if it cannot, the ImportError names it.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ INTERNALS: Final = (
 
 
 def told(module: str, error: ImportError) -> str:
-    """Return what this Airflow does not have any more, and what is lost by that. Of a module that is listed more than
-    once, what is imported comes first.
+    """Return the names that this Airflow lacks and the features lost with them. If a module is listed more than once,
+    names that are imported come first.
     """
     internal = next(each for each in INTERNALS if each.module == module)
     return f"{error}. Without it {internal.lost}"
@@ -111,7 +111,7 @@ def lost(module: str, error: ImportError, stacklevel: int = 3) -> None:
 
 
 def has(module: str) -> bool:
-    """Whether all that is listed of a module is there. If not, warn of it."""
+    """Return True if all listed names of a module exist; warn otherwise."""
     wanted = {name.partition(".")[0] for each in INTERNALS if each.module == module for name in each.names}
     try:
         found = importlib.import_module(module)
@@ -125,7 +125,8 @@ def has(module: str) -> bool:
 
 
 def require_airflow() -> None:
-    """Raise one sentence where Airflow is too old: before 3.3 a trigger is not told that its task was killed."""
+    """Raise a one-sentence error if Airflow is too old: before 3.3 a trigger is not notified that its task was
+    killed."""
     try:
         from airflow import __version__ as found
     except ImportError:

@@ -27,7 +27,7 @@ except ImportError as error:
     raise ImportError(airflow_api.told("airflow.providers.google.common.hooks.base_google", error)) from error
 
 _KEPT = 16  # connections of a process
-_SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: nothing tells that it has changed
+_SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: there is no notice of a change
 _FILES = ("key_path", "credential_config_file")
 _KEYS = (*_FILES, "keyfile_dict", "key_secret_name", "idp_issuer_url")
 _DEFAULT = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -61,16 +61,16 @@ class Connection(GoogleBaseHook):
         try:
             super().__init__(gcp_conn_id=gcp_conn_id, impersonation_chain=impersonation_chain, **kwargs)
         except AirflowNotFoundException:
-            self.extras = {}  # an emulator, or a place on this machine, asks nobody who it is
+            self.extras = {}  # an emulator, or a place on this machine, needs no credentials
             self._missing = not (gcp_conn_id == DEFAULT_CONNECTION and credentials.is_emulated())
 
     def acting(self) -> AbstractContextManager[None]:
-        """Within the block, the core is who this connection says."""
+        """Use this connection's credentials in the core within the block."""
         return credentials.handed_in(*self.identity())
 
     def identity(self) -> tuple[Any, str]:
-        """The credentials and the project, or "". Of equal connections the same object: clients are kept by it. A
-        connection that was edited, or whose key's file was, is another.
+        """The credentials and the project, or "". Equal connections share one object, because clients are cached by it.
+        A connection that was edited, or whose key file was, gets another object.
         """
         if self._missing:
             raise CredentialsError(
@@ -97,18 +97,18 @@ class Connection(GoogleBaseHook):
             return kept.credentials, kept.project
 
     def _found_or_anonymous(self) -> tuple[Any, str | None]:
-        """Look up who a connection without a key is: the application's default, and nobody at the emulator."""
+        """The credentials of a connection without a key: the application default, or anonymous ones at the emulator."""
         if credentials.is_emulated() and not any(self._get_field(name) for name in _KEYS):
             return credentials.anonymous(), self._get_field("project")
         return self.get_credentials_and_project_id()
 
     def _files(self) -> list[Any]:
-        """Which files the credentials come from, and which writing of each that is."""
+        """The credential files and their versions, to detect changes."""
         named = [*(self._get_field(name) for name in _FILES), os.environ.get(_DEFAULT)]
         return [(name, _changed(name)) for name in named if isinstance(name, str) and name]
 
     def project_of(self, given: str | None, otherwise: str) -> str:
-        """The project to work in: the given one, the connection's, or what the settings say. Never none."""
+        """The project to work in: the given one, the connection's, or the one in the settings. Never none."""
         project = given or self.identity()[1] or otherwise
         if not project:
             raise UsageError(
@@ -121,6 +121,6 @@ class Connection(GoogleBaseHook):
 def _changed(file: str) -> tuple[int, ...]:
     try:
         found = os.stat(file)
-    except OSError:  # it may be no file, or none yet: whoever reads it says so
+    except OSError:  # it may be no file, or none yet: its reader raises the error
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,6 +1,6 @@
-"""Where a job lies and runs, and as whom it is looked at: what a trigger is given to find its job again.
+"""The location of a job and the identity to access it with: a trigger finds its job again by it.
 
-JSON, and nothing secret in it: the name of a connection travels, and whoever opens the place looks it up anew.
+JSON without secrets: it holds the name of a connection, and the process that opens the place looks the connection up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
     @classmethod
     def here(cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None) -> Place:
-        """What is set in this process, with what a task says before it, and the connection's project before that."""
+        """The place from the task's values, then the connection's project, then the settings of this process."""
         if given.get("backend") in KINETIC_BACKENDS:  # Keras Kinetic's; jobs run where the settings say
             given["backend"] = None
         here = settings.load(None, **given)
@@ -56,11 +56,11 @@ class Place(NamedTuple):
 
     @property
     def is_google(self) -> bool:
-        """Whether there is anything that Google Cloud has to be asked for."""
+        """True if the store or the backend is on Google Cloud."""
         return self.backend != LOCAL or "://" in self.store
 
     def acting(self) -> AbstractContextManager[None]:
-        """Within the block, be who the connection says. A place on this machine needs, and opens, none."""
+        """Use the connection's credentials within the block. A place on this machine opens no connection."""
         if not self.is_google:
             return nullcontext()
         from airflow_kinetic.shared.connection import Connection
@@ -68,7 +68,7 @@ class Place(NamedTuple):
         return Connection(self.gcp_conn_id, self.impersonation_chain).acting()
 
     def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
-        """The job. Its store and its hosts are asked, from then on, as the connection says."""
+        """Open the job. Its store and its hosts are accessed with the connection's credentials from then on."""
         with self.acting():
             here = settings.load(None, **self.settings())
             store, backend = self._shared(here)
@@ -82,12 +82,12 @@ class Place(NamedTuple):
         store, backend = _stores.get(key), _backends.get(key)
         if store is None or backend is None:
             store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
-            if store.caller is caller:  # which the store keeps, so that its id is nobody else's meanwhile
+            if store.caller is caller:  # the store keeps it alive, so that its id is not reused
                 store, backend = _stores.setdefault(key, store), _backends.setdefault(key, backend)
         return store, backend
 
     def settings(self) -> dict[str, str | None]:
-        """As the core takes them."""
+        """The place as keyword arguments of the core."""
         place = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
         return {**place, "project": self.project or None}
 

@@ -1,7 +1,7 @@
-"""Waits for a job on a triggerer: its hosts' lines go to the task's log, its end resumes the task.
+"""Wait for a job on a triggerer: its hosts' lines go to the task's log, its end resumes the task.
 
-Imports this package alone, never the user's code: a triggerer need not have the DAGs. Looks its connection up itself.
-Knows neither what the job computes nor what becomes of its value.
+The module imports this package alone, never the user's code: a triggerer need not have the DAGs. It looks its
+connection up itself. It knows neither what the job computes nor how its value is used.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ except ImportError as error:
 # end of that leg and a round of the scheduler.
 ROUNDS = 5.0
 LEAVING = 1.0  # from the deferral to the end of the task's process
-HEARTBEAT = 5  # seconds between those of a worker, unless it is told otherwise
-STALLED = 900.0  # of a scheduler, after which nobody waits for it any more
+HEARTBEAT = 5  # seconds between those of a worker, by default
+STALLED = 900.0  # of a scheduler, after which it is no longer waited for
 LOOK_AGAIN = 1.0  # for its heartbeat
 # Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
-LAST_WORDS = 0.5  # so long they take, and longer when any trigger wrote many of late;
+LAST_WORDS = 0.5  # the time that they take; longer if any trigger has just written many:
 MOST_LAST_WORDS = 8.0  # the socket holds no more than a few hundred
 LEFT = 1.5  # after the deferral the worker's leg has written its last record, below which the page folds what it finds
 FIRST_LOOK = 60.0  # a trigger that begins so soon after the deferral is the first one
@@ -96,7 +96,7 @@ class KineticJobTrigger(BaseTrigger):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job_id = job_id
-        # Of a thousand triggers, most name the same place; each came out of the database with texts of its own.
+        # Most of a thousand triggers name the same place; each was read from the database with strings of its own.
         self.place = {name: sys.intern(said) if isinstance(said, str) else said for name, said in place.items()}
         self.cursor = cursor
         self.deferred = deferred
@@ -141,7 +141,7 @@ class KineticJobTrigger(BaseTrigger):
             how, message = UNREACHABLE, str(error)
         if log is not None:
             log.end()
-        # What is told from now on is told to nobody.
+        # No process reads records from now on.
         cursor = Cursor.from_json(self.cursor) if follower is None else follower.cursor
         if self.task_instance is not None:  # None: `dag.test()`, where no scheduler is
             since = min(0.0, self.deferred - time.time())  # of clocks that differ, or were set back
@@ -163,7 +163,7 @@ class KineticJobTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """The task was cleared or marked by somebody: its job ends too. Not called when a triggerer goes away."""
+        """Cancel the job: a user cleared or marked the task. Not called when a triggerer goes away."""
         give_up, pause = time.monotonic() + KILL_SECONDS, FIRST_AGAIN
         while self.keeps:
             within = min(OPEN_SECONDS, give_up - time.monotonic())
@@ -181,11 +181,11 @@ class KineticJobTrigger(BaseTrigger):
             pause = 2 * pause
 
     async def _scheduler_has_gone_on(self, give_up: float) -> None:
-        """Wait for a round of the scheduler's after the leg before has ended: one that stands still, or whose database
-        does, has heard nothing of that, however long ago it was. Where nobody tells, that is not waited for.
+        """Wait for one loop of the scheduler after the end of the task's previous part: a scheduler or database that
+        hangs has not processed that end, no matter how long ago it was. If no heartbeat can be read, there is no wait.
 
-        Airflow tells of a heartbeat when the next one comes (`Job.heartbeat` in airflow/jobs/job.py), so that a round
-        lies between; where clocks differ, it is the second heartbeat that comes which shows as much.
+        Airflow publishes a heartbeat when the next one comes (`Job.heartbeat` in airflow/jobs/job.py), so that one loop
+        lies between; if clocks differ, the second new heartbeat shows as much.
         """
         ended, before, come = self.deferred + _latest_end(self.heard), None, 0
         while time.monotonic() < give_up:
@@ -203,8 +203,8 @@ class KineticJobTrigger(BaseTrigger):
         return None if self.deadline is None else max(0.0, self.deadline - time.time())
 
     async def _opened(self) -> Job:
-        """The job. That the worker's store is not this one is told at once; that it gives no answer, within seconds,
-        but by a trigger which had reached it before.
+        """Open the job. Raises immediately for a store without the job or without access, and after some time for one
+        that does not answer, which is tried again until then.
         """
         first = abs(time.time() - self.deferred) < FIRST_LOOK
         patience, pause = (FIRST_PATIENCE, FIRST_AGAIN) if first else (STORE_PATIENCE, AGAIN)
@@ -215,7 +215,7 @@ class KineticJobTrigger(BaseTrigger):
                 return await calls.run(self._open, within=OPEN_SECONDS)
             except calls.TooSlow:
                 reason = f"no answer within {OPEN_SECONDS:g} s"
-            except Exception as error:  # of whatever stands between here and the store
+            except Exception as error:  # any error between this process and the store
                 reason = str(error) if isinstance(error, KineticError) else f"{type(error).__name__}: {error}"
                 if isinstance(error, (JobNotFound, Denied, UsageError)):  # nor will it be otherwise in a moment
                     raise _Unreachable(self._advice(reason, first)) from None
@@ -261,13 +261,13 @@ class KineticJobTrigger(BaseTrigger):
 
 
 def seconds_to_settle(heard: bool = False) -> float:
-    """Return the seconds after a deferral in which the scheduler may not have heard of the end of the leg before it."""
+    """Return the seconds after a deferral in which the scheduler may not know of the end of the previous part."""
     return ROUNDS + _latest_end(heard)
 
 
 def _latest_end(heard: bool) -> float:
-    """Until which the supervisor knows that the task's process has ended. Where it sends the log away before it says
-    so, that takes a part of the time that it had not.
+    """Return the seconds within which the supervisor knows that the task's process has ended. A supervisor that uploads
+    the log first may need longer, so the full heartbeat interval is assumed.
     """
     sent_away = conf.getboolean("logging", "remote_logging", fallback=False)
     return (
@@ -282,7 +282,7 @@ def _last_words() -> float:
 
 
 class _Follower(Follower):
-    """Whose first step reads all that was said before."""
+    """A follower whose first step reads all earlier records."""
 
     __slots__ = ()
 

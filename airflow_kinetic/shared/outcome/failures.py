@@ -1,5 +1,7 @@
-"""The failure of a job's own code as its task shows it: Airflow's page shows no notes of an exception, on which the
-host's traceback travels otherwise. So it is a record of the task's log, and the cause of what the task raises.
+"""The failure of a job's own code as its task shows it.
+
+Airflow's page does not show the notes of an exception, which carry the host's traceback elsewhere. So the traceback is
+a record of the task's log, and the cause of the exception that the task raises.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _DEEPEST = 100  # causes that are followed
 
 
 class RemoteTraceback(Exception):
-    """Where on its host an exception was raised: the last cause of the same exception here."""
+    """The traceback of an exception on its host: the last cause of the same exception here."""
 
 
 def tell(error: Exception, outcome: Outcome, job_id: str) -> None:

@@ -1,4 +1,4 @@
-"""What a job read and wrote, in OpenLineage's words. Nothing, where Airflow has no OpenLineage."""
+"""Inputs and outputs of a job in OpenLineage's terms; empty if Airflow has no OpenLineage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a job's value goes to XCom: small plain JSON itself, anything else as the URI of where it is kept."""
+"""The XCom value of a job's result: small plain JSON itself, anything else as the URI of its object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinetic_orchestration.protocol import names
 
 JOB_KEY = "kinetic_job_id"  # the job, as soon as there is one
 WHERE_KEY = "kinetic_where"  # "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …
-WORTH_LOADING = 16  # no file of so many times the limit can hold so little
+WORTH_LOADING = 16  # a file larger than this multiple of the limit cannot hold a value below it
 
 
 def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
@@ -30,7 +30,7 @@ def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
     except (ResultNotPicklable, ResultNotTrusted):
         if outcome.status is not JobStatus.SUCCEEDED:
             raise
-        return uri_of_result(job, outcome), False  # its classes are on the hosts alone, or nothing vouches for it here
+        return uri_of_result(job, outcome), False  # its classes exist on the hosts only, or it is not trusted here
     except Exception as error:
         failures.tell(error, outcome, job.job_id)
         raise
@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """As a database takes it: not what has a NUL in it, or half a character."""
+    """Return the text if a database can store it. Raises ValueError for a NUL or half a surrogate pair."""
     if "\0" in value:
         raise ValueError("a NUL is nothing for a database")
     value.encode()  # its error is a ValueError

@@ -1,6 +1,6 @@
-"""What a task hands to its function: plain JSON, data, and what of its context means the same elsewhere.
+"""The arguments of a task's function: plain JSON, data, and the parts of its context that are valid on another machine.
 
-Told when templates are rendered, by the path to what cannot travel, instead of on a slice that was waited for.
+They are checked when templates are rendered, with the path to a value that cannot be sent, instead of on a slice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TRAVELLING = frozenset({"ds", "ds_nodash", "run_id", "task_instance_key_str", "t
 
 
 def is_final(value: Any) -> bool:
-    """Whether a templated field is known while the DAG is parsed: no template, and nothing that another task gives."""
+    """Return True if a templated field is known while the DAG is parsed: it holds no template and no result of
+    a task."""
     if isinstance(value, str):
         return "{{" not in value and "{%" not in value
     if isinstance(value, Mapping):

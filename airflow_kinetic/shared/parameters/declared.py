@@ -1,4 +1,6 @@
-"""What a task was declared with, and what of it is wrong whatever is rendered: told while the DAG is parsed."""
+"""The declared parameters of a task, and the errors in them that no rendering can change: reported while the DAG is
+parsed.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def check(given: Mapping[str, Any], templated: Collection[str]) -> None:
 
 
 def _check_together(given: Mapping[str, Any]) -> None:
-    """What each alone would be right."""
+    """Check combinations of parameters that are each valid alone."""
     if given["deferrable"] is True and given["durable"] is False:
         raise ConflictingSettings(
             "deferrable=True and durable=False exclude each other: between two of its legs a deferred task is only "

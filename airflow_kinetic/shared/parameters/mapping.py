@@ -1,6 +1,6 @@
-"""Tasks that are mapped, checked while their DAG is parsed: Airflow itself makes them only when they run.
+"""Mapped tasks, checked while their DAG is parsed: Airflow itself creates them only when they run.
 
-The one module that knows how Airflow's own two kinds of a half-declared task look inside.
+This is the one module that knows the internals of Airflow's two kinds of partially declared tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorParti
 
 from airflow_kinetic.shared.parameters.declared import UNKNOWN, check, declared_with
 
-OURS = "airflow_kinetic."  # how the names of the modules of our own operators begin, wherever this one is
+OURS = "airflow_kinetic."  # the prefix of the module names of our own operators
 
 
 @attrs.define(kw_only=True, repr=False)
@@ -101,7 +101,7 @@ def _ours(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _one_by_one(mapped: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each value that is known while the DAG is parsed, beside values of the others that are not."""
+    """Yield each value that is known while the DAG is parsed, combined with values of the others."""
     unknown = dict.fromkeys(mapped, UNKNOWN)
     yield unknown
     for name, values in mapped.items():

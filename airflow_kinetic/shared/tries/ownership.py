@@ -1,7 +1,7 @@
-"""Which of Airflow's processes looks after a job, so that one that was replaced does not end it.
+"""The Airflow process that owns a job, so that a process that was replaced does not end it.
 
-A triggerer that hung for half a minute is replaced, and then told that its tasks were taken from it, in the words in
-which it is told that somebody killed them. A worker that lost its heartbeat ends the same way. So each leaves a token
+A triggerer that hung for half a minute is replaced, and is then notified that its tasks were taken from it, by the same
+message as when a user killed them. A worker that lost its heartbeat ends the same way. So each process leaves a token
 with the job, and only the one whose token is still there cancels it.
 """
 
@@ -27,8 +27,8 @@ def new_token() -> str:
 
 
 def take(store: Store, job_id: str, token: str, *, within: float = 0.0) -> None:
-    """Be the keeper. `within`: hand the job over, to whoever takes it in so many seconds: its host 0 ends it if nobody
-    does, and so does the reaper.
+    """Become the owner. `within`: hand the job over to a process that takes it within that many seconds; if none does,
+    host 0 and the reaper end it.
     """
     store.put(names.keeper(job_id), wire.encode({"keeper": token, **({"within": within} if within else {})}))
 
@@ -60,9 +60,9 @@ def cancel_if_kept(job: Job, token: str, reason: str, *, since: float | None = N
 
 
 def wait_for_the_end(job: Job, tell: Callable[[], object] = lambda: None) -> None:
-    """Of a job that was called back: its successor would share its hardware and its checkpoints with it.
+    """Wait for a cancelled job to end: its successor would share its hardware and its checkpoints with it.
 
-    `tell` is called if that takes any time.
+    `tell` is called if the wait takes any time.
     """
     if not actions.may_begin_anew(job):
         return
@@ -73,7 +73,7 @@ def wait_for_the_end(job: Job, tell: Callable[[], object] = lambda: None) -> Non
 
 
 def call_back(job: Job, reason: str) -> bool:
-    """End a job that nobody looks after any more. False if it had ended."""
+    """Cancel a job without an owner. False if it had ended."""
     if Follower(job).step() is not None:
         return False
     cancel(job, reason)

@@ -1,4 +1,4 @@
-"""Which job a task means, over its tries: kept in the task's state, which outlives workers, retries and clears.
+"""The identity of a task's job over its tries, stored in the task's state, which outlives workers, retries and clears.
 
 A retry means the same job. A clear means another: Airflow tells of it by the number of tries that a task may have,
 which becomes those that it had and `retries` more. An edit of `retries` changes that number for no task that has run,
@@ -51,7 +51,7 @@ def pin_now(kept: Pin | None, max_tries: int, retries: int, tried: int = 1, clea
 
 
 def was_cleared(kept: Pin, clears: int | None) -> bool:
-    """Whether any task of the DAG run was cleared since a try."""
+    """Return True if any task of the DAG run was cleared since a try."""
     return None not in (kept.clears, clears) and kept.clears != clears
 
 
@@ -70,7 +70,7 @@ def new_life() -> str:
 
 
 def keep(context: Context, pin: Pin) -> None:
-    """Before anything is submitted; for ever, because a task may be looked at again after any time."""
+    """Store the pin before anything is submitted; without expiry, because the task may be read again at any time."""
     for_ever: dict[str, Any] = {}
     try:
         from airflow.sdk.execution_time.context import NEVER_EXPIRE

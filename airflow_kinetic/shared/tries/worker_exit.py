@@ -1,7 +1,7 @@
-"""The end of the part of a task that a worker has done when it is deferred: its supervisor hears of it at once.
+"""The end of a worker's part of a task at its deferral: its supervisor is notified immediately.
 
-Airflow's supervisor hears that its task's process has ended by its sockets alone. These close a moment before the
-process has ended, and a supervisor that looks in between looks again after [workers] min_heartbeat_interval
+Airflow's supervisor learns by sockets alone that its task's process has ended. These close a moment before the process
+has ended, and a supervisor that polls in between polls again after [workers] min_heartbeat_interval
 (`_monitor_subprocess` in airflow/sdk/execution_time/supervisor.py). So a process of ours keeps one of them open until
 the task's own has ended, and closes it then. Linux only: elsewhere nothing is done.
 """
@@ -27,13 +27,13 @@ ended.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
 ended.poll({_SECONDS * 1000})
 """
 
-_begun: list[subprocess.Popen[bytes]] = []  # so that none of them is told to be forgotten
+_begun: list[subprocess.Popen[bytes]] = []  # kept, so that Python does not warn of a running process
 
 
 def ends_soon() -> bool:
-    """Let the supervisor hear of the end of this process at once. Whether it will: not where no supervisor is its
-    parent, as in `dag.test()` or for a user of the task's own, nor where nobody would take leave of the process that
-    outlives this one, as in a container whose first process is Airflow itself.
+    """Notify the supervisor of the end of this process immediately; return whether that works. It does not if the
+    parent is no supervisor, as in `dag.test()` or for a task with its own user, nor if no process would reap the one
+    that outlives this one, as in a container whose first process is Airflow itself.
     """
     if not hasattr(os, "pidfd_open") or _other_end() != os.getppid() or not _has_init():
         return False

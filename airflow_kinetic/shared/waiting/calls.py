@@ -1,8 +1,8 @@
-"""Blocking calls beside what else is done: in a task's process, and on an event loop that a thousand triggers share.
+"""Blocking calls in threads: in a task's process, and on an event loop that a thousand triggers share.
 
-The loop's own pool has a handful of threads: when a triggerer takes over all triggers of another one, or a DAG run
-with hundreds of tasks is killed, the last of them would wait for minutes behind the first. Here each call has its own
-thread, a few dozen of a kind at once, and its time counts from its start.
+The loop's own pool has a handful of threads: when a triggerer takes over all triggers of another one, or a DAG run with
+hundreds of tasks is killed, the last of them would wait for minutes behind the first. Here each call has its own
+thread, up to a few dozen of a kind concurrently, and its time counts from its start.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class TooSlow(Exception):
 
 
 async def run(function: Callable[[], R], *, within: float | None = None, kind: str = "") -> R:
-    """What the function returns or raises. Cancelling keeps its message, by which Airflow tells who cancelled.
+    """Run the function in a thread and return its value. A cancellation keeps its message, which tells Airflow its
+    origin.
 
-    Calls of one kind wait for none of another: who kills has no time for stores that give others no answer.
+    Calls of different kinds do not wait for one another: a kill cannot wait for stores that do not answer.
     """
     loop = asyncio.get_running_loop()
     async with _gates.setdefault(loop, {}).setdefault(kind, asyncio.Semaphore(AT_ONCE)):

@@ -1,6 +1,6 @@
-"""When Airflow's scheduler was last seen at work: what the API server's health page tells everybody.
+"""The last heartbeat of Airflow's scheduler, from the health page of the API server.
 
-Asked by triggers, whose process has no database. Where the page cannot be reached, nothing is known.
+Triggers use it, because their process has no database. If the page cannot be reached, nothing is known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANSWER_SECONDS = 3.0
 
 
 def last_beat() -> float | None:
-    """Return the time of the newest heartbeat of any scheduler, by its own clock; None if nobody tells."""
+    """Return the time of the newest heartbeat of any scheduler, by its own clock; None if it cannot be read."""
     for page in _pages():
         try:
             with urllib.request.urlopen(page, timeout=ANSWER_SECONDS) as answer:
@@ -28,7 +28,7 @@ def last_beat() -> float | None:
 
 
 def _pages() -> list[str]:
-    """Where users reach the server, and where tasks do: both are the same one, unless somebody has parted them."""
+    """The health pages at the URL for users and at the URL for tasks, which are usually the same server."""
     roots = (
         conf.get("api", "base_url", fallback=""),
         conf.get("core", "execution_api_server_url", fallback="").rstrip("/").removesuffix("/execution"),

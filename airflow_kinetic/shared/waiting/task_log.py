@@ -33,18 +33,18 @@ from kinetic_orchestration.plan.values import Change, Event, Metrics, Output, Pr
 LINES_PER_SECOND = 200.0  # a triggerer can do six times as much, and then does nothing else
 BURST_SECONDS = 10.0
 LINES_READ = 100.0  # a second, by an Airflow that is busy, of what its triggers write
-PAUSE_SECONDS = 1.0  # of who was refused, else every line would come with one that tells what was left out before it
+PAUSE_SECONDS = 1.0  # after a refusal, else every line would be followed by one about omitted lines
 PROGRESS_SECONDS = 1.0
 TURNS = 64  # hosts that are kept apart: a host has every 64th millisecond
-MOST_MOVED = 1_000_000  # microseconds: of a host that says more than there are milliseconds, lines share some
+MOST_MOVED = 1_000_000  # microseconds: beyond that, lines of one host share a time
 MOST_CHARACTERS = 16_384  # of a line; the store has lines of megabytes
 MOST_AGAIN = 2_000  # lines of what was there before, and may have been written before
 LEAST_AGAIN = 20  # of them, though the budget be spent
-MOST_METRICS = 32  # names; they travel in an event and lie in Airflow's database
+MOST_METRICS = 32  # names; they are sent in an event and stored in Airflow's database
 
 
 class Budget:
-    """So many lines a second for all who share it, and a burst of ten seconds' worth."""
+    """A shared limit of lines per second, with a burst of ten seconds' worth."""
 
     def __init__(self, per_second: float = LINES_PER_SECOND, now: Callable[[], float] = time.monotonic) -> None:
         self._rate = per_second
@@ -56,7 +56,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, *, again: bool = False) -> bool:
-        """Whether there is room for one line more; `again`: for whom there was none last time."""
+        """Take room for one line and return True if there is any; `again`: the caller was refused last time."""
         enough = max(1.0, self._rate * PAUSE_SECONDS) if again else 1.0
         with self._lock:
             self._catch_up()
@@ -67,7 +67,7 @@ class Budget:
             return True
 
     def take_up_to(self, lines: int) -> int:
-        """For how many lines there is room at once, so that there is some for the next second's, too."""
+        """Take room for up to `lines` lines, leave some for the next second, and return their number."""
         with self._lock:
             self._catch_up()
             taken = max(0, min(lines, int(self._left - self._rate)))
@@ -76,7 +76,7 @@ class Budget:
             return taken
 
     def seconds_to_read(self) -> float:
-        """Until Airflow has read what was written, at the worst."""
+        """The seconds until Airflow has read what was written, in the worst case."""
         with self._lock:
             self._catch_up()
             return self._unread / LINES_READ
@@ -90,16 +90,16 @@ class Budget:
 
 @functools.cache
 def line_budget() -> Budget:
-    """Return the one budget of this process, of as many lines a second as Airflow's configuration says."""
+    """Return the budget of this process, with the lines per second from Airflow's configuration."""
     return Budget(log_lines_per_second())
 
 
 class TaskLog:
-    """An `emit` of the core. Good in any thread: a triggerer finds the task by the context of its caller.
+    """An `emit` of the core, usable in any thread: a triggerer finds the task by the context of its caller.
 
-    Without `lines` only what becomes of the job is told. `metrics`: what was told before, by a process before this one.
-    `since`: no record of a host is to come before that, because the page would sort it into what it folds away: the
-    beginning of the task's own leg. A line that was said long before has the field `said`.
+    Without `lines` only changes of the job are logged. `metrics`: those that an earlier process logged. `since`: the
+    start of the task's own part; no host record may be older, because the page would sort it into a collapsed group. A
+    line that was printed long before has the field `said`.
     """
 
     __slots__ = (
@@ -132,7 +132,7 @@ class TaskLog:
         self._resumed: tuple[int, ...] = ()  # attempts that followed one which had hosts
         self._progressed = -math.inf
         self._ended = False
-        self._lock = threading.Lock()  # who waits may give up while a step on another thread still tells
+        self._lock = threading.Lock()  # the waiting thread may give up while a step on another thread still logs
         self._context = contextvars.copy_context()
         self._log = structlog.get_logger("kinetic.host")
         self._changes = structlog.get_logger("kinetic.job")
@@ -143,16 +143,16 @@ class TaskLog:
                 self._context.run(self._write, event)
 
     def hold(self) -> None:
-        """What comes now was there before, and may have been written before."""
+        """Hold records back: the following ones are old, and may have been written before."""
         self._held = []
 
     def let_go(self) -> None:
-        """That was all of it."""
+        """Write the records that were held back."""
         with self._lock:
             self._context.run(self._write_held)
 
     def end(self) -> None:
-        """Nothing follows: tell of what was left out last."""
+        """Write the remaining records and report how many lines were left out."""
         self._ended = True
         with self._lock:
             self._context.run(self._write_held)
@@ -162,7 +162,7 @@ class TaskLog:
         if isinstance(event, Metrics) and event.host == 0:
             self._note(event)
         if isinstance(event, Change):
-            if event.phase == "resuming" and event.attempt not in self._resumed:  # it may be told twice
+            if event.phase == "resuming" and event.attempt not in self._resumed:  # it may be reported twice
                 self._resumed = (*self._resumed, event.attempt)
             for text in _texts(event):
                 self._changes.info(text)
@@ -192,7 +192,8 @@ class TaskLog:
             self._write_line(text, moment, where)
 
     def _write_line(self, text: str, moment: str, where: dict[str, Any]) -> None:
-        """From this one place, which is in the record: only equal records are shown once."""
+        """Write a line. All lines are logged from here, which is part of the record: Airflow hides only equal
+        records."""
         self._log.info(text, timestamp=moment, **where)
 
     def _write_held(self) -> None:
@@ -216,7 +217,8 @@ class TaskLog:
                 self.metrics[name] = value
 
     def _is_due(self, event: Progress) -> bool:
-        """A loop may report each of its steps. By the host's own time, so that a second reading tells the same."""
+        """Limit the rate of metrics, as a loop may report each step. Uses the host's time, so that a second reading
+        logs the same."""
         if event.host or (event.done < event.total and event.time - self._progressed < PROGRESS_SECONDS):
             return False
         self._progressed = event.time
@@ -248,7 +250,7 @@ def _shown(microseconds: int) -> str:
 
 
 def _texts(event: Event) -> Iterator[str]:
-    """What an event says, line by line; of a line that was overwritten on a terminal, what remained to be seen."""
+    """The text of an event, line by line; of a line that was overwritten on a terminal, its final content."""
     if isinstance(event, Output):
         text = event.text.decode("utf-8", "backslashreplace")
     else:
