@@ -504,7 +504,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         )
 
     def _take_over(self, left: Job, *, cleared: bool) -> None:
-        """The job of the try before, of which nobody knows yet whether it lives."""
+        """Take over the job of the previous try, and wait for its end if it was cancelled."""
         from kinetic_orchestration.jobs.following.follower import Follower
 
         ownership.take(left.store, left.job_id, self._token)
@@ -519,7 +519,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             )  # fmt: skip
 
     def _adopts(self, kept: task_identity.Pin, place: Place) -> bool:
-        """Tell whether a cleared task takes the value of the job that it had."""
+        """Return True if a cleared task takes the value of its previous job."""
         from kinetic_orchestration.jobs.following.follower import Follower
 
         if self.on_clear != ADOPT or not kept.job_id or kept.place is None or kept.place[:2] != place[:2]:

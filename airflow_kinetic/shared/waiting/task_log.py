@@ -172,7 +172,7 @@ class TaskLog:
         where: dict[str, Any] = {"host": event.host} if self._hosts > 1 else {}
         where |= {"said": _shown(round(event.time * 1e6))} if self._since - event.time * 1e6 > MOST_MOVED else {}
         if again := sum(attempt <= event.attempt for attempt in self._resumed):
-            where["attempt"] = again + 1  # as the job counts them for people: a zone without capacity is none
+            where["attempt"] = again + 1  # as the job counts them for users: a zone without capacity is no attempt
         shown = self._secondary(event)
         for text in _texts(shown) if shown is not None else ():
             moment = self._time(event.host, event.time)
