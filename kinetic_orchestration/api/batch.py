@@ -1,8 +1,8 @@
-"""Many jobs of one function: `BatchHandle`, and the thread that keeps so many of them running at once.
+"""Many jobs of one function: `BatchHandle`, and the thread that keeps a limited number of them running.
 
-A child's identity is its group and its place in it, so a batch can be attached to from its group id alone,
-whatever became of the process that was submitting it. The id says how many there are: whoever can write to the store
-cannot have results of a batch forgotten.
+A child's identity is its group and its index in it, so a batch can be attached to from its group id alone, even if the
+process that was submitting it is gone. The id contains the number of jobs: a writer of the store cannot hide results of
+a batch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class BatchError(KineticError):
         )
 
     def __reduce__(self) -> Any:
-        """By its arguments: one that cannot be read elsewhere breaks the pool of processes that it came from."""
+        """Pickle by the arguments: an exception that cannot be unpickled breaks the pool of processes that it came
+        from."""
         given = (self.group_id, self.failures, self.partial_results, self.submission_failures)
         return type(self), given, self.__dict__.copy()
 
@@ -116,7 +117,7 @@ class BatchHandle(Generic[R]):
         return dict(collections.Counter(status.value for _, status in self.statuses()))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until every job has ended, well or not. The jobs go on when the timeout passes."""
+        """Wait until every job has ended, successfully or not. The jobs continue when the timeout passes."""
         for _ in self.as_completed(timeout=timeout):
             pass
 
@@ -201,7 +202,7 @@ class BatchHandle(Generic[R]):
         return [job for job in self.jobs if job is not None and job.status() is JobStatus.FAILED]
 
     def cancel(self) -> None:
-        """Submit no more, whoever submits, and cancel what has not ended."""
+        """Stop the submission, in any process, and cancel the jobs that have not ended."""
         _end(self, CANCELLED)
         self._submitted.wait(60.0)
         reason = f"batch {self.group_id} was cancelled"
@@ -311,7 +312,7 @@ def submit_all(
 
 
 class _Driver:
-    """Submits the jobs of a batch, so many at once, until all are, or one failed, or somebody cancels."""
+    """Submits the jobs of a batch, a limited number at a time, until all are, one failed, or the batch is cancelled."""
 
     def __init__(
         self, batch: BatchHandle[Any], request: Request, specs: list[JobSpec], width: int,
@@ -336,7 +337,7 @@ class _Driver:
                 f"To end them: kinetic.attach_batch({batch.group_id!r}).cancel()"
             )
             raise
-        except Exception as error:  # whoever waits for the batch hears of it, by the inputs that are left
+        except Exception as error:  # a caller that waits for the batch gets it, as the error of the remaining inputs
             failed = batch.submission_failures
             left = [index for index, job in enumerate(batch.jobs) if job is None and index not in failed]
             failed.update(dict.fromkeys(left, error))
@@ -382,12 +383,12 @@ class _Driver:
                 self._look()
                 wakeups.wait(0.5)
         if _why_over(self.batch._store, self.batch.group_id) == CANCELLED:
-            self._cancel_running(f"batch {self.batch.group_id} was cancelled")  # what was launched meanwhile
+            self._cancel_running(f"batch {self.batch.group_id} was cancelled")  # jobs that were launched in between
 
     def _stopped(self) -> bool:
         try:
             return _why_over(self.batch._store, self.batch.group_id) != ""
-        except Unreachable:  # the jobs are looked at as well, and how long a store may be away is known there
+        except Unreachable:  # the jobs are polled as well, which bounds the time without a store
             return False
 
     def _look(self) -> None:
@@ -414,7 +415,7 @@ class _Driver:
 
 
 def _has_ended(job: JobHandle[Any]) -> bool:
-    """As somebody sees it who waits. Of one whose records cannot be read nothing else is to come."""
+    """Return True if a waiting caller may treat the job as ended; a job whose records cannot be read is."""
     try:
         return job._awaited().final
     except UNREADABLE:
@@ -425,7 +426,7 @@ SUBMITTED, FAILED, CANCELLED = "submitted", "failed", "cancelled"
 
 
 def _end(batch: BatchHandle[Any], why: str) -> None:
-    """No more jobs of this batch are to be submitted. The first reason stays."""
+    """Record that no more jobs of this batch are to be submitted. The first reason stays."""
     batch._store.create(names.group_end(batch.group_id), wire.encode({"why": why, "size": len(batch.jobs)}))
     batch._store.ring(batch.group_id)
 
@@ -436,7 +437,8 @@ def _why_over(store: Store, group_id: str) -> str:
 
 
 def _told_of_end(store: Store, group_id: str, record: Record) -> dict[str, Any]:
-    """Why a batch is over, and how many jobs it has. One that is damaged is set aside: it is over all the same."""
+    """The record of why a batch is over, and of its number of jobs. A damaged one is set aside: the batch is over all
+    the same."""
     try:
         return fields_of(record.data, GROUP_END, names.group_end(group_id))
     except Corrupt:
@@ -445,7 +447,7 @@ def _told_of_end(store: Store, group_id: str, record: Record) -> dict[str, Any]:
 
 
 def _told_of_group(store: Store, group_id: str, record: Record, here: Settings) -> dict[str, Any]:
-    """A batch's own record. Of one that is damaged and set aside, the id says how many jobs the batch has."""
+    """A batch's own record. If it is damaged and set aside, the id gives the number of jobs of the batch."""
     try:
         return fields_of(record.data, GROUP, names.group(group_id))
     except Corrupt:
@@ -466,7 +468,7 @@ def _place(batch: BatchHandle[Any], index: int, job: JobHandle[Any]) -> None:
 
 
 def _checked(spec_of: Any, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JobSpec:
-    """All inputs are looked at before the first is submitted."""
+    """Check all inputs before the first is submitted."""
     try:
         spec: JobSpec = spec_of(args, kwargs)
     except TypeError as error:
@@ -475,7 +477,7 @@ def _checked(spec_of: Any, index: int, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def arguments(item: Any, input_mode: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """How one input becomes a call."""
+    """Convert one input to the arguments of a call."""
     if input_mode == "args" and not isinstance(item, (list, tuple)):
         raise UsageError(f"input_mode='args' takes lists and tuples, and one input is a {type(item).__name__}")
     if input_mode == "kwargs" and not _is_named(item):
@@ -522,12 +524,12 @@ def attach_batch(
         found = f"{names.group(group_id)} in {opened.url} is of the deployment {group_deployment!r}"
         raise Corrupt(f"{found}, and lies in {here.deployment!r}: somebody has changed it")
     _check_size(opened, group_id, group_deployment, size)
-    backends = {here.backend: backend}  # whichever new jobs would run on here
+    backends = {here.backend: backend}  # the backend of new jobs here
     if runs_on not in backends:
         backends[runs_on] = open_backend(runs_on, here)
     batch: BatchHandle[Any] = BatchHandle(group_id, name, tags, size, opened, backends[runs_on])
     place = _Place(backends, group_deployment, here)
-    over = _is_over(batch, submitter)  # before the look at the jobs, or the last one could be missed
+    over = _is_over(batch, submitter)  # before the jobs are listed, or the last one could be missed
     if _fill(batch, place) or over:
         batch._submitted.set()
     else:
@@ -539,8 +541,8 @@ def attach_batch(
 
 
 def _check_size(store: Store, group_id: str, deployment: str, size: int) -> None:
-    """Results that nobody asks for would be lost without a word. A group's id says its size; of one that does not, by
-    its end, and by the member that would be the next one.
+    """Raise if results could be missing. A group's id contains its size; for one without, its end record and the member
+    that would be the next one are checked.
     """
     told = _SIZE.search(group_id)
     ended = store.read(names.group_end(group_id))
@@ -562,7 +564,7 @@ _SIZE = re.compile(r"x(\d+)$")
 
 
 class _Place(NamedTuple):
-    """What it takes to open the jobs of a batch."""
+    """The parameters to open the jobs of a batch."""
 
     backends: dict[str, Backend]
     deployment: str
@@ -603,7 +605,8 @@ def _fill_on(batch: BatchHandle[Any], place: _Place, submitter: Mapping[str, Any
 
 
 def _is_over(batch: BatchHandle[Any], submitter: Mapping[str, Any]) -> bool:
-    """Whether no more jobs will come: somebody said so, or the process that submitted them was here and is gone."""
+    """Return True if no more jobs will come: the batch was ended, or the process that submitted it was on this machine
+    and is gone."""
     if _why_over(batch._store, batch.group_id):
         return True
     here = bool(submitter) and submitter["machine"] == processes.machine()

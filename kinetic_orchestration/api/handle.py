@@ -1,4 +1,4 @@
-"""What users hold: `JobHandle`, a durable reference to a job, good in any process that reaches the store."""
+"""`JobHandle`: a durable reference to a job, valid in any process that can reach the store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ UNREADABLE = (Corrupt, NewerWire)  # of one job's records, and nothing that conc
 
 
 class JobHandle(Generic[R]):
-    """One job. Every question looks at the records anew; any number of processes may hold the same job."""
+    """One job. Every method reads the records again; any number of processes may hold the same job."""
 
     def __init__(self, job: Job) -> None:
         spec = job.spec()
@@ -102,7 +102,7 @@ class JobHandle(Generic[R]):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> JobHandle[Any]:
-        """The handle that `to_dict` told of, as `attach` opens it: nothing else of what is given is believed."""
+        """The handle from the result of `to_dict`, as `attach` opens it: no other field is trusted."""
         told = [d.get(key) for key in ("store", "deployment", "job_id")]
         if not all(isinstance(value, str) and value for value in told):
             raise UsageError(
@@ -158,11 +158,11 @@ class JobHandle(Generic[R]):
 
     @property
     def debug(self) -> bool:
-        """Tell whether its function waits for a debugger."""
+        """True if its function waits for a debugger."""
         return self._job.plan().debug_port != 0
 
     def status(self) -> JobStatus:
-        """What the job does now. Asking also moves it on: a lost attempt is followed by the next one."""
+        """Return the job's status. Also advances the job: a lost attempt is followed by the next one."""
         return self._stepped(self._follower.step)
 
     def _awaited(self) -> JobStatus:
@@ -178,7 +178,7 @@ class JobHandle(Generic[R]):
             return self._follower.status
 
     def peek(self) -> Peek:
-        """What the records say now. Unlike `status()`, asking changes nothing: no attempt is made or closed."""
+        """Return the state of the job from its records, without advancing it: no attempt is created or closed."""
         job, cursor, cache = self._job, Cursor(), AttemptCache(self._job.within)
         while True:
             seen = glimpse(job, cursor.attempt, cache)
@@ -262,7 +262,7 @@ class JobHandle(Generic[R]):
         stream_logs: bool | None = False,
         on_status_change: Callable[[JobStatus], object] | None = None,
     ) -> R:
-        """Wait for the value, or raise what the job raised. Ctrl-C detaches: the job goes on."""
+        """Wait for the value, or raise the job's error. Ctrl-C detaches: the job continues."""
         timeout = settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
         emit = Printer(self.hosts, _write, job_id=self.job_id) if stream_logs else None
@@ -272,7 +272,7 @@ class JobHandle(Generic[R]):
             raise TimeoutError(
                 f"job {self.job_id} has not ended within {timeout:g} s; it goes on, and may be asked again"
             )
-        if cleanup and outcome.attempt > 1:  # the hosts of the last attempt were freed before it was told
+        if cleanup and outcome.attempt > 1:  # the hosts of the last attempt were freed before it was reported
             try:
                 actions.release_all(self._job, outcome.attempt)
             except KineticError as error:  # no reason to keep its value back
@@ -287,9 +287,9 @@ class JobHandle(Generic[R]):
         stop: threading.Event | None = None,
         on_step: Callable[[Follower], object] | None = None,
     ) -> Outcome | None:
-        """Hand every event to `emit`, from the first line on, until the job ends, time is up or `stop` is set.
+        """Pass every event to `emit`, from the first line on, until the job ends, time is up or `stop` is set.
 
-        `on_step` sees the follower after each of its looks, for those who want no lines. Ctrl-C detaches.
+        `on_step` gets the follower after each poll, for callers that need no lines. Ctrl-C detaches.
         """
         with self._detaching():
             return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
@@ -322,7 +322,7 @@ class JobHandle(Generic[R]):
             actions.release_all(self._job, self._newest())
 
     def cost(self) -> Estimate:
-        """What the job's attempts took and have cost so far, by list prices or those of the settings here."""
+        """Estimate the time and the cost of the job's attempts so far, by list prices or those of the settings here."""
         return self._cost(settings.load(deployment=self._job.plan().deployment))
 
     def _cost(self, here: Settings) -> Estimate:
@@ -330,11 +330,11 @@ class JobHandle(Generic[R]):
         return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed)
 
     def seconds(self) -> float:
-        """How long its hosts were held, over all attempts."""
+        """The seconds for which its hosts were held, over all attempts."""
         return usage.ready_seconds(usage.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
-        """How many attempts there were, without those that got no hosts: as `peek`, `cost` and `ko status` count."""
+        """The number of attempts that had hosts, as `peek`, `cost` and `ko status` count."""
         return self.peek().attempts
 
     def _newest(self) -> int:
@@ -352,21 +352,21 @@ class JobHandle(Generic[R]):
 
     @property
     def emulated(self) -> bool:
-        """Tell whether ordinary processors stand for its accelerator."""
+        """True if ordinary processors stand in for its accelerator."""
         return self._job.plan().stands_in
 
     @property
     def hosts(self) -> int:
-        """How many hosts each attempt has."""
+        """The number of hosts per attempt."""
         return self._job.policy.hosts
 
     @property
     def crew(self) -> str:
-        """Describe them for people: "4 hosts", or "1 host, 2 processes"."""
+        """Its hosts in words: "4 hosts", or "1 host, 2 processes"."""
         return self._job.policy.crew
 
     def zones(self) -> list[str]:
-        """Where its attempts have had hosts, in their order; none on this machine."""
+        """The zones in which its attempts had hosts, in order; empty on this machine."""
         stays = usage.stays(self._job.store, self.job_id)
         return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
 
@@ -381,12 +381,12 @@ class JobHandle(Generic[R]):
         return None if found is None else bytes(found.data)
 
     def picture_url(self) -> str:
-        """Where that can be looked at; "" as long as there is none."""
+        """The URL of that picture; "" until there is one."""
         name = names.picture(self.job_id)
         return links.view(self._job.store.url, name) if self._job.store.find(name) is not None else ""
 
     def profile_dir(self) -> str:
-        """Where XProf finds what `profile=` captured (`xprof --logdir`); "" as long as nothing is there."""
+        """The log directory of the `profile=` trace for XProf (`xprof --logdir`); "" until there is one."""
         plan, store = self._job.plan(), self._job.store
         for attempt in attempts.with_hosts(store, self.job_id, self._newest()) if plan.profile else ():
             hosts = self._hosts_there(attempt) if plan.profile.get("hosts") == EVERY_HOST else [0]
@@ -399,7 +399,7 @@ class JobHandle(Generic[R]):
         return self._job.store.now() - self._job.policy.created
 
     def _hosts_there(self, attempt: int) -> list[int]:
-        """Those that may have left something of an attempt."""
+        """The hosts that may have written files in an attempt."""
         there = LogReader(self._job, attempt).hosts_there()
         return list(range(self.hosts)) if there is None else sorted(there)
 
@@ -428,7 +428,7 @@ class JobHandle(Generic[R]):
 
     @contextlib.contextmanager
     def _detaching(self) -> Iterator[None]:
-        """Ctrl-C leaves the job alone, and says how to end it."""
+        """Ctrl-C within the block leaves the job running, and prints how to end it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -443,10 +443,10 @@ def show_cause(handle: JobHandle[Any]) -> None:
 
 
 def _cause_of(handle: JobHandle[Any]) -> str:
-    """What a job failed of, and on which host, with the traceback; "" of one that did not fail, or has not ended."""
+    """The failure of a job, and its host, with the traceback; "" of one that did not fail, or has not ended."""
     try:
         outcome = handle.peek().outcome
-    except KineticError:  # the log has been shown; whoever asks for the job's state hears of it
+    except KineticError:  # the log has been shown; a query of the job's state reports it
         return ""
     if outcome is None or outcome.status is not JobStatus.FAILED:
         return ""
@@ -458,7 +458,7 @@ def _cause_of(handle: JobHandle[Any]) -> str:
 
 
 def submitted(job: Job, here: Settings) -> JobHandle[Any]:
-    """The handle of a job that this process has just launched; says what it became, with its resolved topology."""
+    """The handle of a job that this process has just launched; prints its identity and resolved topology."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
     say(f"{job.job_id} {verb} {runs(job, here)}")
     return JobHandle(job)
@@ -474,7 +474,7 @@ def runs(job: Job, here: Settings | None = None) -> str:
 
 
 def profile_of(job: Job) -> str:
-    """Return where the profile of a job lies; "" if there is none, or if the store does not tell."""
+    """Return the location of a job's profile; "" if there is none, or if the store cannot be read."""
     try:
         return JobHandle[Any](job).profile_dir()
     except KineticError:  # it is worth no step
@@ -482,9 +482,9 @@ def profile_of(job: Job) -> str:
 
 
 def another(request: Request, job: Job) -> tuple[str, bool]:
-    """Word what of a job that was found again is another than its launch says, and tell whether it has ended.
+    """Describe how a job that was found again differs from this launch, and whether it has ended.
 
-    Nothing is another where its store does not say so: whoever follows it hears of that, with more patience.
+    Without an answer of the store there are no differences: the job's follower reports that, after more retries.
     """
     try:
         other = differences(request, job)
@@ -513,9 +513,9 @@ _told: set[Path] = set()
 
 
 def tell_of_requirements(request: Request, job: Job) -> None:
-    """Once, to whoever launches from a program: the file with requirements beside it that hosts elsewhere do not get.
+    """Warn once, in a launch from a program, of a requirements file next to it that remote hosts do not use.
 
-    An orchestrator's project has such a file for other reasons, so its steps and tasks say nothing.
+    An orchestrator's project has such a file for other reasons, so its steps and tasks do not warn.
     """
     plan = request.plan
     if request.spec.options.requirements is not None or not job.written or not plan.remote or plan.image:
@@ -532,7 +532,7 @@ def tell_of_requirements(request: Request, job: Job) -> None:
 
 
 def check_terminal(here: Settings) -> None:
-    """A blocking call that waits for a debugger needs somebody who attaches one."""
+    """Refuse a blocking call that waits for a debugger if no user can attach one."""
     if here.no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
         return
     raise UsageError(
@@ -591,7 +591,8 @@ def _attached(job_id: str, store: str, deployment: str, spec_digest: str, ended:
 
 
 def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str | None) -> Job:
-    """By another way than the store may be known: the digest of the job's spec, and what it was seen to come to."""
+    """Open a job. The digest of its spec, and its end as it was seen before, may be passed in instead of read from the
+    store."""
     opened, backend, here = place_of(**place)
     return reopened(job_id, opened, {here.backend: backend}, here, spec_digest, ended)
 
@@ -599,7 +600,8 @@ def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str |
 def reopened(
     job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
 ) -> Job:
-    """With the backend that it runs on, whichever new jobs would run on here. Of each kind, all jobs share one."""
+    """Open a job with its own backend, which may differ from that of new jobs here. All jobs of a kind share one
+    backend."""
     job = read_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
@@ -620,8 +622,8 @@ def list_jobs(
 
 
 def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[JobHandle[Any], Peek]]:
-    """Return all jobs that have not ended, each with how it stands, the newest first. Of one whose records cannot be
-    read, why is handed to `tell`.
+    """Return all jobs that have not ended, each with its state, the newest first. The reason why a job cannot be read
+    is passed to `tell`.
     """
     opened, backend, here = place_of(**place)
     backends = {here.backend: backend}
@@ -656,8 +658,8 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
 def all_jobs(
     newest: int | None = None, after: str = "", within: float | None = None, **place: str | None
 ) -> list[JobHandle[Any]]:
-    """Return the jobs that the store still knows, the newest first: at most so many of the `newest`; of those that
-    follow the job `after`; and of those that were submitted `within` so many seconds.
+    """Return the jobs that the store still has, the newest first: at most `newest`; only those that follow the job
+    `after`; only those that were submitted `within` that many seconds.
     """
     opened, backend, here = place_of(**place)
     written = {
@@ -694,7 +696,7 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
 
 
 class Unread:
-    """A job whose spec cannot be read: what can be said of it, and its end, by its names alone."""
+    """A job whose spec cannot be read: its state, and its end, from the names of its records alone."""
 
     def __init__(self, text: str, why: str, **place: str | None) -> None:
         self.job_id, self._store, self._backend, _ = _looked_up(text, **place)
@@ -706,7 +708,7 @@ class Unread:
         return actions.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
 
     def attempts(self) -> list[tuple[int, str]]:
-        """Each with what its verdict says, if it has one."""
+        """The attempts, each with its verdict's reason, if it has one."""
         told = []
         for number, when in attempts.times(self._store, self.job_id).items():
             record = self._store.read(name := names.verdict(self.job_id, number)) if when.ended else None
@@ -715,7 +717,7 @@ class Unread:
         return told
 
     def places(self) -> list[str]:
-        """Where something of it is left, by the names of what is there."""
+        """The leftovers of the job, by their names."""
         left = [place for place in self._backend.leftovers() if "unread" not in place and place["job"] == self.job_id]
         return [", ".join(filter(None, (str(it.get("zone", "")), str(it.get("name") or it.get("run"))))) for it in left]
 
@@ -767,7 +769,7 @@ def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]
 
 
 def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> None:
-    """Whether a folder that only an address names can be taken for a store here."""
+    """Refuse a folder that only an address names if it is no store or is not safe to open."""
     folder = Path(store, deployment)
     if not (folder / names.DEPLOYMENT).is_file():
         raise JobNotFound(
@@ -788,7 +790,7 @@ def open_place(**arguments: str | None) -> tuple[Store, Backend]:
 
 
 def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
-    """Where jobs lie, where they run, and what else is set here."""
+    """Open the store and the backend that the settings name, and return the settings."""
     here = settings.load(None, **arguments)
     return open_store(here.store, here.deployment), open_backend(here.backend, here), here
 
@@ -802,7 +804,7 @@ def _write(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line about a job, beside its output."""
+    """Print a line about a job, separate from its output."""
     _write_error(f"kinetic: {visible.text(text)}\n")
 
 
@@ -811,7 +813,8 @@ def _write_error(text: str) -> None:
 
 
 def _show(stream: TextIO, text: str) -> None:
-    """What a stream has no characters for is shown by others: it ends no wait for a job."""
+    """Write text, with escapes for characters that the stream cannot encode, so that they do not end a wait for
+    a job."""
     try:
         stream.write(text)
     except UnicodeEncodeError:

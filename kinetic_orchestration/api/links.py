@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from kinetic_orchestration.protocol import names
 
 CONSOLE = "https://console.cloud.google.com"
-OBJECTS = "https://storage.cloud.google.com"  # shows an object to whoever is signed in and may read it
+OBJECTS = "https://storage.cloud.google.com"  # shows an object to signed-in users who may read it
 
 
 def view(store_url: str, name: str) -> str:
@@ -26,7 +26,7 @@ def browse(store_url: str, folder: str = "") -> str:
 
 
 def address_of(page: str) -> str:
-    """Where in a store that is what such a page, or a file's address, shows; of another text, the text itself."""
+    """The address in a store that such a page, or a file's address, shows; other text is returned unchanged."""
     for start, scheme in ((f"{CONSOLE}/storage/browser/", "gs://"), (f"{OBJECTS}/", "gs://"), ("file:///", "/")):
         if page.startswith(start):
             return scheme + unquote(page.removeprefix(start).partition("?")[0])
