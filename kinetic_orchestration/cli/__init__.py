@@ -1,7 +1,7 @@
-"""The command line: a face of the public API.
+"""The command line: an interface to the public API.
 
-`main` reads the arguments, runs one command and turns its end into an exit code. The commands lie beside it and
-are imported when they run, so that `--help` costs little. It knows nothing of how jobs work.
+`main` reads the arguments, runs one command and turns its end into an exit code. The commands are in modules below it
+and are imported when they run, so that `--help` is fast. It knows nothing of how jobs work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the exit codes mean, as a table."""
+"""The exit codes and their meanings, as a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What `doctor` looks at: the settings in force with their sources, and whether this machine can do its part.
+"""The checks of `doctor`: the settings in force with their sources, and whether this machine is ready for jobs.
 
-Every check says what it found, and every one that is not well says what to do. Nothing is sent anywhere but to the
-cloud that jobs run in, and only the home and the store are written to. It does not know how the answers are shown.
+Every check reports its result, and every failed one names the fix. Nothing is sent anywhere but to the cloud that jobs
+run in, and only the home and the store are written to. It does not know how the results are shown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OURS = "KINETIC_"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `fix` is the next step, where there is one to take."""
+    """The result of one check. `fix` is the next step, if there is one."""
 
     name: str
     state: str
@@ -68,7 +68,7 @@ class Report:
 
 
 def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
-    """Everything, whatever of it fails."""
+    """Run all checks, even after a failure."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -82,7 +82,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
     looks: tuple[Callable[[], Check], ...] = (
         _python,
         lambda: _home(here),
-        *(() if here.backend == "tpu-vm" else (lambda: _store(here),)),  # which looks at its bucket, and says more
+        *(() if here.backend == "tpu-vm" else (lambda: _store(here),)),  # that backend checks its bucket itself
         lambda: _backend(here),
         lambda: _disk(here),
         lambda: _machine(here),
@@ -96,7 +96,7 @@ def examine(environ: Mapping[str, str], **arguments: str | None) -> Report:
 
 
 def _misspelt(environ: Mapping[str, str]) -> Iterator[Check]:
-    """Variables that nobody reads, with names like those of settings."""
+    """Unused variables with names similar to those of settings."""
     for name, why in keras_kinetic.without_effect(environ):
         yield Check("settings", WARNING, f"{name} is Keras Kinetic's and has no effect", why)
     if (unread := keras_kinetic.unread_profiles(environ)) is not None:
@@ -278,7 +278,7 @@ def _uv(environ: Mapping[str, str]) -> Check:
 
 
 def _frameworks() -> Check:
-    """Only looked up, not imported: that would take seconds."""
+    """The installed frameworks. They are not imported: that would take seconds."""
     found = []
     for name in FRAMEWORKS:
         try:

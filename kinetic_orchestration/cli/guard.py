@@ -11,8 +11,8 @@ from kinetic_orchestration.protocol.system import visible
 
 
 class Guarded:
-    """A stream to a terminal, or on its way to one, whatever a pipe makes of it first: nothing in it is obeyed but
-    colours. The last of several guards: what names and messages are is cleaned where they are shown.
+    """A stream to a terminal, directly or through a pipe, from which all control sequences but colours are removed. It
+    is the last of several guards: names and messages are cleaned where they are shown.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -31,14 +31,14 @@ class Guarded:
 
 
 def unguarded(stream: Any) -> TextIO:
-    """For who draws on a terminal, with text that is clean."""
+    """The stream itself, for code that draws on a terminal, with clean text."""
     found: TextIO = stream.stream if isinstance(stream, Guarded) else stream
     return found
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Meanwhile, what a command prints, warns of and fails with."""
+    """Guard a command's output, warnings and errors within the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Guarded(before[0]), Guarded(before[1])
     try:

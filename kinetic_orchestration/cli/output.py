@@ -1,4 +1,4 @@
-"""How things are shown: tables and progress for a terminal, plain aligned lines and JSON for all else."""
+"""Output: tables and progress for a terminal, plain aligned lines and JSON otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kinetic_orchestration.protocol.system import visible
 
 
 def show_json(document: Any) -> None:
-    """One JSON document; whatever JSON has no word for becomes null."""
+    """Print one JSON document; values without a JSON form become null."""
     sys.stdout.write(visible.in_json(json.dumps(plain(document), ensure_ascii=False, indent=2)) + "\n")
 
 
@@ -24,7 +24,7 @@ def show_json_line(item: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of a value. Arrays of numbers are lists; NaN, infinities and other objects are null."""
+    """Convert a value for JSON. Arrays of numbers become lists; NaN, infinities and other objects become null."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -98,7 +98,7 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def note(text: str) -> None:
-    """A word beside the output."""
+    """Print a note, separate from the output."""
     sys.stderr.write(f"kinetic: {visible.text(text)}\n")
     sys.stderr.flush()
 
@@ -112,10 +112,10 @@ class Say(Protocol):
 
 @contextmanager
 def working(text: str) -> Iterator[Say]:
-    """Shows that something is under way: a live line on a terminal, else a plain line for every new text.
+    """Show that work is in progress: a live line on a terminal, else a plain line for every new text.
 
-    The first text waits a moment, so that quick work says nothing. `detail` is what may change often; it is seen
-    in the live line alone.
+    The first text is delayed a moment, so that quick work prints nothing. `detail` may change often; it is shown in the
+    live line only.
     """
     yield from (_live if sys.stderr.isatty() else _plainly)(text)
 

@@ -20,7 +20,7 @@ _EPILOG = f"""{_EXIT_CODES}
 
 class _Parser(argparse.ArgumentParser):
     given: Sequence[str] = ()  # the words of the command line
-    lacking: str = ""  # what to say when its arguments are missing, if argparse's own words help nobody
+    lacking: str = ""  # the message for missing arguments, if argparse's own is no help
 
     def error(self, message: str) -> NoReturn:
         from kinetic_orchestration.plan.declare.keras_kinetic import command_here

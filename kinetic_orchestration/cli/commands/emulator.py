@@ -18,7 +18,7 @@ from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json_line
 from kinetic_orchestration.errors import UsageError
 
-# Seconds for hosts whose slice is deleted to be gone as well.
+# Seconds for the hosts of a deleted slice to be gone as well.
 _LAST = 30.0
 _LOOK = 1.0
 
@@ -37,7 +37,7 @@ def emulator(arguments: Namespace) -> int:
     with Emulator(arguments.root, zones=_zones(arguments.zone), provision_seconds=arguments.provision) as cloud:
         if arguments.faults:
             random_faults(cloud, arguments.seed, rate=arguments.faults, limit=sys.maxsize, within=60.0)
-        if not arguments.print_env:  # first, as whoever reads the addresses may be quicker than the next line here
+        if not arguments.print_env:  # first, as the reader of the addresses may be quicker than the next line here
             cloud.told = lambda happening: _show(happening, as_json=arguments.json)
         _show_environment(cloud, arguments)
         if not arguments.print_env:
@@ -60,7 +60,7 @@ def _show_environment(cloud: Emulator, arguments: Namespace) -> None:
 
 
 def _keep_to_owner(stream: TextIO) -> None:
-    """Make a file that the lines go to unreadable for everybody else: who reads them can run programs here."""
+    """Make the output file unreadable for other users: anyone who reads its lines can run programs here."""
     with contextlib.suppress(OSError, ValueError):  # not ours, or no file at all
         mode = os.fstat(stream.fileno()).st_mode
         if stat.S_ISREG(mode) and mode & 0o077:
@@ -101,7 +101,7 @@ def _settle(cloud: Emulator, arguments: Namespace) -> int:
 
 
 def _zones(given: list[str]) -> dict[str, int | None] | None:
-    """`us-west4-a`, or `us-west4-a=16` where only so many chips are."""
+    """Parse `us-west4-a`, or `us-west4-a=16` for a zone with that many chips."""
     zones: dict[str, int | None] = {}
     for text in given:
         zone, equals, chips = text.partition("=")
@@ -112,6 +112,6 @@ def _zones(given: list[str]) -> dict[str, int | None] | None:
 
 
 def _short(name: str) -> str:
-    """projects/P/locations/Z/kind/id is Z/id to people."""
+    """Shorten projects/P/locations/Z/kind/id to Z/id for users."""
     parts = name.split("/")
     return f"{parts[3]}/{parts[5]}" if len(parts) == 6 else name

@@ -56,7 +56,7 @@ def doctor(arguments: Namespace) -> int:
 
 
 def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
-    """What doctor found, and besides whether every blob still is what was written."""
+    """Doctor's report with a check that every blob still has its digest, and the result of that check."""
     from kinetic_orchestration.cli import doctor as preflight
     from kinetic_orchestration.errors import KineticError
     from kinetic_orchestration.jobs.cleanup import decay

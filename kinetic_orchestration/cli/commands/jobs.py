@@ -86,7 +86,7 @@ def _live_jobs(arguments: Namespace) -> list[tuple[JobHandle[Any], Peek]]:
 
 
 def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | None]]:
-    """Yield a page of all jobs, and tell how the next one is asked for."""
+    """Yield a page of all jobs, and print how to get the next one."""
     most = arguments.limit or (None if arguments.json else PAGE)
     after = _find(arguments, arguments.after).job_id if arguments.after else ""
     newest = None if most is None else most + 1
@@ -146,7 +146,7 @@ def logs(arguments: Namespace) -> int:
     if arguments.json:
         tell = sink.event
     else:
-        # One host's lines are told apart by the command line that asked for them.
+        # The command line already names the host of these lines.
         apart = 1 if arguments.host is not None else handle.hosts
         tell = Printer(
             apart, sink.text, job_id=handle.job_id, changes=sys.stderr.write, full=arguments.full, of=handle.hosts
@@ -173,13 +173,14 @@ def logs(arguments: Namespace) -> int:
 
 
 def _end_with_cause(handle: JobHandle[Any], arguments: Namespace) -> None:
-    """What a failed job failed of comes last, however much its other hosts said of it."""
+    """Print the cause of a failed job last, after the output of its other hosts."""
     if not arguments.json:
         show_cause(handle)
 
 
 def _tell_traceback(outcome: Outcome | None, emit: Emit) -> None:
-    """Tell a program that reads the log of what the job's function raised: it is not among what it printed."""
+    """Report the traceback of the job's function to a program that reads the log, since it is not part of the
+    output."""
     failure = None if outcome is None else outcome.verdict.failure
     if outcome is None or failure is None or not failure.traceback.strip():
         return
@@ -229,7 +230,7 @@ def cancel(arguments: Namespace) -> int:
             else:
                 print(f"{unread.job_id}  {'CANCELLED' if ended[-1] else 'is asked to end'}")
     for handle in handles:  # all are asked before the first is waited for
-        with contextlib.suppress(*UNREADABLE):  # said below
+        with contextlib.suppress(*UNREADABLE):  # reported below
             handle.cancel(arguments.reason, cleanup_timeout=0)
     for handle in handles:
         if not handle.peek().status.final:
@@ -249,7 +250,7 @@ def _unread(arguments: Namespace, text: str, error: Corrupt) -> Unread:
 
 
 def _show_unread(job: Unread, arguments: Namespace) -> int:
-    """What can be said of a job whose spec cannot be read."""
+    """Show the state of a job whose spec cannot be read."""
     told, left = job.attempts(), job.places()
     if arguments.json:
         show_json(
@@ -273,7 +274,7 @@ def _find(arguments: Namespace, text: str) -> JobHandle[Any]:
 
 
 def _wait(handle: JobHandle[Any], timeout: float | None) -> bool:
-    """Until the job ends; False if time was up first."""
+    """Wait until the job ends; False if time was up first."""
     if timeout == 0:
         return False
     about = f"{handle.job_id} {handle.func_name} on {handle.accelerator}"
@@ -415,7 +416,7 @@ def _attempt_row(number: int, attempt: Attempt) -> tuple[str, str, str, str]:
 
 
 def _failure(verdict: wire.Verdict) -> str:
-    """What the attempt's line in the table has no room for."""
+    """The details of a failure that do not fit in the attempt's row of the table."""
     failure = verdict.failure or wire.Failure()
     if failure.traceback:
         return f"\n{failure.traceback.rstrip()}\n"
@@ -451,7 +452,7 @@ def _state(peek: Peek) -> str:
 
 
 def _place(peek: Peek) -> list[tuple[str, str]]:
-    """Where its slice is, or is asked for, by the name that Google's own tools know."""
+    """The location of its slice or of the request for it, by the name that Google's own tools use."""
     refused = peek.attempt - peek.attempts
     times = f", after {refused} {'request' if refused == 1 else 'requests'} that got no slice" if refused else ""
     said = f": {peek.said}" if peek.said and peek.outcome is None else ""
@@ -462,7 +463,7 @@ MOST_HOSTS = 8  # with a line each
 
 
 def _devices(peek: Peek) -> list[tuple[str, str]]:
-    """What they do now; of many hosts in one line, as means and highest values."""
+    """The current device samples; many hosts share one line, with means and maxima."""
     if peek.outcome is not None or not peek.devices:
         return []
     if len(peek.devices) > MOST_HOSTS:

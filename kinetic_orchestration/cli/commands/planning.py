@@ -1,4 +1,4 @@
-"""The commands that look ahead: what a function would be as a job, and what its environment would hold."""
+"""The commands that plan: the job that a function would be, and the packages of its environment."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
 
 
 def _bucket(here: Settings, named: Sequence[str], *, real: bool) -> tuple[Location | None, str]:
-    """Return where the bucket lies, if it is one and can be asked; else what to say instead of an egress."""
+    """Return the bucket's location, if the store is one and answers; else the text to show in place of an egress."""
     if not real:
         return None, ""
     try:
@@ -122,7 +122,7 @@ def _complete(here: Settings, spec: JobSpec) -> Settings:
     """A dry run needs no account, no project and no bucket yet: others stand for them."""
     try:
         emulation.check(spec, here)
-    except NotEmulated as error:  # it is planned as it is meant, and said what a job would be refused for
+    except NotEmulated as error:  # it is planned for the hardware, and the reason why a job would be refused is shown
         warn(str(error))
         here = replace(here, backend=TPU_VM)
     if backend_of(spec.options, here) == LOCAL:
@@ -194,7 +194,7 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
 
 
 def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
-    """Of the first zone: that is where it would be asked for first."""
+    """The price in the first zone, where the slice would be requested first."""
     if not planned.remote:
         return []
     zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
@@ -206,7 +206,7 @@ def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
 
 
 def _contents(bundle: Bundle) -> list[tuple[str, str]]:
-    """What would travel, in the layout of `describe`."""
+    """The parts that would be sent, in the layout of `describe`."""
     rows = []
     if bundle.project is not None:
         rows.append(("code       ", f"{bundle.project.root}: {_amount(bundle.project)}"))

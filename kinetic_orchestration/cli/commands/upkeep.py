@@ -172,7 +172,7 @@ def _show_totals(totals: list[prices.Total], by: str) -> None:
 
 
 def _record(handle: JobHandle[Any], estimate: Estimate) -> dict[str, Any]:
-    """For programs. What an uncharged job would have cost has a name of its own."""
+    """A job's cost for programs. The would-be cost of an uncharged job has a field of its own."""
     fields = asdict(estimate)
     usd = fields.pop("usd")
     return {

@@ -31,7 +31,7 @@ def verify(arguments: Namespace) -> int:
     folder = Path(arguments.output)
     try:
         here = runner.here_for(wanted, only_looking=arguments.dry_run)
-    except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, which tells the zones
+    except (BackendError, CredentialsError, StoreError) as error:  # of the bucket, whose location selects the zones
         reports.check_folder(folder)
         found = runner.closed(wanted, error, note)
         return _tell(found, *reports.write(found, folder), as_json=arguments.json)

@@ -1,6 +1,6 @@
-"""`ko verify`: what the emulator proves, on the real thing, within a budget, with a report to send.
+"""`ko verify`: repeats on the real cloud what the emulator proves, within a budget, and writes a report to send.
 
-`runner` runs the table of `steps` in a `scene`; `recording` hears every call that leaves (`tap`), `redaction` makes it
-nobody's, `comparison` lays it beside what the emulator answers (`baseline.json`), `report` writes it. `budget` says
-first what it can cost.
+`runner` runs the table of `steps` in a `scene`; `recording` receives every call to the cloud (`tap`), `redaction`
+anonymises it, `comparison` compares it with the emulator's answers (`baseline.json`), `report` writes it. `budget`
+bounds the cost before.
 """

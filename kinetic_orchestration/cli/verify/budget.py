@@ -1,4 +1,4 @@
-"""Bounds the cost of a verification, and tells which of its steps that leaves out: pure, by the price table."""
+"""Bounds the cost of a verification, and selects the steps that fit: pure, by the price table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOUR = 4
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Holds what a step asks for: so many slices one after another, each charged for at most so long."""
+    """The slices that a step needs: a number, one after another, each charged for at most that long."""
 
     name: str
     proves: str
@@ -33,7 +33,7 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """For which each of its slices may be charged."""
+        """The seconds for which each of its slices may be charged."""
         return self.wish.minutes * 60.0
 
     @property
@@ -65,7 +65,7 @@ def plan(
     prices: Mapping[str, float] | None = None,
     only: Sequence[str] = (),
 ) -> Budget:
-    """In their order, each step that the budget still allows, and whatever needs no slice."""
+    """Select, in order, each step that the budget still allows, and every step without a slice."""
     if usd < 0:
         raise UsageError(f"--budget is {usd:g}: give dollars, 0 for what costs nothing alone")
     one = accelerators.parse(accelerator)
@@ -94,7 +94,7 @@ def plan(
 
 
 def over(step: Planned, usd: float, spent: float) -> str:
-    """Why a step is not run any more, once so much is spent; "" if it may be."""
+    """The reason why a step is skipped once that much is spent; "" if it may run."""
     left = max(usd - spent, 0.0)
     if step.usd > left + 1e-9:
         return f"budget: it can cost ${step.usd:,.2f}, and ${left:,.2f} are left"

@@ -21,7 +21,7 @@ NEVER = "nothing"
 DELETED = "delete: OK"
 NOT_IMITATED = "does not imitate"  # of the emulator: nothing to compare with
 BETWEEN = " · "  # the parts of a key
-# Of Cloud Storage only what the stores read: everybody's servers add fields of their own.
+# Of Cloud Storage only fields that the stores read: every server adds fields of its own.
 STORAGE_FIELDS = frozenset({"name", "generation", "metageneration", "updated", "size", "crc32c", "metadata", "items"})
 # Fields with few values of their own, of which a new one may need a new branch in the code.
 CLOSED = frozenset(
@@ -130,7 +130,7 @@ def differences(real: Facts, emulator: Facts) -> list[Difference]:
 
 
 def unrecorded(real: Facts, emulator: Facts) -> list[str]:
-    """Calls that the emulator was never asked, so that nothing can be said of their answers."""
+    """Calls without a recorded answer of the emulator, which cannot be compared."""
     return [call for call in real.calls if call not in emulator.calls]
 
 
@@ -147,7 +147,7 @@ def too_slow(measured: Iterable[tuple[str, float]]) -> list[Difference]:
 
 
 def general(text: str) -> str:
-    """Without what differs from run to run."""
+    """The text without the parts that differ from run to run."""
     return _PLACE.sub("ZONE", _NUMBERED.sub(r"\1", text))
 
 
@@ -194,7 +194,7 @@ def _echoed(echoes: Iterable[Echo]) -> dict[str, dict[str, list[str]]]:
 
 
 def _orders(seen: Iterable[Seen]) -> dict[str, list[tuple[str, str]]]:
-    """Pairs that followed each other, from the first state on. What a deletion came after tells nothing."""
+    """Pairs of consecutive states, from the first state on. The state before a deletion tells nothing."""
     lines: dict[tuple[str, str], list[str]] = {}
     for look in sorted(seen):
         line = lines.setdefault((look.kind, look.name), [])
@@ -274,7 +274,7 @@ def _was_asked(path: str, asked: Iterable[str]) -> bool:
 
 
 def _optional(key: str, path: str) -> bool:
-    """Tell whether a field is one that a writer of ours may leave out, or has no name."""
+    """Return True if a writer of the emulator may omit the field, or if the field's name is not fixed."""
     return path.endswith("KEY") or (key.startswith("storage ") and "metadata." in path)
 
 
@@ -322,7 +322,7 @@ def _disorder(real: Facts, emulator: Facts) -> Iterator[Difference]:
 
 
 def _closure(pairs: Iterable[Sequence[str]]) -> dict[str, set[str]]:
-    """From each state all that can follow, with what was too quick to be seen left out."""
+    """All states that can follow each state, directly or after states that were too short to be seen."""
     after: dict[str, set[str]] = {}
     for first, then in pairs:
         after.setdefault(first, set()).add(then)

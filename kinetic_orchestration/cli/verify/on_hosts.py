@@ -1,6 +1,6 @@
-"""The functions that `ko verify` runs as jobs: they need nothing but Python, and travel as a project of their own.
+"""The functions that `ko verify` runs as jobs: they need nothing but Python, and are sent as a project of their own.
 
-What a host tells of its machine are names and forms, never values.
+A host reports names and forms of its machine, never values.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _LINES = re.compile(r"\s*\w+: '[^']*'\s*")
 
 
 def tells(lines: int, pause: float) -> dict[str, Any]:
-    """Some lines with time between them, then what this machine is and what its metadata server says."""
+    """Print some lines with pauses, then return a description of this machine and its metadata server."""
     for number in range(lines):
         print(f"verify: line {number}", flush=True)
         time.sleep(pause)
@@ -33,7 +33,7 @@ def has_secret(variable: str) -> str:
 
 
 def endures(steps: int, pause: float, hold: int) -> dict[str, Any]:
-    """A training that keeps every step; its first attempt goes on for ever after `hold` steps."""
+    """A training that stores every step; its first attempt does not end after `hold` steps."""
     training = kinetic.Training(every=1, total=steps)
     state, began = training.restore({"done": 0})
     attempt = kinetic.current().attempt
@@ -50,14 +50,14 @@ def endures(steps: int, pause: float, hold: int) -> dict[str, Any]:
 
 
 def waits() -> None:
-    """Until it is cancelled."""
+    """Run until cancelled."""
     while True:
         print("verify: still here", flush=True)
         time.sleep(1.0)
 
 
 def among_others() -> dict[str, Any]:
-    """Which host this is; the value is that of host 0, which every host printed beside its own."""
+    """Print the host's index; the value is that of host 0, and every host printed it next to its own."""
     host = kinetic.current()
     print(f"verify: host {host.host_index} of {host.host_count}", flush=True)
     return {"hosts": host.host_count, **machine()}

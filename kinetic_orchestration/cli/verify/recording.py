@@ -1,7 +1,7 @@
-"""Keeps what was asked and answered while a verification runs: redacted at once, with its place and its time.
+"""Records requests and answers while a verification runs: redacted immediately, with place and time.
 
-Beside the entries it knows, from the answers alone, which slices of this run exist and for how long they were charged
-for. It does not judge anything.
+From the answers alone it also knows which slices of this run exist and for how long they were charged. It does not
+judge anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOKS = {
 
 
 class Entry(NamedTuple):
-    """One call, without what is whose."""
+    """One call, anonymised."""
 
     at: float  # seconds since the beginning
     step: str
@@ -41,9 +41,9 @@ class Entry(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Holds what one look, or one call of ours, says of a queued resource or of a node."""
+    """The state of a queued resource or of a node in one poll, or in one call of ours."""
 
-    at: float  # a look counts from when it was asked, a deletion from when it was answered
+    at: float  # the time of a poll's request, or of a deletion's answer
     kind: str
     name: str  # a placeholder
     word: str  # a state, "404" or "delete: OK"
@@ -83,7 +83,7 @@ class Recorder:
             self._moment.name = ""
 
     def hear(self, call: Call) -> None:
-        """Record a call from the tap. The call goes on whatever is wrong with its record."""
+        """Record a call from the tap. The call continues even if recording fails."""
         try:
             with self._lock:
                 self._hear(call)
@@ -91,7 +91,7 @@ class Recorder:
             self.lost += 1
 
     def add(self, call: str, answer: Mapping[str, Any], status: str = OK) -> None:
-        """Add what was told by another way than a call of this process: a host's own look, a check of `doctor`."""
+        """Add information that is no call of this process: a host's own report, a check of `doctor`."""
         with self._lock:
             shown = self.redactor.plain(answer)
             self.entries.append(Entry(self.now(), self.step, "", call, {}, status, shown, (), 0.0))
@@ -161,7 +161,7 @@ class Recorder:
         return Seen(at - self._began, kind, self.redactor.placeholder("NAME", name), word)
 
     def _echoes(self, method: str, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> Iterator[Echo]:
-        """Compared as they came, told by their paths alone."""
+        """Compare each field of a request with the answer, and report only the field's path."""
         if method == "GetNode":
             specs = asked.get("tpu", {}).get("nodeSpec", ({},))
             asked = specs[0].get("node", {})
@@ -176,7 +176,7 @@ class Recorder:
 
 
 class Slice:
-    """A slice of this run, from its create call to the last look at it."""
+    """A slice of this run, from its create call to its last poll."""
 
     def __init__(self, resource: str, rate: float, asked: Mapping[str, Any]) -> None:
         self.resource = resource.replace("/nodes/", "/queuedResources/")
@@ -232,7 +232,7 @@ def _state(answer: Mapping[str, Any]) -> str:
 
 
 def _without_others(answer: Mapping[str, Any], ours: str) -> Mapping[str, Any]:
-    """A listing without what belongs to somebody else in the project."""
+    """A listing without resources of other owners in the project."""
     for field in _LISTS:
         if isinstance(listed := answer.get(field), list):
             mine = [item for item in listed if str(item.get("name", "")).rpartition("/")[2].startswith(ours)]

@@ -1,4 +1,4 @@
-"""Answers of an API without what is whose: what is known to be harmless stays, and placeholders stand for the rest.
+"""Redaction of API answers: values that are known to be harmless stay, and placeholders replace the rest.
 
 By a list of what may be shown, never by one of what may not. Of a structure, the names of its fields stay; a value
 stays if its field is listed here and it has the form that the field's values have. Of a text stay the words that this
@@ -114,7 +114,7 @@ class Redactor:
         return self._numbers.setdefault((kind, value), f"{kind}-{1 + sum(of == kind for of, _ in self._numbers)}")
 
     def plain(self, value: Any, field: str = "") -> Any:
-        """A structure with its shape, and without what is whose."""
+        """A structure with its shape, redacted."""
         if isinstance(value, Mapping):
             return {self.key(str(key), field): self.plain(item, str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -190,7 +190,7 @@ class Redactor:
         return next(word for value, word in self._known.items() if value.lower() == found.lower())
 
     def last_look(self, text: str) -> str:
-        """A whole page, once it is written: what must not be seen is not in it, wherever it came from."""
+        """Redact a whole page again after it is written, so that no secret value is in it from any source."""
         if self._pattern is not None:
             for value, word in self._known.items():
                 if len(value) > 5 and value.lower() not in _words_known():
@@ -243,7 +243,7 @@ def _sources() -> tuple[str, ...]:
 
 
 def known_of(values: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """From pairs of a word and a value: values with their parts, as they turn up in messages."""
+    """A map of values and their parts, as they appear in messages, to words, from pairs of a word and a value."""
     found: dict[str, str] = {}
     for word, value in values:
         for part in (value, value.removeprefix("gs://"), value.partition("@")[0]):

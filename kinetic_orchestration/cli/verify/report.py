@@ -1,4 +1,4 @@
-"""The report of a verification: a page for people and a document for programs, written whole or not at all."""
+"""The report of a verification: a page for users and a document for programs, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(report: Report, folder: Path) -> tuple[Path, Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Before anything costs money."""
+    """Check that the folder is writable, before any cost arises."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):

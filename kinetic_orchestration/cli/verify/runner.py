@@ -1,7 +1,7 @@
-"""Runs the steps of a verification one after another, within the budget, and makes a report of what was seen.
+"""Runs the steps of a verification one after another, within the budget, and writes a report of the results.
 
-A step that fails stops nobody but those that need it. Ctrl-C ends the step that runs, and the last step, which removes
-everything, is run all the same.
+A failed step stops only those that need it. Ctrl-C ends the current step, and the last step, which removes everything,
+still runs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Report:
     spent: float = 0.0
     seconds: float = 0.0
     lost: int = 0
-    left: list[str] = field(default_factory=list)  # commands for whoever ran it: not redacted, and in no file
+    left: list[str] = field(default_factory=list)  # commands for the user who ran it: not redacted, and in no file
     interrupted: bool = False
     baseline: str = ""
     redactor: Redactor | None = None
@@ -132,7 +132,7 @@ def _near(one: Slice, here: Settings, *, only_looking: bool) -> tuple[str, ...]:
 
 
 def closed(wanted: Wanted, error: KineticError, say: Say) -> Report:
-    """Return the report of a bucket that cannot be opened: it is asked once more, for the record, and nothing runs."""
+    """Return the report of a bucket that cannot be opened: it is opened once more, for the record, and no step runs."""
     known_zones = ",".join(accelerators.zones(accelerators.parse(wanted.accelerator)))
     here = settings.load(store=wanted.store, deployment=f"verify-{secrets.token_hex(4)}", zones=known_zones)
     planned, began = plan(wanted, here), time.monotonic()
@@ -156,7 +156,7 @@ def plan(wanted: Wanted, here: Settings) -> Budget:
 
 
 def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Facts | None = None) -> Report:
-    """All steps, and the report; whatever happens, what was made is removed."""
+    """Run all steps and write the report; all resources of the run are removed in any case."""
     report, recorder = _new(wanted, here, planned)
     began, measured = time.monotonic(), list[tuple[str, float]]()
     with _own_home(), _jobs() as jobs, call_hook.listening(recorder.hear), rate_limit.freely():
@@ -198,7 +198,7 @@ def _new(wanted: Wanted, here: Settings, planned: Budget) -> tuple[Report, Recor
 
 
 def _without_bucket(planned: Budget, report: Report, recorder: Recorder, error: KineticError, say: Say) -> None:
-    """Say of the bucket's step why it failed, and of all others that they need it."""
+    """Report the failure of the bucket's step, and all others as dependent on it."""
     why = recorder.redactor.text(f"{type(error).__name__}: {error}")
     for each in planned.steps:
         if each.wish.name == BUCKET:
@@ -238,7 +238,7 @@ def _run_all(scene: Scene, planned: Budget, report: Report, say: Say) -> None:
         return
     report.results.append(result)
     report.left = list(scene.results.get(REAP, {}).get("left", ()))
-    if result.state == FAILED and not scene.results.get(REAP):  # the look itself broke: at least remove what is known
+    if result.state == FAILED and not scene.results.get(REAP):  # the check itself failed: remove what is known
         report.left = scene.clear()
 
 
@@ -270,7 +270,7 @@ def _run_one(step: Step, planned: Planned, scene: Scene, say: Say) -> Result:
 def _end_jobs(scene: Scene) -> None:
     """End the jobs of a step that did not come to its end: none may go on while the next one runs."""
     for handle in scene.handles:
-        with contextlib.suppress(Exception):  # the last step looks again
+        with contextlib.suppress(Exception):  # the last step checks again
             if not handle.peek().status.final:
                 handle.cancel("a step of ko verify did not come to its end", cleanup_timeout=60)
 
@@ -362,7 +362,7 @@ def _own_home() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _jobs() -> Iterator[ModuleType]:
-    """The functions of the jobs, as a project of their own: nothing else travels to the hosts."""
+    """The functions of the jobs, as a project of their own: no other files are sent to the hosts."""
     folder = tempfile.mkdtemp(prefix="kinetic-verify-project-")
     try:
         Path(folder, "pyproject.toml").touch()

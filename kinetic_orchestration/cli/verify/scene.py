@@ -1,6 +1,6 @@
-"""The steps of a verification work with this: jobs that are bounded in time and cost, and looks at their slices.
+"""The environment of the verification's steps: jobs that are bounded in time and cost, and polling of their slices.
 
-Everything that a step makes is known here, so that it can be removed however the step ends.
+It knows every resource that a step creates, so that it can be removed however the step ends.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
 
-LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two looks at a slice
+LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two polls of a slice
 RELEASE = 600.0  # seconds that a deletion may take
-PATIENCE = 15  # looks at a slice that shall go and does not begin to, until it is deleted once more
+PATIENCE = 15  # polls of a slice whose deletion does not begin, until it is deleted once more
 DELETIONS = 10  # calls after which a slice that does not even begin to go is left alone
-BOOT = 600.0  # of a step beside its job's own time: to be asked for, to be released
+BOOT = 600.0  # of a step besides its job's own time: for the request and the release
 
 
 class Spent(Exception):
-    """The budget is used up: whatever runs is ended."""
+    """The budget is used up: everything that runs is ended."""
 
 
 class TooLong(Exception):
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     attempts: int
     message: str
     value: Any
-    lines: tuple[tuple[float, int, str], ...]  # when heard, of which host, the text
+    lines: tuple[tuple[float, int, str], ...]  # time, host, text
     seconds: float
 
 
@@ -108,7 +108,7 @@ class Scene:
     # ---- jobs
 
     def submit(self, function: Any, *arguments: Any, **options: Any) -> JobHandle[Any]:
-        """On the slice of this step, for no more than it may cost."""
+        """Submit a job on the slice of this step, limited to its cost."""
         planned = self.planned
         assert planned is not None and planned.slice is not None
         limits = Limits(
@@ -131,7 +131,7 @@ class Scene:
         return made
 
     def follow(self, handle: JobHandle[Any], heard: Callable[[str], object] = lambda _: None) -> Ended:
-        """To the job's end, while its slices are looked at; `heard` gets each line as it comes."""
+        """Follow the job to its end while its slices are polled; `heard` gets each line as it comes."""
         began, began_at = time.monotonic(), time.time()
         lines: list[tuple[float, int, str]] = []
         stop = threading.Event()
@@ -165,7 +165,8 @@ class Scene:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Beside what the product asks by itself, each slice of this run is looked at, so that no state is missed."""
+        """Within the block, poll each slice of this run in addition to the product's own requests, so that no state is
+        missed."""
         stop = threading.Event()
 
         def look() -> None:
@@ -183,7 +184,7 @@ class Scene:
             thread.join(60.0)
 
     def look_at(self, slice_: Slice) -> bool:
-        """True if neither is there any more."""
+        """Poll the queued resource and the node. True if neither exists any longer."""
         gone = True
         for ask, name in ((self.tpus.queued_resource, slice_.resource), (self.tpus.node, slice_.node)):
             try:
@@ -193,9 +194,9 @@ class Scene:
         return gone
 
     def wait_gone(self) -> float:
-        """Until both the queued resource and the node of all slices of this run answer 404; the seconds it took.
+        """Wait until both the queued resource and the node of all slices of this run answer 404; the seconds it took.
 
-        What does not even begin to go is deleted once more: then the states say that one call was not enough.
+        A slice whose deletion does not begin is deleted once more: then the states show that one call was not enough.
         """
         began = time.monotonic()
         looks = 0
@@ -221,7 +222,7 @@ class Scene:
                 self.tpus.delete(slice_.resource)
 
     def take_away(self, slice_: Slice) -> None:
-        """Delete a slice whatever runs on it; asked again as long as nothing comes of it."""
+        """Delete a slice regardless of its jobs; repeated until it takes effect."""
         for _ in range(DELETIONS):
             with self.recorder.moment("delete an ACTIVE queued resource with force"):
                 self.tpus.delete(slice_.resource)
@@ -280,7 +281,7 @@ class Scene:
         return [slice_ for slice_ in self.recorder.slices.values() if slice_.ended is None]
 
     def commands(self, left: Sequence[Slice]) -> list[str]:
-        """Return the commands that remove the slices, for whoever ran this."""
+        """Return the commands that remove the slices, for the user who ran this."""
         return [
             f"gcloud compute tpus queued-resources delete {slice_.resource.rpartition('/')[2]} --force "
             f"--zone={slice_.resource.split('/')[3]} --project={self.settings.project}"

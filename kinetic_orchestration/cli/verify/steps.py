@@ -1,6 +1,6 @@
-"""The steps of a verification, as a table: what each proves, costs and does, and a pure check of what it saw.
+"""The steps of a verification, as a table: the claim, cost and action of each, and a pure check of its observations.
 
-A step returns what it saw as plain values; `check` says what of that is not as it should be, and knows no cloud.
+A step returns its observations as plain values; `check` lists the deviations, and knows no cloud.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kinetic_orchestration.protocol.system import copies
 
 LINES, BETWEEN = 5, 0.5  # of the job that prints: lines, and seconds between them
 STEPS, HELD = 6, 3  # of the training, and after how many its first attempt goes no further
-LIVE = 1.0  # seconds before a job's last line at which its first must have been heard
+LIVE = 1.0  # seconds before a job's last line by which its first must have arrived
 VARIABLE = "KINETIC_VERIFY_TOKEN"
 NEVER = "kinetic-verify-never-made"
 REAP_PATIENCE = 120.0
@@ -61,7 +61,7 @@ def _is_well(seen: Mapping[str, Any]) -> list[str]:
 
 
 def _api(scene: Scene) -> Seen:
-    """Questions about what is not there: the answers that tell a slice that is gone from an API that does not work."""
+    """Requests for missing resources: the answers that distinguish a deleted slice from an API that does not work."""
     parent = f"projects/{scene.settings.project}/locations/{scene.settings.zones[0]}"
     queued, node = f"{parent}/queuedResources/{NEVER}", f"{parent}/nodes/{NEVER}"
     api = scene.api()
@@ -191,7 +191,7 @@ def _secrets(scene: Scene) -> Seen:
 
 
 def _is_in_records(scene: Scene, job_id: str, value: str) -> bool:
-    """Tell whether the value lies in any record of the job, which everybody who reads the bucket can see."""
+    """Return True if the value is in any record of the job, which every reader of the bucket can see."""
     for entry in scene.store.list(f"jobs/{job_id}/"):
         record = scene.store.read(entry.name)
         if record is not None and value.encode() in bytes(record.data):
@@ -233,7 +233,7 @@ def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
 
 
 def _node_deleted(scene: Scene) -> Seen:
-    """While it runs, what the API refuses; then its node is deleted as somebody at the console would."""
+    """Record the API's refusals while the job runs; then delete its node as a user at the console would."""
     handle = scene.submit(scene.jobs.waits)
     answers: dict[str, str] = {}
 
@@ -350,7 +350,7 @@ def _all_spoke(seen: Mapping[str, Any]) -> list[str]:
 
 
 def _reap(scene: Scene) -> Seen:
-    """Whatever this run made is gone afterwards; the reaper is asked first, as a user would."""
+    """Remove every resource of this run, first with the reaper, as a user would."""
     settings = scene.settings
     reaped = reaper.reap(scene.store, open_backend("tpu-vm", settings), settings, patience=REAP_PATIENCE)
     left = scene.clear()
