@@ -17,13 +17,13 @@ from kinetic_orchestration.host.process.topology import TRACE
 from kinetic_orchestration.protocol.output.frames import SPENT
 from kinetic_orchestration.protocol.system import copies
 
-# Of a disk: for want of a line nothing shall fail.
+# Errors of a disk: a line that cannot be written must not fail the program.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """Where this code runs. Off a host: one host of one, a temporary output folder, and nothing is recorded."""
+    """The host on which this code runs. Off a host: one host of one, a temporary output folder, no records."""
 
     job_id: str = ""
     attempt: int = 1
@@ -38,8 +38,8 @@ class HostContext:
     _store: str = ""
 
     def fence(self) -> int:
-        """Return this attempt's token, for whoever writes outside of the job to refuse what bears a smaller one. It
-        counts zones without capacity, too, as `attempt` does not.
+        """Return this attempt's fencing token, by which a system outside of the job can refuse requests with a smaller
+        one. It counts zones without capacity, too, as `attempt` does not.
 
         Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun.
         Raises Unreachable if they cannot be read now.
@@ -49,11 +49,11 @@ class HostContext:
         return self._fence
 
     def log_metrics(self, step: int | None = None, **values: float) -> None:
-        """Numbers as they come: live in the orchestrator, kept beside the log."""
+        """Report numbers of a step: live in the orchestrator, stored with the log."""
         self._record("m", {"step": step, "values": {name: float(value) for name, value in values.items()}})
 
     def progress(self, done: float, total: float = 0, unit: str = "", *, rate: float = 0) -> None:
-        """How far the work is, and how much of it is done in a second. It also tells that the job is not stuck."""
+        """Report the progress of the work, and its rate per second; also resets the stall timer."""
         told = {"done": float(done), "total": float(total), "unit": unit}
         self._record("p", {**told, "rate": float(rate)} if rate else told)
         if TRACE in os.environ and self._events:
@@ -63,14 +63,14 @@ class HostContext:
                 asked.progressed(done)
 
     def checkpoint_path(self, name: str = "files") -> str:
-        """A folder of this machine for a trainer that keeps checkpoints of its own as files. In a bucket it is mirrored
-        into `<checkpoint_dir>/<name>`, and holds what the attempts before left there."""
+        """A local folder for a trainer that writes its own checkpoints as files. With a bucket it is mirrored to
+        `<checkpoint_dir>/<name>`, and holds the files that earlier attempts left there."""
         from kinetic_orchestration.program.checkpoints.mirror import folder_of
 
         return folder_of(self, name)
 
     def _spent(self, name: str, spent: list[float]) -> None:
-        """What the time of a training went to, in place of what was told of it before."""
+        """Report the time of a training by its uses, in place of the last report."""
         self._record(SPENT, {"name": name, "spent": spent})
 
     def _record(self, kind: str, fields: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class HostContext:
 
 
 class _Here:
-    """As an argument of a job: becomes the context of the host that it arrives on."""
+    """An argument of a job that becomes the context of the host that it is sent to."""
 
     def __reduce__(self) -> Any:
         return current, ()
@@ -137,7 +137,7 @@ def _of_host(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_newest(store: str, job_id: str, attempt: int) -> None:
-    """`attempt` as records are named, and not as people count."""
+    """Raise Superseded unless the attempt is the newest. `attempt` is numbered as in records, not as for users."""
     from kinetic_orchestration.errors import Superseded, Unreachable
     from kinetic_orchestration.protocol import names
 

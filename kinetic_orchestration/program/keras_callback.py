@@ -1,8 +1,8 @@
-"""`KineticCallback`: a Keras `fit` that comes back at its step, on all three backends.
+"""`KineticCallback`: a Keras `fit` that resumes at its step, on all three backends.
 
-Keras is imported when a callback is made, and not before. What is done between two steps is done at the beginning of
-the second one: Keras calls that in its own thread and without fetching the step's results for it, while whoever
-overrides the end of a step makes it wait for the device at every one.
+Keras is imported when a callback is created, and not before. Work between two steps is done at the beginning of the
+second one: Keras calls that hook in its own thread and without fetching the step's results for it, while a hook at the
+end of a step makes it wait for the device at every one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class KineticCallback:
     """Metrics, progress and checkpoints of `model.fit(callbacks=[kinetic.KineticCallback()])`, and its resumption.
 
     `every`: steps (a number), time ("90s", "5m") or "epoch" between checkpoints; None for only those at the end and at
-    a preemption. `keep`: how many of them. `log_every`: metrics are told every so many steps, or once a second, and at
-    each epoch's end. `on_nan` and `on_full_disk`: "warn" goes on, "stop" raises. `reshard`: restore on another number
-    of hosts or devices too. `stream`: the data go on from epoch to epoch (a generator, with `steps_per_epoch`) and do
-    not begin anew in each: all that was trained on is passed over. `name`: of this fit; the n-th fit without one finds
-    the checkpoints of the n-th one. `samples`, `tokens`: how many one step takes on all hosts, for samples/s and
-    tokens/s beside steps/s; on one host the samples are known if the data of `fit` say how large a batch is.
+    a preemption. `keep`: how many of them. `log_every`: metrics are reported every that many steps, or once a second,
+    and at each epoch's end. `on_nan` and `on_full_disk`: "warn" continues, "stop" raises. `reshard`: restore on another
+    number of hosts or devices too. `stream`: the data continue from epoch to epoch (a generator, with
+    `steps_per_epoch`) and do not start again in each: all data that were trained on are skipped. `name`: of this fit;
+    the n-th fit without one finds the checkpoints of the n-th one. `samples`, `tokens`: how many one step takes on all
+    hosts, for samples/s and tokens/s in addition to steps/s; on one host the samples are known if the data of `fit`
+    have a batch size.
 
     An instance is a `keras.callbacks.Callback`.
     """
@@ -82,10 +83,10 @@ class KineticCallback:
         self._latest: Mapping[str, Any] | None = None
         self._others = Others()
         self._skip = 0
-        self._restored: dict[str, Any] | None = None  # until the epoch begins in which it goes on
+        self._restored: dict[str, Any] | None = None  # until the epoch begins in which it resumes
 
     def __reduce__(self) -> Any:
-        """By its options: it may be an argument of a job."""
+        """Pickle by the options: a callback may be an argument of a job."""
         return _made, (getattr(self, "_written_as", type(self)), self._options)
 
     # ---- a fit begins ------------------------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ class KineticCallback:
                 "on torch Keras reads a stream where no callback can pass over what was trained on: give the data an "
                 "end, and an epoch for each time they are read"
             )
-        if not (model.built or model.variables):  # on TensorFlow, of data whose shapes nobody knows
+        if not (model.built or model.variables):  # on TensorFlow, for data of unknown shapes
             raise CheckpointError(
                 "Keras makes this model's variables in its first step, and nothing could be restored into them before: "
                 "call it on a batch before fit, as model(x[:1]), or build it, as model.build((None, 8))"
@@ -141,20 +142,20 @@ class KineticCallback:
         model._initial_epoch = self._epochs if more["ended"] else min(self._epoch, self._epochs)
 
     def _before_epoch(self) -> None:
-        """Before any callback hears of an epoch that begins. One that is gone on with has its rate again, for whoever
-        makes another of it, as a schedule does."""
+        """Run before any callback's hook for a new epoch. A resumed epoch gets its initial learning rate again, for
+        callbacks that compute another from it, as a schedule does."""
         if self._restored is None:
             self._kept.rates = _rates(self.model)
         else:
             _set_rates(self.model, self._kept.rates)
 
     def _after_epoch_begin(self) -> None:
-        """In its midst the rate is that of the checkpoint, whatever it began with."""
+        """Set the learning rate of the checkpoint, in the middle of an epoch."""
         if self._skip:
             _set_rates(self.model, self._then)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._model._initial_epoch = None  # a second fit of the same model begins where it is told to
+        self._model._initial_epoch = None  # a second fit of the same model begins at its own initial epoch
         self._epoch, self._batch, self._base = epoch, 0, self._done
         restored, self._restored = self._restored, None
         first, self._first = self._first, False
@@ -196,7 +197,7 @@ class KineticCallback:
         model.train_function = take
 
     def _passed_all(self) -> None:
-        """That took its time, which is no step's."""
+        """Report the time of skipping data, which belongs to no step."""
         self._trained().passed_over(time.monotonic() - self._passing_since)
 
     # ---- every step --------------------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class KineticCallback:
             self._step(self._base + batch, {"epoch": self._epoch, "batch": batch})
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """On a thread of Keras' own, with numbers that it has fetched for its history anyway."""
+        """Called on a thread of Keras' own, with numbers that it has fetched for its history anyway."""
         if logs:
             self._latest = logs
 
@@ -269,7 +270,7 @@ class KineticCallback:
     # ---- the model's state -------------------------------------------------------------------------------------------
 
     def _variables(self) -> dict[str, dict[str, Any]]:
-        """By their paths, which need not be unique, and by their numbers, which tell one model from another."""
+        """The variables by their paths, which need not be unique, and by their numbers, which distinguish models."""
         model: Any = self.model  # which puts JAX's own state back into the variables
         groups = {
             "model": [*model.trainable_variables, *model.non_trainable_variables],
@@ -308,10 +309,10 @@ class KineticCallback:
 
 
 class _Kept:
-    """Holds all that a fit goes on with beside its variables: the global random generators, as they were when the epoch
-    began, from which the order of its data is drawn, and as they are at a checkpoint, for on torch dropout draws from
-    the same one at every step; the learning rates that the epoch began with; what other callbacks know; optimizers that
-    were built in its midst."""
+    """The state of a fit besides its variables: the global random generators as they were when the epoch began, from
+    which the order of its data is drawn, and as they are at a checkpoint, for on torch dropout draws from the same one
+    at every step; the learning rates that the epoch began with; the state of other callbacks; optimizers that were
+    built in the epoch."""
 
     each_hosts_own = False  # another number of hosts takes host 0's
 
@@ -346,8 +347,8 @@ class _Kept:
 
 
 class _Late:
-    """Optimizers beside the model's own that had no variables when the fit began: of those that have made them in its
-    midst their values, with which variables of the model they are for. So they can be made at the next one's start."""
+    """Optimizers besides the model's own that had no variables when the fit began: if they were created during it,
+    their values and the variables of the model that they belong to. So they can be created at the next fit's start."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -415,7 +416,7 @@ def _close_after_failures() -> None:
 
 
 def _attend_lists(kind: Any) -> None:
-    """Keras tells all callbacks of a fit by such a list. Of batches that are passed over none of them hears."""
+    """Hook into the list by which Keras calls all callbacks of a fit. Skipped batches are passed to none of them."""
     train, epoch = kind.on_train_begin, kind.on_epoch_begin
     batch_begin, batch_end = kind.on_train_batch_begin, kind.on_train_batch_end
 
@@ -472,8 +473,9 @@ def _rate_variables(model: Any) -> list[Any]:
 
 
 def _build_before_the_first_step(keras: Any) -> None:
-    """As Keras does on the other backends, and on this one under a strategy: without, the variables of metrics and of
-    a model that was given no input are made within the first step, and could not be restored before it."""
+    """Build the model before the first step, as Keras does on the other backends, and on this one under a strategy:
+    else the variables of metrics and of a model without a given input are created within the first step, too late to be
+    restored."""
     plain = keras.Model._maybe_symbolic_build
 
     @functools.wraps(plain)
@@ -481,21 +483,21 @@ def _build_before_the_first_step(keras: Any) -> None:
         plain(self, iterator, data_batch)
         batch = getattr(getattr(iterator, "_distributed_dataset", None), "element_spec", None)
         if self._distribute_strategy is None and batch is not None:
-            with contextlib.suppress(Exception):  # of shapes that nobody knows: then in the first step, as ever
+            with contextlib.suppress(Exception):  # unknown shapes: then in the first step, as usual
                 self._symbolic_build(data_batch=batch)
 
     keras.Model._maybe_symbolic_build = build
 
 
 def _batch_size() -> int:
-    """Of the fit that is calling, if its data say it, or 0."""
+    """The batch size of the calling fit, if its data have one, or 0."""
     found = getattr(_adapter(), "batch_size", None)
     return found if isinstance(found, int) else 0
 
 
 def _what_goes_on() -> tuple[str, str] | None:
-    """What kind of data of the fit that is calling an epoch takes up where the one before left them, and what to give
-    instead; None if each epoch begins them anew. Keras keeps one iterator for all epochs that are told their steps
+    """If the data of the calling fit continue from epoch to epoch, their kind and the alternative to use; None if each
+    epoch starts them again. Keras keeps one iterator for all epochs with a given number of steps
     (keras/src/trainers/epoch_iterator.py)."""
     iterator = _iterator()
     if iterator is None:
@@ -517,7 +519,8 @@ def _adapter() -> Any:
 
 
 def _iterator() -> Any:
-    """Over the data of the fit that is calling. Keras tells its callbacks all but that, on each backend."""
+    """The iterator over the data of the calling fit. Keras passes everything but that to its callbacks, on each
+    backend."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -554,7 +557,7 @@ def _set_generators(state: Mapping[str, Any]) -> None:
 
 
 def _of_tensorflow() -> Any:
-    """Its global generator, if anybody has asked for it: to ask makes one, with a seed of its own."""
+    """Its global generator, if there is one: to ask for it creates one, with a seed of its own."""
     module = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
     return getattr(module, "global_generator", None)
 

@@ -1,7 +1,7 @@
-"""Keeps what the other callbacks of a fit know with its checkpoints, and gives it back once all of them have begun.
+"""Stores the state of the other callbacks of a fit with its checkpoints, and restores it once all of them have begun.
 
-Of Keras' own callbacks a table names the attributes; another one is kept if it has `get_state` and `set_state`. Of all
-that are neither, the log says that they begin anew. Knows nothing of steps.
+A table names the attributes of Keras' own callbacks; another one is stored if it has `get_state` and `set_state`. The
+log names those without either, which start again. Knows nothing of steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Others:
         self._restored: Mapping[str, Any] | None = None
 
     def meet(self, callbacks: Iterable[Any]) -> None:
-        """By their kinds, and by their numbers among those of one kind: so the next attempt finds them again."""
+        """Register the callbacks by their kinds, and their numbers within a kind, by which the next attempt
+        finds them."""
         counted: Counter[str] = Counter()
         self._callbacks.clear()
         for one in callbacks:
@@ -57,7 +58,7 @@ class Others:
         return {name: state for name, state in told.items() if state is not None}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """To be given back later: who begins after us forgets what was before."""
+        """Store the state to restore later: a callback that begins after us resets its own."""
         self._restored = state
 
     def give_back(self, say: Callable[[str], None]) -> None:
@@ -88,7 +89,7 @@ class Others:
 
 
 def _lost_file(one: Any) -> str:
-    """Where the file of a best value ought to be that is not on this host: "" if it is, or there was to be none."""
+    """The path of a best checkpoint's file that is missing on this host; "" if it is present, or none is expected."""
     path = getattr(one, "filepath", "")
     if not path or not getattr(one, "save_best_only", False) or one.best is None or math.isinf(one.best):
         return ""
@@ -105,7 +106,7 @@ def _kind(one: Any) -> str:
 
 
 def _told(one: Any) -> Any:
-    """What is kept of it; None if nothing could be."""
+    """The state to store of a callback; None if there is none."""
     if trees.keeps(one):
         return one.get_state()
     if not (kind := _kind(one)):

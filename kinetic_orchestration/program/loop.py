@@ -1,7 +1,7 @@
-"""`Training`: the three calls of a loop that comes back where it was: `restore`, `step`, `finish`.
+"""`Training`: the three calls of a loop that resumes where it was: `restore`, `step`, `finish`.
 
-It knows when a checkpoint is due, what is told to the orchestrator and how a training ends that has to. The hosts of
-a slice make the same calls with the same steps; whatever depends on a clock or on a signal, they agree on first.
+It decides when a checkpoint is due, reports to the orchestrator, and ends a training that has to. The hosts of a slice
+make the same calls with the same steps; they first agree on anything that depends on a clock or on a signal.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kinetic_orchestration.protocol import wire
 S = TypeVar("S")
 Choice = Literal["warn", "stop"]
 
-FIRST_MEETING = 8  # steps, after which their pace is known
+FIRST_MEETING = 8  # steps, after which their rate is known
 PATIENCE = 600.0  # for the other hosts' parts: one that is dead ends the attempt long before
 ENDED = 143  # the exit code of a program that SIGTERM ended
 LOG_PACE = 1.0
@@ -47,9 +47,9 @@ _finished: dict[str, int] = {}  # and of each name, how many are at their end
 
 
 class TrainingEnded(SystemExit):
-    """This training was asked to end before its last step, and has done so: nothing after it should run.
+    """This training was asked to end before its last step, and has ended: no code after it should run.
 
-    As a SystemExit it passes by every `except Exception`, and ends the program unless somebody catches it.
+    As a SystemExit it passes every `except Exception`, and ends the program unless it is caught.
     """
 
     def __init__(self, cause: str, step: int, saved: bool) -> None:
@@ -77,10 +77,10 @@ class Training:
 
     `every`: steps (a number) or time ("90s", "5m") between checkpoints; None for only those at the end and at a
     preemption. `keep`: how many of them. `total`: the number of steps, for the progress. `log_every`: metrics are
-    told every so many steps, or once a second. `on_nan` and `on_full_disk`: "warn" goes on, "stop" raises.
+    reported every that many steps, or once a second. `on_nan` and `on_full_disk`: "warn" continues, "stop" raises.
     `reshard`: restore on another number of hosts or devices too. `name`: of this training, if the program has
     several; the n-th one without a name finds the n-th one's checkpoints. `hosts`: how many take part, from host 0 on.
-    `samples`, `tokens`: how many one step takes on all hosts together, for samples/s and tokens/s beside steps/s.
+    `samples`, `tokens`: how many one step takes on all hosts together, for samples/s and tokens/s next to steps/s.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Training:
         self._checkpoints: Checkpoints | None = None
         self._listener: Listener | None = None
         self._is_finished = False
-        self.restored: Mapping[str, Any] | None = None  # what else the checkpoint says that was restored
+        self.restored: Mapping[str, Any] | None = None  # the other values of the restored checkpoint
         self._done = 0  # steps, as of the last call
         self._saved = -1  # the step of the newest checkpoint
         self._writing: Writing | None = None  # one that is on its way
@@ -145,7 +145,7 @@ class Training:
         self._finite, self._reported_nan = True, False
         self._saved_at = self._meeting_at = time.monotonic()
         self._meeting, self._met = FIRST_MEETING, 0
-        # What the thread that hears of a notice and the one that trains share.
+        # Shared by the thread that receives a notice and the one that trains.
         self._lock = threading.Lock()
         self._begun = 1  # the step that is under way, or the next
         self._notice: Notice | None = None
@@ -157,8 +157,8 @@ class Training:
     def restore(self, state: S) -> tuple[S, int]:
         """The state and the number of steps done: of the newest whole checkpoint, or the given one and 0.
 
-        The given state shows the structure, the shapes and where everything lies. What keeps a state of its own (a
-        torch module or optimizer, an iterator of Grain, a random generator) is given it back in place.
+        The given state shows the structure, the shapes and the sharding. Objects with a state of their own (a torch
+        module or optimizer, an iterator of Grain, a random generator) are restored in place.
         """
         began = time.monotonic()
         trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
@@ -184,14 +184,15 @@ class Training:
         return restored, self._done
 
     def step(self, done: int, state: Any, /, **metrics: Any) -> None:
-        """So many steps are done, and this is the state after them, or a function that gives it.
+        """Report the number of steps done, and the state after them, or a function that returns it.
 
-        Metrics may be arrays that are still being computed: they are looked at later, and not at every step.
+        Metrics may be arrays that are still being computed: they are read later, and not at every step.
         """
         self.advance(done, state, metrics, {})
 
     def finish(self, state: Any = None, done: int | None = None, more: Mapping[str, Any] = NOTHING) -> None:
-        """The training is at its end: keep its state, if it is given and was not kept already, and listen no more."""
+        """End the training: write its state, if it is given and was not written already, and stop listening for
+        notices."""
         self._open()
         try:
             self._done = self._done if done is None else done
@@ -208,15 +209,15 @@ class Training:
         finally:
             self.close()
 
-    # ---- beside them -------------------------------------------------------------------------------------------------
+    # ---- between the steps -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Listen no more. `finish` does it; without it, at the end of a `with` block."""
+        """Stop listening for notices. `finish` does it; without it, the end of a `with` block."""
         if self._profiler is not None:
             self._profiler.ended()
         try:
             self._settle(self._closing())
-        except Exception as error:  # whoever closes has something else to end for
+        except Exception as error:  # the caller ends for another reason
             self.say(str(error) or type(error).__name__)
         finally:
             self._tell_spent()
@@ -227,15 +228,15 @@ class Training:
                 self._checkpoints.shelf.close()
 
     def _closing(self) -> float:
-        """Seconds for a checkpoint that is on its way: whoever was told to end has to have done so before it is killed,
-        and of several hosts another one may never write its part."""
+        """The seconds to wait for a checkpoint in progress: a program that was asked to end has to do so before it is
+        killed, and with several hosts another one may never write its part."""
         if self._notice is not None:
             return self._notice.grace / 4
         return PATIENCE if self.alone else CLOSING
 
     @property
     def alone(self) -> bool:
-        """Whether no other host takes part."""
+        """True if no other host takes part."""
         return self._hosts == 1
 
     def __enter__(self) -> Training:
@@ -245,7 +246,7 @@ class Training:
         self.close()
 
     def _open(self) -> None:
-        """Off a host nothing is kept: nobody would come back to it, or clear it away."""
+        """Open the checkpoints. Off a host nothing is stored: no later run would use it, or remove it."""
         host = self._host
         if self._checkpoints is not None or not host.job_id:
             return
@@ -263,7 +264,7 @@ class Training:
         agreement.begin()
         self._listener = Listener(host._notice, weakref.WeakMethod(self._heard))
         self._listener.open()
-        # Of a loop that an exception ended: nobody is left who would hear of anything.
+        # From a loop that an exception ended: no caller is left to report to.
         weakref.finalize(self, self._listener.close).atexit = False
 
     # ---- every step --------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ class Training:
     def advance(
         self, done: int, state: Any, metrics: Mapping[str, Any], more: Mapping[str, Any], *, due: bool = False
     ) -> None:
-        """`step`, for who has more to keep beside the state, or knows that a checkpoint is due."""
+        """`step`, for callers that store more than the state, or know that a checkpoint is due."""
         self._open()
         if self._profiler is not None:
             self._profiler.reached(done)
@@ -294,8 +295,8 @@ class Training:
             self._save(done, state, more, beside=True)
 
     def between(self, done: int, state: Any, more: Callable[[], Mapping[str, Any]]) -> None:
-        """So many steps are done, and something else goes on before the next one: end here if that was asked for. Of
-        several hosts none may, since others may wait for it within what goes on."""
+        """Report the steps done while other work precedes the next one: end here if that was requested. With several
+        hosts none may, since others may wait for it within that work."""
         if self._listener is None or self._hosts > 1:
             return
         with self._lock:
@@ -315,8 +316,9 @@ class Training:
         return done >= self._meeting and self._meet(done, now)
 
     def _meet(self, done: int, now: float) -> bool:
-        """Clocks differ, and hosts are at different steps at the same moment: host 0 says at an agreed step whether a
-        checkpoint is due, and at which step to ask again. The steps between are halved until it is."""
+        """Agree with the other hosts. Clocks differ, and hosts are at different steps at the same moment: host 0
+        decides at an agreed step if a checkpoint is due, and at which step to ask again. The steps between are halved
+        until it is."""
         assert self._checkpoints is not None
         pace = (now - self._meeting_at) / max(1, done - self._met)
         left = self._seconds - (now - self._saved_at)
@@ -332,7 +334,7 @@ class Training:
     def _save(
         self, done: int, state: Any, more: Mapping[str, Any], patience: float = PATIENCE, *, beside: bool = False
     ) -> None:
-        """`beside`: a large one is copied now, and written while the training goes on."""
+        """Write a checkpoint. `beside`: copy a large one now, and write it in the background."""
         began = time.monotonic()
         self._flush()
         self._look(done, _numbers(self._latest))  # what is not finite is not kept unseen
@@ -365,7 +367,7 @@ class Training:
             self._room.leave()
 
     def _settle(self, patience: float | None = None) -> None:
-        """What became of the checkpoint that was written beside: waited for, and told."""
+        """Wait for the checkpoint that is written in the background, and report its result."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -403,8 +405,8 @@ class Training:
     # ---- the end that is asked for -----------------------------------------------------------------------------------
 
     def _heard(self, notice: Notice) -> None:
-        """On the thread that listens. The one that trains may be within a step that needs the other hosts: so this
-        one says how far it is, and the last step that any host has begun is everybody's last."""
+        """Handle a notice, on the listening thread. The training thread may be within a step that needs the other
+        hosts: so this thread reports its step, and the last step that any host has begun is the last one of all."""
         assert self._checkpoints is not None
         with self._lock:
             self._notice = notice
@@ -440,10 +442,10 @@ class Training:
         self.close()
         raise TrainingEnded(cause, done, saved)
 
-    # ---- what is told ------------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------------------------------------
 
     def _log(self, done: int, metrics: Mapping[str, Any], now: float) -> None:
-        """What a step gave is computed by the time of the next one: only then is it asked for."""
+        """Report the metrics of the previous step, which are computed by now, and remember these."""
         self._flush()
         self._latest = metrics
         if self._log_every:
@@ -457,12 +459,12 @@ class Training:
             self._tell_spent()
 
     def leave_out(self, seconds: float, *, stall: bool = False) -> None:
-        """Of the time of the steps: a validation, or a checkpoint that they wait for."""
+        """Exclude time from that of the steps: a validation, or a checkpoint that they wait for."""
         self.speed.leave_out(seconds)
         self._spent.leave_out(seconds, stall=stall)
 
     def passed_over(self, seconds: float) -> None:
-        """After a restoration: data that were trained on before it. Their time is a part of it."""
+        """Add the time in which a restoration skipped data that were trained on before to that of the restoration."""
         self._spent.passed_over(seconds)
 
     def _tell_spent(self) -> None:
@@ -482,14 +484,14 @@ class Training:
         self._host.progress(done, self._total if total is None else total, unit or self._unit, rate=rate)
 
     def report(self, done: int, metrics: Mapping[str, Any], speed: Mapping[str, float] = NOTHING) -> None:
-        """Metrics at once: to the orchestrator from host 0, and looked at on every host."""
+        """Report metrics immediately: to the orchestrator from host 0, and check them on every host."""
         told = _numbers(metrics)
         if self._host.host_index == 0 and (told or speed):
             self._host.log_metrics(step=done, **{**told, **speed})
         self._look(done, told)
 
     def _look(self, done: int, told: Mapping[str, float]) -> None:
-        """Whether they are numbers at all. Where nothing is told, what was known stays so."""
+        """Check that metrics are finite. Without metrics, the last result stays."""
         if not told:
             return
         odd = [f"{name} is {value}" for name, value in told.items() if not math.isfinite(value)]
@@ -506,7 +508,7 @@ class Training:
             self.say(f"{what}. The training goes on; on_nan='stop' would end it")
 
     def say(self, text: str) -> None:
-        """To the log, in one write."""
+        """Write a line to the log, in one write."""
         sys.stderr.write(f"{self._name}: {text}\n")
         sys.stderr.flush()
 

@@ -1,8 +1,8 @@
-"""Why this program is asked to end: its agent leaves a file before it sends SIGTERM, and a thread looks for it.
+"""The notice to end this program: its agent writes a file before it sends SIGTERM, and a thread polls for it.
 
-SIGTERM alone does not say whether there will be another attempt, and is not always ours to handle: once JAX's hosts
-have joined, its own handler, in C, takes it. That one keeps the process alive too, so it is left as it is; Python's
-default would not, and is replaced for as long as somebody listens.
+SIGTERM alone does not show whether there will be another attempt, and is not always ours to handle: once JAX's hosts
+have joined, its own handler, in C, takes it. That one keeps the process alive too, so it is left in place; Python's
+default would not, and is replaced while there is a listener.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kinetic_orchestration.protocol.rules import GRACE
 from kinetic_orchestration.protocol.system.processes import catches, leave_forks
 
 PACE = 0.1
-SAVES = (wire.PREEMPTION, wire.DEADLINE, wire.STALL)  # somebody may come back to what is saved then
+SAVES = (wire.PREEMPTION, wire.DEADLINE, wire.STALL)  # another attempt may resume from the checkpoint
 
 
 class Notice(NamedTuple):
-    """Why, and how many seconds are left."""
+    """The reason to end, and the seconds that are left."""
 
     cause: str
     grace: float
@@ -35,17 +35,17 @@ class Notice(NamedTuple):
 
     @property
     def together(self) -> bool:
-        """Whether all hosts are alive and were told: one that failed can agree to nothing."""
+        """True if all hosts are alive and got the notice: one that failed cannot agree to anything."""
         return self.saves or self.cause == wire.CANCELLED
 
 
-# What a SIGTERM means that nobody explains: a machine that is taken away, or a person with `kill`.
+# The cause of a SIGTERM without a notice: a machine that is taken away, or a user with `kill`.
 UNEXPLAINED = Notice(wire.PREEMPTION, GRACE[wire.PREEMPTION])
 
 
 class Listener:
-    """Calls what `heard` gives, once and on a thread of its own, when this program is asked to end. It gives None once
-    nobody is there who would listen."""
+    """Calls the result of `heard`, once and on a thread of its own, when this program is asked to end. `heard` returns
+    None once its owner is gone."""
 
     def __init__(self, path: str, heard: Callable[[], Callable[[Notice], None] | None]) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class Listener:
             self.uninstall()
 
     def uninstall(self) -> None:
-        """Whoever took the signal over from this one gives it back to whom this one had it from."""
+        """Restore the signal's handler. A listener installed later then restores the one from before this."""
         if self not in _installed:
             return
         _installed.remove(self)
@@ -113,7 +113,7 @@ leave_forks(_forked)
 
 
 def _is_foreign(number: int) -> bool:
-    """Whether somebody handles the signal in C, of which Python knows nothing: the kernel's mask tells."""
+    """Return True if the signal has a handler in C, unknown to Python: the kernel's mask shows it."""
     if signal.getsignal(number) not in (signal.SIG_DFL, None):
         return False
     caught = catches("self", number)

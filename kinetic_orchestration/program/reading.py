@@ -1,6 +1,6 @@
-"""`read_checkpoint`: what a training kept, for other tools: evaluation, export, a model in another format.
+"""`read_checkpoint`: a training's checkpoint for other tools: evaluation, export, a model in another format.
 
-Takes part in no training: it writes nothing, agrees with nobody, and takes what any number of hosts wrote.
+Takes part in no training: it writes nothing, needs no agreement, and reads the parts of any number of hosts.
 """
 
 from __future__ import annotations

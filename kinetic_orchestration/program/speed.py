@@ -1,21 +1,21 @@
-"""How fast a training is: steps a second, and samples or tokens where it is known how many a step takes; and what its
-time went to.
+"""The speed of a training: steps a second, and samples or tokens if their number per step is known; and the uses of its
+time.
 
-Counted from the end of the first step on, in which programs are compiled, and without what is no training: checkpoints
-and validations. Pure: it is told the time.
+Counted from the end of the first step on, in which programs are compiled, and without checkpoints and validations.
+Pure: the time is passed in.
 """
 
 from __future__ import annotations
 
-LEAST = 0.9  # seconds of training from which a rate is told: a shorter time tells little
+LEAST = 0.9  # seconds of training from which a rate is reported: a shorter time is not significant
 
 
 class Speed:
     def __init__(self, samples: int = 0, tokens: int = 0) -> None:
-        """How many there are in one step, on all hosts together; 0 where that is not known."""
+        """`samples` and `tokens`: the number in one step, on all hosts together; 0 if unknown."""
         self.samples = samples
         self.tokens = tokens
-        self.rate = 0.0  # steps a second, as told last
+        self.rate = 0.0  # steps a second, as reported last
         self._since: float | None = None
         self._from = 0
         self._out = 0.0
@@ -32,7 +32,7 @@ class Speed:
         self._out += seconds
 
     def told(self, done: int, now: float) -> dict[str, float]:
-        """What can be said of the time since it was said last, by the names of metrics."""
+        """The rates since the last report, by the names of metrics."""
         if self._since is None or done <= self._from or (lasted := now - self._since - self._out) < LEAST:
             return {}
         self.rate = (done - self._from) / lasted
@@ -45,12 +45,12 @@ class Speed:
 
 
 class Spent:
-    """What a training's time went to, in one program, by seconds: a restoration, with what it takes to come to its
-    place in the data, the first step, in which programs are compiled, the steps after it, and the waiting for
+    """The time of a training in one program by its uses, in seconds: a restoration, with the time to skip to its
+    position in the data, the first step, in which programs are compiled, the steps after it, and the waits for
     checkpoints."""
 
     def __init__(self) -> None:
-        self.told = False  # to anybody, as it is now
+        self.told = False  # reported in its current state
         self._begun = self._done = 0  # steps
         self._steps = self._compile = self._restore = self._stall = 0.0
         self._since: float | None = None
@@ -62,7 +62,7 @@ class Spent:
         self._begun, self._done, self._since, self._is_first = done, done, now, True
 
     def reached(self, done: int, now: float) -> None:
-        if done <= self._done or self._since is None:  # done again, or nobody knows since when
+        if done <= self._done or self._since is None:  # done again, or without a known start
             self._is_first = self._is_first and self._since is not None  # that one was the first
             self._since = now
             return
@@ -73,14 +73,14 @@ class Spent:
         self._done, self._since, self._is_first, self.told = done, now, False, False
 
     def leave_out(self, seconds: float, *, stall: bool) -> None:
-        """Of the time between the last step and the next one."""
+        """Exclude time between the last step and the next one."""
         if self._since is not None:
             self._since += seconds
         if stall:
             self._stall, self.told = self._stall + seconds, False
 
     def passed_over(self, seconds: float) -> None:
-        """Until data that were trained on before had been taken from their iterator."""
+        """Add the time of skipping data that were trained on before to the restoration."""
         self._restore += seconds
         if self._since is not None:
             self._since += seconds

@@ -1,7 +1,7 @@
-"""How the hosts of one attempt come to the same decision: by small records in the place of their checkpoints.
+"""Agreement of the hosts of one attempt on a decision, by small records at the location of their checkpoints.
 
-Not by a collective of the framework: hosts may be at different steps when the question comes up, and one that waits
-in a collective for another that waits elsewhere waits for ever.
+It does not use a collective of the framework: hosts may be at different steps when the question comes up, and two hosts
+that wait in different collectives wait for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Alone(RuntimeError):
 
 
 class Agreement:
-    """Of `hosts` hosts of one attempt; one host is always of one mind."""
+    """Agreement of the `hosts` hosts of one attempt; trivial for one host."""
 
     def __init__(self, shelf: Shelf, host: int, hosts: int) -> None:
         self._shelf = shelf
@@ -42,14 +42,14 @@ class Agreement:
                     self._shelf.records.delete(entry.name)
 
     def decided(self, what: str, value: Any, patience: float) -> Any:
-        """Host 0's value, on all hosts. Its own is None to everybody else."""
+        """Host 0's value, on all hosts. The other hosts pass None."""
         if self.hosts == 1:
             return value
         name = f"{self._prefix}{what}"
         heard: list[Any] = []
         if self.host == 0 and self._shelf.records.create(name, json.dumps(value).encode()) is not None:
             return value
-        # Host 0 too, if it is decided: the others may have heard of that already.
+        # Host 0 too, if it is decided: the others may have read that already.
 
         def is_there() -> bool:
             record = self._shelf.records.read(name)
@@ -91,7 +91,8 @@ class Agreement:
 
 
 def _read(data: bytes) -> list[Any]:
-    """Returns what was told, or nothing: then it is read again, as what was damaged on its way comes whole later."""
+    """Return the record's value in a list; an empty list for a damaged record, which is read again and may then be
+    whole."""
     try:
         return [json.loads(data)]
     except (ValueError, RecursionError):

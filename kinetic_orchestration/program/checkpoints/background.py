@@ -1,6 +1,7 @@
-"""A large checkpoint is written beside the training that goes on, from a copy: what a step waits for is the copy.
+"""A large checkpoint is written in the background from a copy, while the training continues: a step waits for the copy
+only.
 
-Decides whether that pays and whether there is room, and runs it. Does not know what is written.
+Decides if that is worthwhile and if there is memory, and runs it. Does not know the contents.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from kinetic_orchestration.program.checkpoints.trees import Apart, Piece
 from kinetic_orchestration.protocol.system import memory
 
 LARGE = 32 << 20  # bytes; less is written before a thread would have begun
-SPARE = 2  # the memory that is free has to be so many copies
+SPARE = 2  # the free memory has to hold this many copies
 ALIGNED = 64
 
 
 def is_copied(found: Apart, room: Room) -> bool:
-    """Makes its bytes nobody else's; False if they are few, or there is no room, and all is as it was."""
+    """Copy the bytes, so that they are not shared; False, without a change, if they are few or there is no memory."""
     if sum(len(piece.data) for piece in found.pieces) < LARGE:
         return False
     shared = [piece for piece in found.pieces if not piece.fresh]
@@ -32,7 +33,7 @@ def is_copied(found: Apart, room: Room) -> bool:
         return False
     try:
         copies = room.take(sizes)
-    except (MemoryError, OSError):  # a limit of which nothing was told
+    except (MemoryError, OSError):  # an unknown limit
         return False
     trees.copy_all([(copy, piece.data) for copy, piece in zip(copies, shared, strict=True)])
     made = iter(copies)
@@ -53,7 +54,7 @@ class Room:
         self._is_taken = False
 
     def take(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return memory for so many bytes each, with anything in it."""
+        """Return memory of the given sizes, uninitialised."""
         places = list(itertools.accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
         if self._is_taken or not hasattr(mmap, "MADV_FREE"):  # by one that was given up, and still is written
             return [trees.room(size) for size in sizes]
@@ -67,7 +68,7 @@ class Room:
         return [view[at : at + size] for at, size in zip(places, sizes, strict=False)]
 
     def leave(self) -> None:
-        """What was taken is needed no more."""
+        """Release the memory that was taken."""
         if self._is_taken and self._memory is not None:
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_FREE)
@@ -75,10 +76,10 @@ class Room:
 
 
 class Writing:
-    """The checkpoint of a step that is being written. Who has waited for it in vain has given it up."""
+    """The writing of a step's checkpoint. A caller whose wait for it times out has given it up."""
 
     def __init__(self, step: int, place: str, patience: float, work: Callable[[], None]) -> None:
-        """`patience`: at the program's end, if nobody has waited for it until then."""
+        """`patience`: the wait at the program's end, if there was none before."""
         self.step = step
         self.place = place
         self.patience = patience
@@ -102,20 +103,20 @@ class Writing:
     def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # raised where the training hears of it
+        except BaseException as error:  # raised in the training's thread
             self.error = error
 
 
-_under_way: list[Writing] = []  # or over, and nobody has asked yet
+_under_way: list[Writing] = []  # or over, but not yet reported
 
 
 def left_at(place: str) -> Writing | None:
-    """What a loop over the same checkpoints has left behind, which an exception ended in this program."""
+    """The writing of an earlier loop over the same checkpoints, which an exception ended in this program."""
     return next((writing for writing in _under_way if writing.place == place), None)
 
 
 def finish() -> None:
-    """The program is at its end, or its function has failed: nobody else is left who would wait."""
+    """Wait for all writings at the program's end, or after its function has failed: no other caller will."""
     for writing in _under_way.copy():
         if not writing.wait(writing.patience):
             _say(writing, f"was not written in {writing.patience:.0f} s, and is given up")

@@ -1,7 +1,7 @@
-"""What makes a checkpoint one: the record that is created last, names, what differs, and what is no longer needed.
+"""The commit of a checkpoint: the record that is created last, its names, differences of states, and pruning.
 
 Pure. A checkpoint is a folder `step-<n>-<writer>` with a part of each host and, once all parts are there, one commit.
-The writer is the job and the attempt, so that nobody of an earlier attempt can write into what a later one commits.
+The writer is the job and the attempt, so that no process of an earlier attempt can write into a later one's checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def part(of: str, host: int) -> str:
 
 
 def word(of: str, host: int) -> str:
-    """What that host says of its part, once it is there or cannot be."""
+    """The name of that host's report on its part, once it is written or cannot be."""
     return f"{of}/part-{host:05d}.json"
 
 
@@ -67,7 +67,7 @@ class Commit:
     leaves: Mapping[str, Leaf]
     finite: bool = True  # no number that was reported up to here was NaN or infinite
     framework: str = ""
-    more: Mapping[str, Any] = field(default_factory=dict)  # of whoever drives the loop: epoch, batch
+    more: Mapping[str, Any] = field(default_factory=dict)  # of the loop's driver: epoch, batch
 
     def encode(self) -> bytes:
         leaves = {path: [leaf.dtype, list(leaf.shape)] for path, leaf in self.leaves.items()}
@@ -123,7 +123,7 @@ def found(entries: Iterable[tuple[str, int]]) -> list[Found]:
 
 
 def missing(record: Commit, there: Found) -> str:
-    """Why what lies in a folder cannot be what was committed, as far as a listing tells."""
+    """The reason why the contents of a folder differ from the commit, as far as a listing shows; "" if they match."""
     for host, one in enumerate(record.parts):
         name = part(there.folder, host)
         if name not in there.sizes:
@@ -134,17 +134,17 @@ def missing(record: Commit, there: Found) -> str:
 
 
 def succeeds(writer: str, other: str) -> bool:
-    """Whether it is a later attempt of the same job."""
+    """Return True if it is a later attempt of the same job."""
     (job, _, attempt), (others_job, _, others) = writer.rpartition("-"), other.rpartition("-")
     return job == others_job and attempt.isdecimal() and others.isdecimal() and int(attempt) > int(others)
 
 
 def superfluous(listed: Sequence[Found], committed: Sequence[Commit], writer: str, keep: int) -> list[str]:
-    """The folders that nobody needs any more, now that `committed` (newest first) are known to be whole.
+    """The folders that are no longer needed, now that `committed` (newest first) are known to be whole.
 
-    Kept are the newest `keep`, and the newest one whose numbers were all finite. What was never committed is left by a
-    writer that is gone, or by a checkpoint of our own that failed before a newer one succeeded; what is newer than all
-    may still be on its way.
+    Kept are the newest `keep`, and the newest one whose numbers were all finite. An uncommitted folder is left by a
+    writer that is gone, or by a checkpoint of our own that failed before a newer one succeeded; one that is newer than
+    all commits may still be in progress.
     """
     if not committed:
         return []
@@ -159,7 +159,7 @@ def superfluous(listed: Sequence[Found], committed: Sequence[Commit], writer: st
 
 
 def differences(saved: Mapping[str, Leaf], here: Mapping[str, Leaf]) -> list[str]:
-    """What keeps a checkpoint from being this state's, one sentence each."""
+    """The reasons why a checkpoint does not fit this state, one sentence each."""
     told = [
         f"{path} is {here[path]} here and {leaf} in the checkpoint"
         for path, leaf in saved.items()
@@ -171,6 +171,6 @@ def differences(saved: Mapping[str, Leaf], here: Mapping[str, Leaf]) -> list[str
 
 
 def topology(hosts: int, devices: int) -> str:
-    """Without devices, where no framework told of any."""
+    """The number of hosts and, if a framework reported any, of devices."""
     known = f" with {devices} device{'s' * (devices != 1)}" if devices else ""
     return f"{hosts} host{'s' * (hosts != 1)}{known}"

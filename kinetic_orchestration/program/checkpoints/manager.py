@@ -25,7 +25,7 @@ PATIENCE = 600.0  # of hosts that may still be fetching what they restore
 
 
 class NotWritten(Exception):
-    """There is no checkpoint of this step. The reason is told; what was there before is untouched."""
+    """There is no checkpoint of this step. The message has the reason; earlier checkpoints are untouched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,24 @@ class Taken:
 
 
 class Checkpoints:
-    """Of one training, as one of its hosts sees them."""
+    """The checkpoints of one training, as one of its hosts sees them."""
 
     def __init__(self, shelf: Shelf, agreement: Agreement, keep: int) -> None:
         self.shelf = shelf
         self.agreement = agreement
         self.keep = keep
-        self.notes: list[str] = []  # what a person should hear of
+        self.notes: list[str] = []  # notes for the user
         self._restored = 0  # how often that was asked for
-        self._is_roomy = True  # until there was no room for one more than are kept, of which a person hears once
+        self._is_roomy = True  # until there was no room for one more than are kept, which is reported once
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
     def taken(self, step: int, state: Any, more: Mapping[str, Any], *, finite: bool) -> Taken:
-        """What this host writes of a state, whose bytes still are the state's own."""
+        """This host's part of a state, whose bytes are still the state's own."""
         return Taken(step, trees.apart(state), trees.devices(state), trees.frameworks(), more, finite)
 
     def write(self, taken: Taken, patience: float) -> None:
-        """On host 0 it is committed when this returns; on the others, their part is there."""
+        """Write this host's part. On host 0 the checkpoint is committed when this returns."""
         host, hosts = self.agreement.host, self.agreement.hosts
         folder = commits.folder(taken.step, self.shelf.writer)
         try:
@@ -93,7 +93,8 @@ class Checkpoints:
                 self.notes.append(f"older checkpoints could not be removed: {error}")
 
     def _write_part(self, folder: str, host: int, taken: Taken) -> Part:
-        """Where there is no room for one more than are kept, the oldest go first; the newest one stays."""
+        """Write the part. If there is no room for one more than are kept, the oldest checkpoints are removed, but not
+        the newest."""
         kept = self.keep
         while True:
             try:
@@ -113,7 +114,7 @@ class Checkpoints:
                     )
 
     def _remove(self, folder: str) -> None:
-        """What cannot become a checkpoint only takes up room."""
+        """Remove a folder that cannot become a checkpoint."""
         with contextlib.suppress(OSError):
             self.shelf.remove(folder)
 
@@ -146,7 +147,7 @@ class Checkpoints:
         raise AssertionError
 
     def _newest(self) -> str:
-        """What is not whole is passed over; a record of a newer version is refused by its reader."""
+        """The newest whole checkpoint. Torn ones are skipped; a record of a newer version is refused by its reader."""
         known = set(self.shelf.torn)
         record = self._without_nan(self.shelf.newest())
         for folder, why in self.shelf.torn.items():
@@ -155,8 +156,8 @@ class Checkpoints:
         return "" if record is None else record.folder
 
     def _without_nan(self, newest: Commit | None) -> Commit | None:
-        """Of those after a number that was none, of which nothing would come but such numbers: one before them, if
-        there is one, and they are kept no longer."""
+        """Skip checkpoints whose state holds NaN, from which training cannot continue, if there is one before them; the
+        skipped ones are not kept."""
         found, passed, until = newest, [], time.monotonic() + PATIENCE / 2  # as other hosts wait for this one
         while found is not None and not found.finite and (why := self._nan_of(found, until)):
             passed.append(found)
@@ -167,11 +168,11 @@ class Checkpoints:
         return found or newest
 
     def _nan_of(self, record: Commit, until: float) -> str:
-        """In the part of any host; also if that cannot be told in time. "" if there is none."""
+        """The reason to skip a checkpoint: NaN in the part of any host, or no time to search; "" if there is none."""
         for host in range(record.hosts):
             if time.monotonic() > until:
                 return "a loss or metric before it was no number, and there was no time to look through its state"
-            with contextlib.suppress(parts.Torn), self.shelf.opened(record, host) as part:  # what is torn is told later
+            with contextlib.suppress(parts.Torn), self.shelf.opened(record, host) as part:  # reported later
                 if part.has_nan():
                     return "its state holds NaN"
         return ""
@@ -213,7 +214,7 @@ class Checkpoints:
 
 
 class Source:
-    """What a checkpoint holds, for one host: its own part first, and of the others those that it needs."""
+    """The contents of a checkpoint for one host: its own part first, then the parts of others that it needs."""
 
     def __init__(self, shelf: Shelf, record: Commit, host: int, stack: contextlib.ExitStack) -> None:
         own = host if host < record.hosts else 0
@@ -223,7 +224,7 @@ class Source:
         self.plain = self._part(own).plain
 
     def check_names(self, state: Any) -> None:
-        """Of what is no array."""
+        """Check the names of values that are not arrays."""
         names = {path for path, leaf in trees.named(state) if isinstance(leaf, trees.PLAIN) or trees.keeps(leaf)}
         if names != set(self.plain):
             odd = ", ".join(sorted(names ^ set(self.plain))[: commits.SHOWN])

@@ -92,7 +92,7 @@ class Mirror:
         self._records = CloudRecords(address)
         self._own = f"host-{host.host_index:05d}"
         self._writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
-        self._after: list[str] = []  # whose files of this host were restored
+        self._after: list[str] = []  # records whose files were restored on this host
         self._digests: dict[tuple[str, int, int], str] = {}
         self._of_others: dict[str, Facts] = {}  # files that they left, and send themselves
         self._sent: Seen = {}  # what the newest record in the bucket names
@@ -102,7 +102,7 @@ class Mirror:
         try:
             self._restore()
             self._sent = self._seen()
-            if self._sent:  # whoever wrote them sees, before it removes any, that they are needed here
+            if self._sent:  # their writer sees, before it removes any, that they are needed here
                 self._put({path: (self._digests[path, *facts], facts[0]) for path, facts in self._sent.items()})
         except BaseException:
             self._records.close()
@@ -114,7 +114,7 @@ class Mirror:
         atexit.register(close)
 
     def close(self) -> None:
-        """At the program's end: nobody writes any more."""
+        """Send the remaining files at the program's end, when nothing writes any longer."""
         if self._over.is_set():
             return
         self._over.set()
@@ -164,7 +164,7 @@ class Mirror:
             self._put(files)
         except _Moved:
             return False
-        except Exception as error:  # whatever it is, it is tried again
+        except Exception as error:  # any error is retried
             if not self._failed:
                 _say(f"what {self.folder} holds could not be sent to {self.address}, and is tried again: {error}")
             self._failed = True
@@ -205,7 +205,7 @@ class Mirror:
         self._records.put(f"{self._own}/{self._writer}.json", wire.encode(record))
 
     def _forget(self, needed: set[str]) -> None:
-        """Remove what no record of this host names any more, unless a later attempt is at work, or may be. Raises
+        """Remove the files that this host's records no longer name, unless a later attempt runs, or may run. Raises
         Superseded or Unreachable, and OSError."""
         there = [entry.name.removeprefix(f"{self._own}/") for entry in self._records.list(f"{self._own}/")]
         writers = [name.removesuffix(".json") for name in there if name.endswith(".json")]
@@ -282,7 +282,7 @@ class _Moved(Exception):
 
 
 class _Scratch:
-    """A folder of this machine that nobody removes while this program runs, and any later one afterwards."""
+    """A local folder that is not removed while this program runs; any later program removes it afterwards."""
 
     def __init__(self) -> None:
         _sweep()
@@ -290,9 +290,9 @@ class _Scratch:
         self.folder = os.path.join(self._root, "files")
         os.mkdir(self.folder)
         self._lock = Path(self._root, "lock.new").open("w")  # noqa: SIM115
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
+        with contextlib.suppress(OSError):  # a file system without locks: then no other process gets one either
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(self._lock.name, os.path.join(self._root, "lock"))  # nobody finds it before it is held
+        os.rename(self._lock.name, os.path.join(self._root, "lock"))  # it is not visible before it is held
 
     def clear(self) -> None:
         shutil.rmtree(self.folder)
@@ -300,7 +300,7 @@ class _Scratch:
 
     @contextlib.contextmanager
     def copy(self, path: str) -> Any:
-        """A file as it is now, which nobody writes to."""
+        """A copy of a file, which no process writes to."""
         target = os.path.join(self._root, "copy")
         try:
             shutil.copyfile(path, target)
@@ -328,7 +328,7 @@ def _sweep() -> None:
 
 
 class _Record:
-    """One host's record, whose files are checked: it is foreign until then."""
+    """One host's record, whose files are checked: it is untrusted until then."""
 
     def __init__(self, data: bytes, name: str) -> None:
         try:
@@ -363,8 +363,8 @@ def _but_logs(seen: Seen) -> Seen:
 
 
 def _is_written_to(folder: str) -> bool:
-    """Tell whether this process has a file there open for writing that is no log, and has not rested for long. Where
-    there is no /proc nothing is known of that."""
+    """Return True if this process has a file there open for writing that is no log, and has changed lately. False
+    without /proc."""
     try:
         opened = os.listdir("/proc/self/fd")
     except OSError:

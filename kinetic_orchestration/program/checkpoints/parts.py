@@ -1,8 +1,8 @@
-"""One host's file of a checkpoint: arrays as safetensors has them, so that anybody can read them without us.
+"""One host's file of a checkpoint: arrays in the safetensors format, so that it can be read without this package.
 
 Eight bytes with the length of a header of JSON, the header, and the bytes of all tensors one after another
-(https://huggingface.co/docs/safetensors). What that format has no words for (where a piece lies in its array, plain
-values, a dtype that it does not know) is JSON in the header's metadata.
+(https://huggingface.co/docs/safetensors). Facts that the format cannot express (the position of a piece in its array,
+plain values, unknown dtypes) are JSON in the header's metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
-NEAR, APART = 64 << 10, 16  # runs that are shorter, and not further apart, are read with what lies between them
+NEAR, APART = 64 << 10, 16  # shorter runs that are not further apart are read together, with the bytes between them
 
 
 class Torn(ValueError):
@@ -38,8 +38,8 @@ class Torn(ValueError):
 
 
 def write(path: str, state: Apart, *, durable: bool = False) -> Part:
-    """The file, whole, with its digest; a full disk is told as the OSError that it is. `durable`: on the disk itself,
-    before a commit says so for whose sake older ones are removed."""
+    """Write the file, whole, with its digest; a full disk raises its OSError. `durable`: sync it to the disk, before a
+    commit for which older ones are removed."""
     header = _header(state)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
@@ -61,8 +61,8 @@ def _nothing(*_: int) -> None:
 
 
 def _begin_to_store(file: int, offset: int, size: int) -> None:
-    """Have the disk begin with what was just written, beside what is written next: little is left to wait for at the
-    end. What fails, fsync tells.
+    """Start writing the last data to the disk while the next is written: little is left to wait for at the end. fsync
+    reports errors.
     """
     if (begin := _linux("sync_file_range")) is not None:
         begin(file, offset, size, _WRITE)
@@ -72,8 +72,8 @@ _WRITE = 2  # SYNC_FILE_RANGE_WRITE, of <linux/fs.h>
 
 
 def _reserve(file: int, size: int) -> None:
-    """Have the blocks before the bytes: a full disk is told at once, and writing is quicker. posix_fallocate is no way:
-    it writes to every block where a file system cannot do that.
+    """Allocate the blocks before the bytes: a full disk is detected immediately, and writing is faster. posix_fallocate
+    is no alternative: it writes to every block if a file system does not support it.
     """
     if (reserve := _linux("fallocate")) is not None and reserve(file, 0, 0, size):
         import ctypes
@@ -158,14 +158,14 @@ class Opened:
         os.close(self._file)
 
     def has(self, path: str, start: Start, shape: tuple[int, ...]) -> int:
-        """How many elements of a rectangle of an array `copy` would find here."""
+        """The number of elements of a rectangle of an array that `copy` would find in this part."""
         return sum(
             prod(max(0, min(a + h, s + w) - max(a, s)) for a, h, s, w in zip(at, extent, start, shape, strict=True))
             for _, at, extent, _ in self._pieces.get(path, ())
         )
 
     def has_nan(self) -> bool:
-        """Whether a number of the state is none. An infinite one may be meant."""
+        """Return True if the state holds NaN. Infinite values may be intended."""
         if any(isinstance(value, float) and math.isnan(value) for value in self.plain.values()):
             return True
         numpy: Any = sys.modules.get("numpy")
@@ -196,7 +196,7 @@ def _digest(file: int, size: int) -> str:
 
 
 def _digest_of(view: memoryview) -> str:
-    """In a function of its own: whoever hashes holds on to what it hashed."""
+    """The digest, in a function of its own: the hasher keeps a reference to the buffer."""
     with view, Hasher() as hasher:
         hasher.update(view)
         return hasher.digest()
@@ -212,7 +212,7 @@ def _overlap(
     extent = [to - since for since, to in zip(low, high, strict=True)]
     if any(length <= 0 for length in extent):
         return 0
-    # The innermost dimensions that both have whole lie in one run; those of the next one are equally far apart.
+    # The innermost dimensions that both have whole form one run; those of the next one are equally far apart.
     run, outer = item, len(extent)
     while outer:
         run *= extent[outer - 1]

@@ -1,7 +1,8 @@
-"""Where checkpoints lie: a folder or a prefix of a bucket, through the verbs that both kinds of records have.
+"""The location of checkpoints: a folder or a prefix of a bucket, through the operations that both kinds of records
+have.
 
-One host's part is written to a file beside its place, or on this machine's disk where the place is a bucket, and
-takes its name when it is whole. Knows neither frameworks nor when anything is due.
+One host's part is written to a temporary file in the same file system, or on the local disk for a bucket, and is
+renamed when it is whole. Knows neither frameworks nor when anything is due.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Shelf:
 
             self.records = CloudRecords(place)
         else:
-            # Asked once: who trains must hear of a full disk at once, and not after a minute's patience.
+            # A single try: the training must learn of a full disk immediately, and not after a minute of retries.
             os.makedirs(place, exist_ok=True)
             self.records = FileRecords(place)
 
@@ -81,7 +82,7 @@ class Shelf:
         return told
 
     def say(self, folder: str, host: int, told: Part | None, why: str = "") -> None:
-        """What became of this host's part."""
+        """Report the result of this host's part."""
         fields = {"failed": why} if told is None else {"size": told.size, "digest": told.digest}
         self.records.create(commits.word(folder, host), wire.encode(fields))
 
@@ -106,7 +107,7 @@ class Shelf:
         return [Part(int(heard[host]["size"]), str(heard[host]["digest"])) for host in range(hosts)], ""
 
     def commit(self, record: Commit) -> bool:
-        """The step that makes it a checkpoint. False if somebody was first."""
+        """Create the commit. False if another writer was first."""
         return self.records.create(commits.commit(record.folder), record.encode()) is not None
 
     # ---- read ------------------------------------------------------------------------------------------------------
@@ -115,12 +116,13 @@ class Shelf:
         return commits.found((entry.name, entry.size) for entry in self.records.list(commits.FOLDERS))
 
     def committed(self) -> list[Found]:
-        """Those that are not known to be torn, newest first."""
+        """Committed checkpoints that are not known to be torn, newest first."""
         return [one for one in self.found() if one.committed and one.folder not in self.torn]
 
     def newest(self, step: int | None = None) -> Commit | None:
-        """That is not known to be torn and is whole, as far as a listing tells. It is looked for until a listing has
-        nothing new: who writes meanwhile may have committed another one, and removed those that were there."""
+        """The newest checkpoint that is not known to be torn and is whole, as far as a listing shows. The search is
+        repeated until a listing has no new entries: a writer may have committed another one in between, and removed the
+        earlier ones."""
         known = -1
         while known != len(self.torn):
             known = len(self.torn)
@@ -186,10 +188,11 @@ class Shelf:
     # ---- remove ----------------------------------------------------------------------------------------------------
 
     def prune(self, keep: int) -> None:
-        """What a newer checkpoint made superfluous. The commits go first, so that nothing torn looks like one."""
+        """Remove the checkpoints that newer ones made superfluous. The commits go first, so that no torn one looks
+        complete."""
         listed = self.found()
         if any(commits.succeeds(one.writer, self.writer) for one in listed):
-            return  # what looks half-written may be on its way
+            return  # an incomplete one may be in progress
         whole = []
         for one in listed:
             if one.committed and one.folder not in self.torn:
@@ -207,7 +210,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
-        """Where a part is written: on a file system beside its place, so that it need not be copied."""
+        """A temporary folder for a part: on the file system of its destination, so that it need not be copied."""
         if not self.remote:
             folder = os.path.join(self.place, TEMPORARY)
             os.makedirs(folder, exist_ok=True)

@@ -1,9 +1,9 @@
 """A training's state as named arrays and plain values, and back.
 
-A state is whatever a loop carries from step to step: nested dictionaries, lists and tuples (any pytree once JAX is
-there) of arrays, numbers, texts, and of things that keep a state of their own (`state_dict`, `get_state`, `getstate`).
-Nothing is pickled: who can write to a store must not be able to run code by it. No framework is imported here that
-the program has not imported.
+A state is any value that a loop carries from step to step: nested dictionaries, lists and tuples (any pytree once JAX
+is there) of arrays, numbers, texts, and of objects with a state of their own (`state_dict`, `get_state`, `getstate`).
+Nothing is pickled: a user who can write to a store must not be able to run code by it. No framework is imported here
+that the program has not imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from kinetic_orchestration.program.checkpoints.commits import Leaf
 
-# Whose an array is: spread over all hosts, the same on all of them (host 0 writes it), or each host's own.
+# The kinds of arrays: sharded over all hosts, the same on all of them (host 0 writes it), or each host's own.
 SPREAD, SAME, OWN = "spread", "same", "own"
 
 COPIERS = 4  # threads, if there are as many cores
@@ -41,14 +41,14 @@ class Piece:
     start: Start
     shape: tuple[int, ...]
     data: Any  # a buffer of bytes; it must not change while it is written
-    fresh: bool = False  # whether nobody else has it, as what came from a device
+    fresh: bool = False  # not shared, like a copy from a device
 
 
 @dataclass(slots=True)
 class Apart:
-    """What one host knows of a state."""
+    """One host's part of a state."""
 
-    leaves: dict[str, Leaf] = field(default_factory=dict)  # of all arrays, wherever they are
+    leaves: dict[str, Leaf] = field(default_factory=dict)  # of all arrays, on any host
     kinds: dict[str, str] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)  # of all that has pieces, also within a kept state
     plain: dict[str, Any] = field(default_factory=dict)  # as JSON
@@ -57,14 +57,15 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an array is now, and how another one gets there: one after another, so that a state is not there twice."""
+    """The current location of an array, and the way to replace it: one after another, so that a state is not in memory
+    twice."""
 
     value: Callable[[], Any]
     assign: Callable[[Any], None]
 
 
 class Unstorable(TypeError):
-    """A part of the state of which nobody could tell how to keep it."""
+    """A part of the state that cannot be stored."""
 
 
 # ---- names ------------------------------------------------------------------------------------------------------
@@ -132,21 +133,21 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
     return list(zip(names, node, strict=True))
 
 
-# ---- what keeps a state of its own -----------------------------------------------------------------------------
+# ---- objects with a state of their own -------------------------------------------------------------------------
 
 
 def keeps(value: Any) -> bool:
-    """Whether something has a state that can be asked for and given back."""
+    """Return True if an object has a state that can be read and restored."""
     return not isinstance(value, type) and _ways(value) is not None
 
 
 def own(value: Any) -> bool:
-    """Whether it has one on each host that is nobody else's, as the place in a host's data is."""
+    """Return True if its state differs on each host, like the position in a host's data."""
     return keeps(value) and not hasattr(value, "load_state_dict") and bool(getattr(value, "each_hosts_own", True))
 
 
 def _ways(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
-    """How to ask such a thing for its state, and how to give it one."""
+    """The functions that read and restore the state of such an object, or None."""
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):  # torch
         return value.state_dict, value.load_state_dict
     if hasattr(value, "get_state") and hasattr(value, "set_state"):  # Grain, numpy's RandomState, torch's Generator
@@ -163,8 +164,8 @@ def _ways(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
 
 
 def described(state: Any) -> dict[str, Leaf]:
-    """The arrays of a state by their names, and none of their bytes. What keeps its own state is not looked into: it
-    may have none before its first step."""
+    """The arrays of a state by their names, without their bytes. Objects with a state of their own are not read: they
+    may have none before their first step."""
     found: dict[str, Leaf] = {}
     for path, leaf in named(state):
         if not isinstance(leaf, PLAIN) and not keeps(leaf):
@@ -173,8 +174,8 @@ def described(state: Any) -> dict[str, Leaf]:
 
 
 def refuse_spread(state: Any) -> None:
-    """What torch spreads over hosts by itself (FSDP2, tensor parallelism) within what keeps its own state: a module, an
-    optimizer, or whatever is around them, which is asked for its state as it will be at a checkpoint."""
+    """Refuse torch state that is sharded over hosts (FSDP2, tensor parallelism) within an object with a state of its
+    own: a module, an optimizer, or a wrapper of them, whose state is read as at a checkpoint."""
     for path, leaf in named(state):
         if hasattr(leaf, "load_state_dict") and (ways := _ways(leaf)) is not None:
             held = _parameters(leaf)
@@ -183,7 +184,7 @@ def refuse_spread(state: Any) -> None:
 
 
 def _parameters(kept: Any) -> list[Any]:
-    """Of a module or an optimizer, whose whole state need not be asked for."""
+    """The parameters of a module or an optimizer, without reading its whole state."""
     parameters = getattr(kept, "parameters", None)
     held = list(parameters()) if callable(parameters) else []
     groups = getattr(kept, "param_groups", None)
@@ -193,7 +194,8 @@ def _parameters(kept: Any) -> list[Any]:
 
 
 def _gives_spread(state: Callable[[], Any]) -> bool:
-    """One that has no state before its first step may raise: its first checkpoint tells then."""
+    """Return True if the object's state holds sharded values. An object without state before its first step may raise:
+    its first checkpoint reports the problem."""
     try:
         return _holds_spread(state())
     except Exception:
@@ -275,7 +277,7 @@ def _take(leaf: Any, path: str, into: Apart, kind: str = "") -> None:
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:
                 start = tuple(piece.start or 0 for piece in shard.index)
-                # Memory of the host that a device uses may be shown to us as it lies there.
+                # The host's memory that a device uses may be passed to us directly.
                 lies = str(shard.data.sharding.memory_kind)
                 fresh = shard.device.platform != "cpu" and not lies.endswith("host")
                 into.pieces.append(Piece(path, start, tuple(shard.data.shape), _bytes(shard.data), fresh))
@@ -288,7 +290,8 @@ def _take(leaf: Any, path: str, into: Apart, kind: str = "") -> None:
 
 
 def _plain(value: Any, path: str, into: Apart, kind: str) -> Any:
-    """As JSON: numbers and texts as they are, everything else in a dictionary of one tag; arrays by their names."""
+    """The value as JSON: numbers and texts unchanged, other values in a dictionary with one tag; arrays by
+    their names."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value if type(value) in (bool, int, float, str, type(None)) else _plain(_item(value), path, into, kind)
     if isinstance(value, bytes):
@@ -313,7 +316,7 @@ def _plain(value: Any, path: str, into: Apart, kind: str) -> Any:
 
 
 def _item(value: Any) -> Any:
-    """Of a subclass of a plain type (an IntEnum, a numpy float): the value itself."""
+    """The plain value of a subclass of a plain type (an IntEnum, a numpy float)."""
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
@@ -325,13 +328,13 @@ def _item(value: Any) -> Any:
 # Gives the bytes of a rectangle of an array: its path, dtype, start and shape.
 Fetch = Callable[[str, str, Start, tuple[int, ...]], memoryview]
 
-# Looks whether such a rectangle is there, and copies nothing.
+# Checks if such a rectangle is there, and copies nothing.
 Look = Callable[[str, Start, tuple[int, ...]], object]
 
 
 def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
-    """Gives the state of the checkpoint in the structure, and with the places, of this one. Until it is called,
-    nothing that keeps a state of its own is touched; what it needs is looked for before."""
+    """Restore the checkpoint's state in the structure, and with the sharding, of this one. Everything needed is checked
+    before; until the result is called, no object with a state of its own is changed."""
     made: dict[str, Any] = {}
     kept: list[tuple[str, Callable[[Any], Any]]] = []
     places: list[tuple[str, Place]] = []
@@ -365,7 +368,7 @@ def _now(leaf: Any) -> Any:
 
 
 def _rectangles(leaf: Any) -> set[tuple[Start, tuple[int, ...]]]:
-    """What of an array lies on this host's devices."""
+    """The rectangles of an array on this host's devices."""
     shape = tuple(int(size) for size in leaf.shape)
     if not _is_jax(leaf):
         return {((0,) * len(shape), shape)}
@@ -379,7 +382,7 @@ def _rectangle(index: tuple[slice, ...], whole: tuple[int, ...]) -> tuple[Start,
 
 
 def _look(told: Any, look: Look) -> None:
-    """At all arrays within what `_plain` told."""
+    """Visit all arrays within a result of `_plain`."""
     if not isinstance(told, dict):
         return
     pairs = (one for pair in told.get("dict", ()) for one in pair)
@@ -408,7 +411,7 @@ def _value(told: Any, fetch: Fetch) -> Any:  # noqa: PLR0911 - one tag each
     return sys.modules["jax"].numpy.asarray(array) if told["of"] == "jax" and "jax" in sys.modules else array
 
 
-# For who reads a checkpoint without a state: the values that `apart` has told, and whole arrays as numpy has them.
+# For a reader without a state: the values from `apart`, and whole arrays as numpy has them.
 plainly = _value
 
 
@@ -452,7 +455,7 @@ def _is_jax(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """One of JAX's typed random keys, whose bytes have to be asked for."""
+    """Return True for one of JAX's typed random keys, whose bytes are read by a function."""
     jax = sys.modules.get("jax")
     return jax is not None and hasattr(value, "dtype") and str(value.dtype).startswith("key<")
 
@@ -473,22 +476,22 @@ def _first() -> bool:
 
 
 def devices(state: Any, *, told: bool = False) -> int:
-    """How many there are in all, if JAX knows of the state, or is told to have done; else 0. It is not asked in vain:
-    that would take them."""
+    """The number of all devices, if the state, or `told`, shows that JAX is in use; else 0. JAX is not asked otherwise,
+    as it would then reserve them."""
     leaves = (_now(leaf) for _, leaf in named(state))
     spread = (_is_jax(leaf) or getattr(leaf, "sharding", None) is not None for leaf in leaves)
     return int(sys.modules["jax"].device_count()) if "jax" in sys.modules and (told or any(spread)) else 0
 
 
 def frameworks() -> str:
-    """What the program has imported."""
+    """The frameworks that the program has imported, with versions."""
     names = ("keras", "jax", "torch", "tensorflow", "flax")
     found = ((name, getattr(sys.modules.get(name), "__version__", "")) for name in names)
     return " ".join(f"{name}-{version}" for name, version in found if version)
 
 
 def _bytes(array: Any) -> Any:
-    """Its bytes in C order, without a copy where it lies so already."""
+    """Its bytes in C order, without a copy if it has that order."""
     if prod(array.shape) == 0:
         return b""
     if _is_torch(array):
@@ -496,7 +499,7 @@ def _bytes(array: Any) -> Any:
 
         if type(array).__name__ == "DTensor":
             raise Unstorable("a DTensor is spread by torch itself: keep it with torch.distributed.checkpoint")
-        flat = array.detach().resolve_conj().resolve_neg().cpu().contiguous()  # what lies there, and no promise of it
+        flat = array.detach().resolve_conj().resolve_neg().cpu().contiguous()  # the data itself, no lazy view
         size = flat.numel() * flat.element_size()
         # Not through numpy, which may be missing, and which has no bfloat16.
         memory: Any = (ctypes.c_char * size).from_address(flat.data_ptr())
@@ -509,14 +512,14 @@ def _bytes(array: Any) -> Any:
 
 
 def room(size: int) -> memoryview:
-    """Memory for so many bytes. Numpy's is not filled with zeros first."""
+    """Memory of that size. Numpy's is not filled with zeros first."""
     numpy = sys.modules.get("numpy")
     return memoryview(bytearray(size) if numpy is None else numpy.empty(size, numpy.uint8))
 
 
 def copy_all(pairs: Sequence[tuple[memoryview, Any]]) -> None:
-    """Copy buffers of bytes, each into room of its own; large ones side by side, since what takes the time is memory,
-    of which each page is touched for the first time."""
+    """Copy buffers of bytes, each into room of its own; large ones in parallel, since most of the time goes to the
+    first access of each page of memory."""
     numpy = sys.modules.get("numpy")
     threads = min(COPIERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if numpy is None or threads < 2:  # a view's own copying lets no other thread run
@@ -533,7 +536,7 @@ def copy_all(pairs: Sequence[tuple[memoryview, Any]]) -> None:
     try:
         with ThreadPoolExecutor(threads, thread_name_prefix="kinetic-checkpoint-copy") as pool:
             list(pool.map(lambda pair: numpy.copyto(*pair), large))
-    except RuntimeError:  # the program is at its end, and no thread begins any more
+    except RuntimeError:  # the program is at its end, and no thread can start
         for pair in large:
             numpy.copyto(*pair)
 
