@@ -1,10 +1,10 @@
-"""What the submitter tells a host, as its command line."""
+"""The submitter's parameters for a host, as its command line."""
 
 from __future__ import annotations
 
 
 class Assignment:
-    """Enough for a host to find its work, and the digests that vouch for it."""
+    """The parameters by which a host finds its work, and the digests that authenticate it."""
 
     __slots__ = (
         "attempt", "boot", "deadline", "devices", "home", "host", "hosts", "job", "marker", "python", "resource", "run",
@@ -40,7 +40,7 @@ class Assignment:
         self.python = python  # that runs the program, if that is known before everything else
         self.marker = marker
         self.resource = resource  # what this host deletes when all is over: itself; "" on this machine
-        self.devices = devices  # of this machine that are this host's, as JSON; "": nobody keeps count of them
+        self.devices = devices  # this host's devices of this machine, as JSON; "": they are not counted
         self.deadline = deadline  # when it does so in any case, by the store's clock; "" on this machine
 
     @classmethod

@@ -1,7 +1,7 @@
-"""The one owner of every object's name in a store, shared by client and agent.
+"""The names of all objects in a store, shared by client and agent.
 
-A name is relative to `<store>/<deployment>/`. What the client writes lies under `in/`, what hosts write under
-`out/`; the verdict is the one record that both may create.
+A name is relative to `<store>/<deployment>/`. Objects that the client writes are under `in/`, those that hosts write
+under `out/`; the verdict is the one record that both may create.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ RECORD_LIMIT = 16 << 20
 """The bytes of the largest object that is read into memory without asking for a part of it, or for more."""
 
 DEPLOYMENT = "deployment.json"
-REAPED = "reaped.json"  # when somebody last looked for leftovers
+REAPED = "reaped.json"  # the time of the last search for leftovers
 
 
 def blob(digest: str) -> str:
@@ -24,7 +24,7 @@ def tree(digest: str) -> str:
 
 
 def project(key: str) -> str:
-    """Where the newest tree of one project is remembered, so that an edit sends only a delta."""
+    """The record of the newest tree of one project, so that an edit sends only a delta."""
     return f"projects/{key}.json"
 
 
@@ -37,7 +37,7 @@ def group(group_id: str) -> str:
 
 
 def group_end(group_id: str) -> str:
-    """No more jobs are submitted to the group: all are, or somebody wants no more."""
+    """No more jobs are submitted to the group: all are, or it was ended."""
     return f"groups/{group_id}.end.json"
 
 
@@ -47,7 +47,7 @@ def slice_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
 
 
 def mark(store: str, deployment: str) -> str:
-    """Eight letters that tell the resources of this deployment of this store from all others in a project."""
+    """Eight letters that identify the resources of this deployment of this store among all others in a project."""
     from hashlib import sha256
 
     return sha256(f"{store.rstrip('/')}/{deployment}".encode()).hexdigest()[:8]
@@ -75,7 +75,8 @@ def spec(job_id: str) -> str:
 
 
 def signature(job_id: str, digest: str) -> str:
-    """The word for a spec of whoever has the deployment's signing key. By digest, because the spec may be another's."""
+    """The signature of a spec by an owner of the deployment's signing key. By digest, because the spec may be
+    another's."""
     return f"jobs/{job_id}/in/signatures/{digest}"
 
 
@@ -84,12 +85,12 @@ def cancel(job_id: str) -> str:
 
 
 def owner(job_id: str) -> str:
-    """The sign of life of whoever must not be outlived by the job."""
+    """The heartbeat of the owner, which the job must not outlive."""
     return f"jobs/{job_id}/in/owner.json"
 
 
 def keeper(job_id: str) -> str:
-    """Which of an orchestrator's processes looks after the job now: one that was replaced must not end it."""
+    """The orchestrator's process that owns the job now: one that was replaced must not end it."""
     return f"jobs/{job_id}/in/keeper.json"
 
 
@@ -110,17 +111,17 @@ def placement(job_id: str, attempt: int) -> str:
 
 
 def ready(job_id: str, attempt: int) -> str:
-    """Since when its hosts are charged for: written by a client that sees them and has no word of host 0."""
+    """The time from which its hosts are charged: written by a client that sees them and has no record of host 0."""
     return f"jobs/{job_id}/in/attempts/{attempt}/ready.json"
 
 
 def refused(job_id: str, attempt: int) -> str:
-    """That its hosts could not be freed after its verdict."""
+    """The record that its hosts could not be freed after its verdict."""
     return f"jobs/{job_id}/in/attempts/{attempt}/refused.json"
 
 
 def freed(job_id: str, attempt: int) -> str:
-    """That they were, later than that."""
+    """The record that they were freed later."""
     return f"jobs/{job_id}/in/attempts/{attempt}/freed.json"
 
 
@@ -129,7 +130,7 @@ def verdict(job_id: str, attempt: int) -> str:
 
 
 def left(job_id: str, attempt: int) -> str:
-    """That one of its hosts had their slice deleted, after all of them had their last word."""
+    """The record that one of its hosts had their slice deleted, after all of them had finished."""
     return f"jobs/{job_id}/attempts/{attempt}/left.json"
 
 
@@ -156,22 +157,22 @@ def beats_in(job_id: str, attempt: int) -> str:
 
 
 def beats_of(job_id: str) -> str:
-    """All that its hosts and its followers tell each other in passing: beats, the ring and the eye."""
+    """The transient objects of its hosts and followers: heartbeats, the ring and the eye."""
     return f"{BEATS}{job_id}/"
 
 
 def ring(job_id: str) -> str:
-    """On a store without a bell: changed by whoever wrote a cancel or a verdict, so that all look at them now."""
+    """In a store without a bell: changed by the writer of a cancel or a verdict, so that all hosts read them now."""
     return f"{BEATS}{job_id}/ring"
 
 
 def eye(job_id: str) -> str:
-    """On a store without a bell: young while somebody reads the job's log."""
+    """In a store without a bell: fresh while the job's log is being read."""
     return f"{BEATS}{job_id}/eye"
 
 
 def tool(name: str) -> str:
-    """What a host without a package index needs before all else: uv, an interpreter."""
+    """A tool that a host without a package index needs first: uv, an interpreter."""
     return f"{TOOLS}{name}"
 
 
@@ -185,8 +186,8 @@ def compiled(key: str, entry: str) -> str:
 
 
 def claim(role: str, store: str, *about: object) -> str:
-    """Return the claim of a machine about something that it puts into a store, for Google to sign: in which role, of
-    which store (its address ends with the deployment), and of what. Said of one thing, it is said of nothing else.
+    """Return the claim of a machine about an object that it writes to a store, for Google to sign: the role, the store
+    (its address ends with the deployment), and the content. A claim is valid for one object only.
     """
     return "/".join((role, store.rstrip("/"), *map(str, about)))
 
@@ -196,7 +197,7 @@ EXCEPTION = "exception"  # and of what it raised
 
 
 def secret(job_id: str, variable: str) -> str:
-    """In Secret Manager: what a variable held that must not lie in the store."""
+    """The name in Secret Manager of a variable's value, which must not be in the store."""
     return f"kinetic-{job_id}-{variable}"
 
 
@@ -205,12 +206,12 @@ def output_dir(job_id: str) -> str:
 
 
 def picture(job_id: str) -> str:
-    """What it reported and what its devices did. Beside its outputs: a program may want to find their folder empty."""
+    """The picture of its metrics and devices. Not in its output folder: a program may need to find that empty."""
     return f"{output_dir(job_id)}.svg"
 
 
 def profile(output: str) -> str:
-    """Where what `profile=` captured lies in a job's outputs: XProf's log directory."""
+    """The folder of `profile=` traces in a job's outputs: XProf's log directory."""
     return f"{output.rstrip('/')}/profile"
 
 
@@ -260,9 +261,8 @@ LARGEST_FILE = 1 << 40
 
 
 def file_limit_of(name: str) -> int:
-    """Return the bytes that an object of this name has at most, for who writes it to a file without knowing its size
-    from somebody to be believed.
-    """
+    """Return the maximum bytes of an object of this name, for a reader that writes it to a file and has no trusted
+    size."""
     return next((most for prefix, most in _FILES if name.startswith(prefix)), LARGEST_FILE)
 
 

@@ -1,6 +1,6 @@
-"""What a host does next: pure, so that the simulation drives the very rules that hosts run.
+"""The next action of a host: pure, so that the simulation drives the very rules that hosts run.
 
-Knows no files, no processes and no clock; ages come in as numbers.
+Knows no files, no processes and no clock; ages are passed in as numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OWNER_BEAT = 5.0
 OWNER_PATIENCE = 30.0
 
 FAREWELL = 20.0  # a host that ended badly and wrote no verdict within this time is spoken for by another
-DESERTED = 3600.0  # so long a silence, once hosts are done that wait for the others, is no work any more
-LOST = 90.0  # a host whose beat has not changed for so long is taken for dead by the others
+DESERTED = 3600.0  # a silence this long, once finished hosts wait for the others, counts as hung
+LOST = 90.0  # a host whose heartbeat has not changed for this long counts as dead
 
-# What a program says when it lost another host, and how one ends when all processes of a machine are told to:
-# for a moment, such a failure is taken for the echo of another that has not been told yet.
+# Messages of a program that lost another host, and the exits when all processes of a machine are told to end:
+# for a moment, such a failure counts as the echo of another that has not been reported yet.
 ECHO = 2.0
 SILENT = 8.0
 ECHOES = (
@@ -37,9 +37,9 @@ ECHOES = (
     "heartbeat timeout", "coordination service", "distributed service", "UNAVAILABLE", "DEADLINE_EXCEEDED",
 )  # fmt: skip
 
-UNREPORTED = 74  # sysexits.h: EX_IOERR. What a function came to could not be written, as `child` says
+UNREPORTED = 74  # sysexits.h: EX_IOERR. `child` uses it if the function's outcome could not be written
 
-# What a program says when the driver of its chips fails: the machine's failure, whatever the program did.
+# Messages of a program when the driver of its chips fails: the machine's failure, not the program's.
 DRIVER = (
     ("/dev/vfio", "Device or resource busy"), ("/dev/accel", "Device or resource busy"), ("Couldn't open iommu group",),
     ("Failed to initialize TPU system",), ("TPU initialization failed",), ("No accelerator found",),
@@ -47,7 +47,7 @@ DRIVER = (
 
 
 class Exit(NamedTuple):
-    """How a host's program ended."""
+    """The end of a host's program."""
 
     code: int
     cause: str = wire.USER
@@ -78,9 +78,9 @@ class View(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple's method, which nobody wants here
     hosts: int
     verdict: wire.Verdict | None = None
-    cancelled: str = ""  # the reason, once somebody asked
+    cancelled: str = ""  # the reason, once it was requested
     preempted: str = ""  # the notice, once it came
-    owner_silence: float = 0.0  # of an owner whom the job must not outlive
+    owner_silence: float = 0.0  # of an owner that the job must not outlive
     prepared: bool = False  # this host could start its program now
     running: bool = False
     started: frozenset[int] = frozenset()  # hosts that reached the barrier
@@ -104,7 +104,7 @@ class Wait(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Everybody is here: let the program run."""
+    """All hosts are ready: start the program."""
 
 
 class Commit(NamedTuple):
@@ -112,7 +112,7 @@ class Commit(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """End the attempt for this cause, unless somebody was first."""
+    """End the attempt for this cause, unless another writer was first."""
 
     cause: str
     reason: str
@@ -120,7 +120,7 @@ class Abort(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The attempt has its verdict: end, allowing the program so many seconds."""
+    """The attempt has its verdict: stop, and give the program that many seconds."""
 
     grace: float
 
@@ -158,7 +158,7 @@ def decide(view: View) -> Move:  # noqa: PLR0911 - an ordered table reads best a
 
 
 def exit_of(code: int, report: Report | None, *, command: bool) -> Exit:
-    """What a program came to, by its process' exit code and what it says itself. A command says nothing."""
+    """Classify a program's end, by its process' exit code and its own report. A command reports nothing."""
     if code == 0 and (report is not None or command):
         return Exit(0)
     if report is not None and report.code != 0:
@@ -176,19 +176,19 @@ def exit_of(code: int, report: Report | None, *, command: bool) -> Exit:
 
 
 def exit_of_report(report: Report) -> Exit:
-    """Of a failure that the program reports."""
+    """Classify a failure that the program reports."""
     kind, message = report.type.rpartition(".")[2], report.message or ""
     reason = f"{kind}: {message}" if kind and report.kind == "exception" else message
     return Exit(report.code, report.cause, reason)
 
 
 def is_driver(text: str) -> bool:
-    """Whether a failure is that of a driver: a program on new hosts may not meet it."""
+    """Return True for a driver's failure, which a program may not meet on new hosts."""
     return any(all(words in text for words in pattern) for pattern in DRIVER)
 
 
 def is_echo(text: str) -> bool:
-    """Whether a failure reads like the consequence of another host's."""
+    """Return True if a failure looks like the consequence of another host's."""
     return any(echo in text for echo in ECHOES)
 
 
@@ -201,7 +201,7 @@ def _own_age(view: View) -> float:
 
 
 def _blame(view: View, ended: Exit) -> Abort:
-    """Of a failure that looks like an echo, a host that is silent since is the cause."""
+    """Find the cause of a failure: if it looks like an echo, a host that has been silent since is blamed."""
     for host, age in view.quiet:
         if view.echo and age > max(view.echo_limit, SILENT):
             return Abort(
@@ -233,7 +233,7 @@ def _barrier(view: View) -> Move:
 
 
 def grace(verdict: wire.Verdict, index: int) -> float:
-    """How long the program may take to end, now that the attempt is decided."""
+    """The seconds that the program has to end, now that the attempt is decided."""
     if verdict.kind == wire.COMMITTED:
         return 0.0
     if verdict.cause in GRACE:

@@ -1,8 +1,8 @@
-"""The schema language of records: what a field may hold, and how a record that holds something else is refused.
+"""The schema language of records: the valid values of a field, and the refusal of a record with others.
 
-Whoever can write to a store may have written any record in it. So each kind of record is declared as a table of fields,
-and each field as a check of its type, its bounds and its characters; nobody uses a field of a record before its table
-has passed it. Unknown fields are of a later version and are left alone; fields with a default may be missing.
+Any writer of a store may have written any record in it. So each kind of record is declared as a table of fields, and
+each field as a check of its type, its bounds and its characters; no field of a record is used before its table has
+accepted it. Unknown fields are of a later version and are ignored; fields with a default may be missing.
 
 The tables of what hosts and clients both read are in `wire` and its `task`; those that clients alone read are in the
 core's `records`.
@@ -51,7 +51,7 @@ class Wrong(ValueError):
 
 
 def short(value: Any) -> str:
-    """The beginning of a value, whatever it is and however long."""
+    """The beginning of a value of any type and length."""
     if isinstance(value, str):
         return repr(value[:SHOWN]) + ("…" if len(value) > SHOWN else "")
     if isinstance(value, int) and not -LARGEST < value < LARGEST:
@@ -262,7 +262,7 @@ secret_ref = matching(
     r"(?:/versions/(?:[0-9]{1,18}|[A-Za-z][A-Za-z0-9_-]{0,62}))?"
 )
 relative = matching(r"(?!/)(?!(?:.*/)?\.\.(?:/|$))[^\x00-\x1f\x7f]{0,4096}")  # a path that stays where it begins
-path = matching(r"[^\x00]{0,4096}")  # of a file, as somebody chose it
+path = matching(r"[^\x00]{0,4096}")  # a user's path of a file
 address = matching(r"[^\x00-\x1f\x7f]{0,4096}")  # a folder, or an address in a cloud
 environ = table(setting, text(PAGE), 10_000)
 

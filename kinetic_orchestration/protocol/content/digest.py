@@ -20,12 +20,12 @@ CHUNK = 8 << 20
 LEAF = b"kinetic bytes\n"
 NODE = b"kinetic chunks\n"
 THREADS = 2
-# Of a file with so many bytes it pays to remember that it was hashed (`verified`): others take milliseconds.
+# From this size on it is worthwhile to remember a file's digest (`verified`): smaller ones take milliseconds.
 LARGE = 16 << 20
-# Smaller pieces are gathered into one; larger ones are used where they lie.
+# Smaller pieces are gathered into one; larger ones are used in place.
 _COPIED = 64 << 10
 # What is hashed and then written at a time: it is in the core's own cache in between. With 2 MiB and more Linux takes
-# twice as long to write, for it looks for pages of that size.
+# twice as long to write, as it searches for pages of that size.
 _STRIDE = 512 << 10
 # Chunks under way: bounds the memory of a producer that is faster than two cores can hash.
 _PENDING = 4
@@ -47,11 +47,11 @@ def plain_of_file(path: str | os.PathLike[str]) -> str:
 
 
 class Hasher:
-    """Takes bytes in any pieces; hashes whole chunks on two threads beside its caller.
+    """Takes bytes in pieces of any size; hashes whole chunks on two threads next to its caller's.
 
-    With a file descriptor it also writes them there, from its start: each stride is hashed and written by one
-    thread while it is in that core's cache. `written` hears of each chunk that was (descriptor, offset, size). A
-    large piece is not copied: it must not change before `digest()`.
+    With a file descriptor it also writes them there, from its start: each stride is hashed and written by one thread
+    while it is in that core's cache. `written` is called for each chunk that was (descriptor, offset, size). A large
+    piece is not copied: it must not change before `digest()`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Hasher:
         offset = len(self._chunks) * CHUNK
         try:
             chunk = self._pool.submit(self._take, offset, self._pieces)
-        except RuntimeError:  # the program is at its end, and no thread begins any more
+        except RuntimeError:  # the program is at its end, and no thread can start
             from concurrent.futures import Future
 
             chunk = Future()

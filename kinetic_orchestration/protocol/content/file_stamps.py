@@ -1,4 +1,4 @@
-"""By what a file is known to be unchanged since it was read: the one rule of the stat index and of verified blobs."""
+"""The rule by which a file counts as unchanged since it was read, for the stat index and for verified blobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Stamp = tuple[int, int, int, int, int]
 
 # A file that is changed after it was read, but in the same tick of its file system's clock and without a
 # change of size, keeps its stamp. So a content is believed only if its file was left alone for longer than a
-# tick before the look: git's racy rule, but from the look and not from the index's own time.
+# tick before the read: git's racy rule, but from the read and not from the index's own time.
 TICK = 50_000_000
 LOCAL_TICK = 20_000_000  # of file systems that this kernel keeps itself: its own tick has 10 ms at most
 _COARSE_TICK = 2_000_000_000  # of file systems that keep whole seconds, or every second one
@@ -29,8 +29,8 @@ def settled(stamp: Stamp, tick: int = TICK) -> int:
 
 
 def believable(stamp: Stamp, began: int, tick: int = TICK) -> Stamp:
-    """Returns the stamp to remember for a file that was looked at from `began` on (nanoseconds): one that never fits,
-    if the file may have changed since without showing it.
+    """Returns the stamp to remember for a file that was read from `began` on (nanoseconds): one that never fits, if the
+    file may have changed since without a visible sign.
     """
     if settled(stamp, tick) < began:
         return stamp

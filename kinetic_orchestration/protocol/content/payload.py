@@ -2,11 +2,11 @@
 
     magic · pickles · padding · buffer · padding · buffer … · index (JSON) · its length · magic
 
-Pickle protocol 5 keeps large buffers out of band: they are written from where they lie, hashed on the way,
+Pickle protocol 5 keeps large buffers out of band: they are written without a copy, hashed on the way,
 and mapped into memory when they are loaded. The index comes last, so that one forward pass writes the file
-whatever is in it. The magic says in which role: nobody who has an exception's file can pass it off as a value, whose
-digest is then another one. Responsible for the format and for what becomes of an outcome that cannot travel. Does not
-know what is pickled by value, where files are kept, or who may be trusted.
+with any content. The magic names the role: an exception's file cannot be passed off as a value, whose
+digest is then another one. Responsible for the format and for outcomes that cannot be pickled. Does not
+know which objects are pickled by value, where files are stored, or which ones are trusted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CALL, VALUE, EXCEPTION = b"KOCALL-2", b"KOVALUE2", b"KORAISE2"  # the magic, by 
 _LETTERS = len(CALL)
 _ROLES = {CALL: "a call", VALUE: "a value", EXCEPTION: "an exception"}
 ALIGNMENT = 64
-# A buffer below this costs less inside the pickle than beside it.
+# A buffer below this costs less inside the pickle than outside.
 IN_BAND = 64 << 10
 # A larger file is mapped; a smaller one is read, because every mapping keeps a file open.
 MAPPED = 16 << 20
-# A value that is plain JSON is kept as such, up to so many bytes, values and levels: it can be read without any trust.
+# A value that is plain JSON is stored as such, up to these limits of bytes, values and levels: reading it is safe.
 LARGEST_PLAIN = 4 << 20
 _MOST_VALUES = 200_000
 _DEEPEST = 100
@@ -240,12 +240,12 @@ class _Source:
 
 
 def data_path(index: int) -> str:
-    """Where the data is on this machine."""
+    """The local path of the data."""
     raise _only_in_load("data_path")
 
 
 def module(name: str, attributes: Mapping[str, Any], tail: str) -> types.ModuleType:
-    """A first-party module, as far as it is used. `tail`: where its file lies below an entry of sys.path."""
+    """A first-party module, as far as it is used. `tail`: the path of its file below an entry of sys.path."""
     raise _only_in_load("module")
 
 
@@ -260,7 +260,7 @@ def named_class(module: str, qualname: str, by_value: bytes) -> Any:
 
 
 def itself(value: Any) -> Any:
-    """For objects that travel as another one: `__reduce__` returns `(itself, (other,))`."""
+    """Return the value, for objects that are pickled as another one: `__reduce__` returns `(itself, (other,))`."""
     return value
 
 
@@ -269,7 +269,8 @@ def _only_in_load(name: str) -> RuntimeError:
 
 
 class _Meaning:
-    """Of those names, for one load. Apart from the unpickler, or a cycle would keep the value's memory."""
+    """The values of those names, for one load. Separate from the unpickler, or a cycle would keep the value's
+    memory."""
 
     def __init__(self, data: Sequence[str], names_first: bool) -> None:
         self._data = data
@@ -303,7 +304,7 @@ class _Meaning:
                 found: Any = sys.modules.get(module) or importlib.import_module(module)
                 for name in qualname.split("."):
                     found = getattr(found, name)
-            except Exception:  # whatever importing the user's code raises: the class came along
+            except Exception:  # any error of importing the user's code: the class was sent along
                 found = None
             if isinstance(found, type) and found.__qualname__ == qualname:
                 return found
@@ -361,7 +362,7 @@ class Part(types.ModuleType):
 
 
 def load_plain(path: str | os.PathLike[str], expected_digest: str) -> Any:
-    """The value of a file of plain JSON. Whoever wrote it, nothing is run."""
+    """The value of a file of plain JSON. Runs no code, whatever the file's origin."""
     with open(path, "rb") as file:
         data = file.read(LARGEST_PLAIN + 1)
     if len(data) > LARGEST_PLAIN:
@@ -386,7 +387,7 @@ def plain(value: Any) -> bytes | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is made of JSON's own types alone, and of no list or dict that is in it twice."""
+    """Return True if it consists of JSON's own types alone, and contains no list or dict twice."""
     seen: set[int] = set()
     level = [value]
     for _ in range(_DEEPEST):
@@ -414,7 +415,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Write a result; its record. A value that cannot travel is recorded as such, with its repr."""
+    """Write a result; its record. A value that cannot be pickled is recorded as such, with its repr."""
     try:
         if (data := plain(value)) is not None:
             with open(path, "wb") as file:
@@ -443,10 +444,11 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: str = __file__) -> dict[str, Any]:
-    """Write an exception and return its record, with its traceback. One without digest could not travel as itself.
+    """Write an exception and return its record, with its traceback. A record without digest is of one that cannot be
+    pickled.
 
-    `ours`: the file that called what raised it. The traceback begins after the frames of its folder and of this
-    module's, which the user did not write.
+    `ours`: the file that called the function that raised. The traceback begins after the frames of its folder and of
+    this module's, which the user did not write.
     """
     skipped = {os.path.dirname(__file__), os.path.dirname(ours)}
     record = {
@@ -466,9 +468,9 @@ def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: 
 
 
 def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, int] | Exception:
-    """The digest and the size, or why it cannot travel.
+    """The digest and the size, or the reason why it cannot be pickled.
 
-    Many exceptions pickle but do not come back, because their __init__ wants more than their args: so look.
+    Many exceptions can be pickled but not unpickled, because their __init__ needs more than their args: so try it.
     """
     try:
         sent = dump(raised, path, _outcome_pickler(), EXCEPTION)
@@ -489,7 +491,7 @@ def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, in
 
 
 class _Raised:
-    """On its way, an exception with what it was raised from. `bare`: without a call of its __init__."""
+    """The pickled form of an exception with its causes. `bare`: without a call of its __init__."""
 
     def __init__(self, error: BaseException, causes: tuple[BaseException, ...], bare: bool) -> None:
         self.error = error
@@ -530,7 +532,8 @@ def _outcome_pickler() -> Callable[..., Any]:
         return pickle.Pickler
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """By value like cloudpickle, but a class that the reader knows by name becomes the reader's own.
+        """Pickles by value like cloudpickle, but a class that the reader has under the same name becomes the reader's
+        own.
 
         Otherwise `except MyError` would hold in the submitting process only, and not in one that attaches.
         """
@@ -546,7 +549,8 @@ def _outcome_pickler() -> Callable[..., Any]:
 
 
 def _is_own_tuple(cls: type) -> bool:
-    """A named tuple whose own `__new__` takes other arguments than its fields in order does not come back by itself."""
+    """Return True for a named tuple whose own `__new__` takes other arguments than its fields in order: it
+    needs help."""
     if not hasattr(cls, "_fields") or any(
         "__reduce" in name for base in cls.__mro__[:-1] for name in vars(base).copy()
     ):
@@ -559,7 +563,7 @@ def named_tuple(cls: type, values: tuple[Any, ...]) -> Any:
 
 
 def _by_value_only(cls: type) -> bool:
-    """Whether this process has the class without having it under its name."""
+    """Return True if this process has the class, but not under its name."""
     if "<" in cls.__qualname__ or cls.__module__ == "builtins":
         return False
     found: Any = sys.modules.get(cls.__module__)

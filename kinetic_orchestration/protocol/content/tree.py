@@ -1,9 +1,8 @@
-"""The source tree as it travels: what its digest covers, its manifest, and how a host makes files of it.
+"""The source tree in its sent form: the contents of its digest, its manifest, and its unpacking on a host.
 
-A tree is its entries: files, symbolic links and empty folders. Its digest covers what a program can see of
-them (path, kind, mode, content, target), and nothing that differs between two machines with the same tree
-(order, times, owners). Contents lie in packs: blobs of many files' bytes one after another. The manifest says
-where.
+A tree is its entries: files, symbolic links and empty folders. Its digest covers everything that a program can see of
+them (path, kind, mode, content, target), and nothing that differs between two machines with the same tree (order,
+times, owners). Contents are in packs: blobs of many files' bytes one after another. The manifest has their places.
 
 Knows nothing of projects, ignore rules or stores.
 """
@@ -46,7 +45,7 @@ class Damaged(BadTree):
 class Entry(namedtuple("Entry", "path kind mode size sha256 target", defaults=(0, 0, "", ""))):
     """One file, link or empty folder. `path` has slashes; bytes that are not UTF-8 are surrogate-escaped.
 
-    `mode` is 0o755 or 0o644: whether the owner may execute it, whatever the umask was.
+    `mode` is 0o755 or 0o644: whether the owner may execute it, independent of the umask.
     """
 
     __slots__ = ()
@@ -69,7 +68,7 @@ class Pack(namedtuple("Pack", "id size stored encoding")):
 
 
 class Place(namedtuple("Place", "pack offset")):
-    """Where a content begins: the number of its pack in the manifest, and the offset in the decoded pack."""
+    """The start of a content: the number of its pack in the manifest, and the offset in the decoded pack."""
 
     __slots__ = ()
     pack: int
@@ -130,7 +129,7 @@ def entries_of(manifest: Mapping[str, Any]) -> list[Entry]:
 def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
     check_version(manifest)
     packs = [Pack(*pack) for pack in manifest["packs"]]
-    for pack in packs:  # the tree's digest does not cover where its contents lie
+    for pack in packs:  # the tree's digest does not cover the places of its contents
         sizes = all(type(size) is int and size >= 0 for size in (pack.size, pack.stored))
         if not (isinstance(pack.id, str) and len(pack.id) == 64 and pack.id.isalnum()) or not sizes:
             raise Damaged(f"the manifest names a pack {pack.id!r:.80}: it was changed after it was sent")
@@ -138,8 +137,8 @@ def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
 
 
 def _check_sizes(manifest: Mapping[str, Any], packs: list[Pack]) -> None:
-    """Raise Damaged where the packs have more bytes than a tree of these files has: whoever sends one packs it anew
-    rather than let it refer to packs of which less than half is its own.
+    """Raise Damaged if the packs have more bytes than a tree of these files needs: a sender packs a tree again rather
+    than refer to packs of which it uses less than half.
     """
     own, sent = sum(file[2] for file in manifest["files"]), sum(pack.stored for pack in packs)
     if sent > 2 * own + _PIECE:
@@ -166,8 +165,8 @@ def unpack(
 ) -> None:
     """Write the tree into the empty folder `target`, every content checked against its digest.
 
-    `open_pack` brings a pack by its id and returns the path of a file. `digest` is what the tree must have,
-    if that is known from elsewhere. `bring` is told beforehand which packs will be opened. After an exception the
+    `open_pack` fetches a pack by its id and returns the path of a file. `digest` is the expected digest of the tree, if
+    that is known from elsewhere. `bring` is called before with the packs that will be opened. After an exception the
     folder is in no defined state.
     """
     check_version(manifest)
@@ -235,7 +234,7 @@ def _unpack_one(pack: Pack, source: str, files: list[tuple[int, int, int, bytes,
         for offset, size, mode, path, sha256 in files:
             try:
                 if done == (offset, size):
-                    # The same content once more: a stream cannot go back to it, but its file is there.
+                    # The same content again: a stream cannot go back to it, but its file is there.
                     with _RawReader(before) as copy:
                         _write(path, mode, copy.pieces(0, size), sha256)
                 else:
@@ -285,7 +284,7 @@ class _RawReader:
         while size:
             piece = os.pread(self._descriptor, min(size, _PIECE), offset)
             if not piece:
-                return  # cut off: the digest will tell
+                return  # cut off: the digest will not match
             yield piece
             offset += len(piece)
             size -= len(piece)

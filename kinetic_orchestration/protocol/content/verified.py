@@ -32,7 +32,7 @@ FOLDER = "verified"
 MOST = 1000  # records, before those of files that are gone are removed
 _SPEED = 2 << 30  # bytes that two cores hash in a second
 _LARGEST = 8 << 10  # of a record: its words and a path
-# Whose times this kernel keeps itself: a server's may be old by what the client caches, and are of another clock.
+# This kernel keeps their times itself: a server's may be outdated by caching, and are of another clock.
 _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 
 
@@ -44,8 +44,8 @@ class Verified:
         self._folder = os.path.join(self._home, FOLDER)
 
     def knows(self, path: str | os.PathLike[str], file: int, digest: str) -> bool:
-        """Tells whether an open file has that digest. For one that was changed just now it waits until its times can
-        be believed, if that is sooner than it would be hashed.
+        """Return True if an open file is known to have that digest. For one that was changed just now it waits until
+        its times are reliable, if that takes less time than hashing it.
         """
         try:
             found = os.fstat(file)
@@ -99,7 +99,7 @@ class Verified:
         return is_private(real, self._home) and os.path.samestat(os.lstat(real), found) and _file_system(real) in _LOCAL
 
     def _words(self, found: os.stat_result, digest: str) -> bytes:
-        """What a record says of a file with that digest. The digest comes last."""
+        """The content of a record of a file with that digest. The digest comes last."""
         return " ".join(map(str, (_boot(), found.st_dev, *stamp_of(found), digest))).encode()
 
     def _record(self, found: os.stat_result) -> str:
@@ -136,8 +136,8 @@ class Verified:
 
 
 def deliver(records: Any, name: str, path: str, digest: str, home: str | os.PathLike[str]) -> bool:
-    """Move a file that was hashed while it was written into a store on this file system, where it is remembered; False
-    if somebody was first.
+    """Move a file that was hashed while it was written into a store on this file system, and remember it; False if
+    another writer was first.
     """
     inode = _inode(os.lstat(path))
     won: bool = records.upload(name, path, move=True)
@@ -151,7 +151,7 @@ def _inode(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _boot() -> str:
-    """Returns the name of this run of the kernel; "" where nobody tells."""
+    """Return the id of this boot of the kernel; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -160,7 +160,7 @@ def _boot() -> str:
 
 
 def _file_system(path: str) -> str:
-    """Returns the kind of the file system that a real path lies on; "" where nobody tells."""
+    """Return the type of the file system of a real path; "" if unknown."""
     kind, longest = "", -1
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
@@ -168,7 +168,7 @@ def _file_system(path: str) -> str:
                 words, _, more = line.partition(" - ")
                 mount = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), words.split()[4]).rstrip("/")
                 if len(mount) >= longest and (path == mount or path.startswith(mount + "/")):
-                    kind, longest = more.split()[0], len(mount)  # a later one lies over an earlier
+                    kind, longest = more.split()[0], len(mount)  # a later mount covers an earlier one
     except (OSError, ValueError, IndexError):
         return ""
     return kind

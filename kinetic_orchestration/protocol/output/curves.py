@@ -54,9 +54,9 @@ class Curves:
         self.left_out = 0
 
     def add(self, step: int | None, values: Mapping[str, float], attempt: int = 1) -> None:
-        """One report. Without a step it stands behind the one before.
+        """Add one report. Without a step it follows the one before.
 
-        A later attempt goes on from a checkpoint: what it does again takes the place of what was lost.
+        A later attempt continues from a checkpoint: its repeated steps replace the lost ones.
         """
         if attempt != self._attempt:
             self._attempt = attempt
@@ -72,7 +72,7 @@ class Curves:
             count = self._counts[name] = self._counts.get(name, 0) + 1
             self._stepped = self._stepped and step is not None
             x = float(count if step is None else step)
-            if points and x < points[-1].x:  # it begins anew: another fold, another epoch
+            if points and x < points[-1].x:  # it starts again: another fold, another epoch
                 points.append(Point(points[-1].x, math.nan))
             points.append(Point(x, drawable(value)))
             self._last[name] = value
@@ -118,8 +118,8 @@ def svg(
 ) -> str:
     """The picture: by the name of each panel, by the name of each of its curves, points (x, y).
 
-    `crowd`: what the curves of a panel are if there are too many of them to name each. `beside`: panels of amounts,
-    from zero on and with an axis of their own, in rows of theirs. `kept`: what the file holds and nobody sees.
+    `crowd`: the label of a panel's curves if there are too many of them to name each. `beside`: panels of amounts, from
+    zero on and with an axis of their own, in rows of theirs. `kept`: data in the file that are not shown.
     """
     hidden = list(panels)[MOST_PANELS:]
     shown = [(name, members, axis, False) for name, members in list(panels.items())[:MOST_PANELS]]
@@ -192,7 +192,7 @@ def base_of(name: str) -> str:
 
 
 def thinned(points: Sequence[tuple[float, float]], columns: int) -> list[Point]:
-    """At most the lowest and the highest point of each of so many columns, and the ends; gaps stay gaps."""
+    """At most the lowest and the highest point of each column, and the ends; gaps stay gaps."""
     if len(points) <= 2 * columns:
         return [Point(*point) for point in points]
     low, high = points[0][0], max(point[0] for point in points)
@@ -346,7 +346,7 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _legend(said: Sequence[str]) -> Iterator[str]:
-    """What each colour is, and its last value: three find room."""
+    """The label of each colour, and its last value; there is room for three."""
     named = said if len(said) <= 3 else said[:2]
     room = (WIDTH - LEFT - RIGHT) / min(len(said), 3)
     for index, text in enumerate(named):
@@ -362,7 +362,7 @@ def _last(points: Sequence[tuple[float, float]]) -> float:
 
 
 class _Scale:
-    """From values to pixels."""
+    """A map from values to pixels."""
 
     def __init__(
         self, low: float, high: float, start: float, end: float, logarithmic: bool = False, margin: float = 0.0
@@ -384,7 +384,7 @@ class _Scale:
 
 
 def number(value: float) -> str:
-    """As short as it stays clear: 0.25, 1200, 1.5M, 1e-5."""
+    """The number as short as it stays clear: 0.25, 1200, 1.5M, 1e-5."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e-3 <= abs(value) < 1e4:

@@ -1,8 +1,8 @@
 """The log of a host: frames of whole lines, in segments.
 
-A frame is a header line (`RS kind microseconds length checksums`), then that many bytes. Its payload is never looked at
-line by line, so a flood of a million lines costs what moving its bytes costs. Bytes arrive as the program
-wrote them: a line is split only where it ends, at a newline or a carriage return.
+A frame is a header line (`RS kind microseconds length checksums`), then that many bytes. Its payload is never scanned
+line by line, so a flood of a million lines costs no more than moving its bytes. Bytes arrive as the program wrote them:
+a line is split only at its end, a newline or a carriage return.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def encode(kind: str, time: float, payload: bytes) -> bytes:
 
 
 def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame], int]:
-    """The whole frames in `data`, and how many bytes they took; at a frame that is cut it ends.
+    """The whole frames in `data`, and the number of bytes they took; it ends at a truncated frame.
 
-    What is damaged becomes a note of its size, and what follows is read from the next header whose checksum is right.
-    Without one it ends there, too: it was torn by a power cut, and zeros, or bytes of nobody's, follow.
+    A damaged part becomes a note of its size, and reading continues at the next header whose checksum is right. Without
+    one it ends there, too: it was torn by a power cut, and zeros, or unrelated bytes, follow.
     """
     frames: list[Frame] = []
     at = 0
@@ -72,7 +72,7 @@ def decode(data: bytes, segment: int = 0, offset: int = 0) -> tuple[list[Frame],
 
 
 def damaged(count: int, time: float, segment: int, offset: int) -> Frame:
-    """A note in the place of so many bytes."""
+    """A note in place of that many damaged bytes."""
     return Frame(NOTE, time, f"{count} bytes of the log are damaged\n".encode(), segment, offset)
 
 
@@ -101,7 +101,7 @@ def _header(line: bytes) -> tuple[str, float, int, bytes | None] | None:
 
 
 def _next_header(data: bytes, start: int) -> tuple[int, float]:
-    """Where the next header with a checksum that is right begins, and its time; -1 if there is none."""
+    """The position of the next header with a correct checksum, and its time; -1 if there is none."""
     at = data.find(_MARK, start)
     while at >= 0:
         end = data.find(b"\n", at, at + _LONGEST_HEADER)
@@ -133,11 +133,11 @@ class Lines:
 
     @property
     def ended(self) -> bool:
-        """Whether what is kept is whole after all, once nothing follows it."""
+        """True if the remainder is a whole line if nothing follows it."""
         return self._rest[-1:] == b"\r"
 
     def flush(self) -> bytes:
-        """What has come without an end of line."""
+        """The remainder without an end of line."""
         whole = bytes(self._rest)
         self._rest = bytearray()
         return whole

@@ -1,6 +1,6 @@
-"""The one picture of a job: what it reported with `log_metrics`, and what its devices did meanwhile.
+"""The one picture of a job: its reports by `log_metrics`, and the activity of its devices.
 
-The picture is also the record of what it shows, so that a later attempt, or a page of an orchestrator, goes on from it:
+The picture is also the record of its data, so that a later attempt, or a page of an orchestrator, continues from it:
 its numbers are in its `<metadata>`. Pure, as `picture` is, and written for hosts too. Memory and size are bounded,
 however long a job runs and however many hosts it has.
 """
@@ -31,7 +31,7 @@ State = dict[str, Any]  # JSON: {"job", "axis", "curves", "devices"}
 
 
 class DeviceCurves:
-    """What the hosts of a job measured, in slots of time: each holds lowest, sum, count and highest."""
+    """The measurements of a job's hosts, in slots of time: each holds lowest, sum, count and highest."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -41,7 +41,7 @@ class DeviceCurves:
         self._total: dict[str, float] = {}
 
     def add(self, host: int, time: float, sample: Mapping[str, Any]) -> None:
-        """One host's sample; its time is the store's. What is no sample adds nothing: beats may be anybody's."""
+        """Add one host's sample; its time is the store's. An invalid sample is ignored, as heartbeats are untrusted."""
         if not _is_number(time) or time <= 0:
             return
         self._began = self._began or time
@@ -86,7 +86,7 @@ class DeviceCurves:
 
 
 def readings(host: int, hosts: int, sample: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Which panel, which of its curves, and the value: for each number of a sample."""
+    """Yield the panel, the curve, and the value of each number in a sample."""
     name = f"host {host}" if hosts <= MOST_SERIES else ""
     for panel, key in ((CPU, "cpu"), (HOST_MEMORY, "memory")):
         if _is_number(sample.get(key)):
@@ -161,7 +161,7 @@ def draw(state: State, title: str, *, keep: bool = True) -> str:
 
 
 def read(data: bytes, job: str) -> State:
-    """The record in a picture; an empty one if it is not this job's, or none at all: anybody may have written it."""
+    """The record in a picture; an empty one if it is not this job's, or invalid: it is untrusted."""
     text = data.decode("utf-8", "replace")
     kept = text.partition("<metadata>")[2].partition("</metadata>")[0]
     try:
@@ -184,7 +184,7 @@ def read(data: bytes, job: str) -> State:
 
 
 def panels_of(devices: Mapping[str, Any]) -> tuple[Panels, str]:
-    """What is drawn of the devices, and the unit of its time."""
+    """The panels to draw of the devices, and the unit of their time."""
     measured = (devices.get("panels") or {}).values()
     entries = [entry for several in measured for found in several.values() for entry in found]
     if not entries:
@@ -251,7 +251,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def together(samples: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
-    """Of all hosts, by plain names: the means of what is busy, the highest of what is full."""
+    """The values of all hosts, by plain names: the means of utilisation, the maxima of memory."""
     found: dict[str, list[float]] = {}
     for sample in samples.values():
         kind = str(sample.get("kind", ""))
@@ -277,5 +277,5 @@ def _fold(slots: dict[int, list[float]], slot: int, entry: list[float]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """That can be drawn: JSON's whole ones may have any length."""
+    """Return True for a number that can be drawn: JSON's integers may have any length."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < picture.LARGEST

@@ -1,4 +1,4 @@
-"""What every record store speaks in: what its verbs return, which names it takes, and how it refuses.
+"""The common types of record stores: the results of their operations, valid names, and their errors.
 
 The stores themselves are `files` (a folder) and `cloud` (a bucket); a host needs one of them.
 """
@@ -31,7 +31,7 @@ _REASONS = {
 
 
 class Record(namedtuple("Record", "data generation updated")):
-    """What a read returns."""
+    """The result of a read."""
 
     __slots__ = ()
     data: bytes
@@ -40,7 +40,7 @@ class Record(namedtuple("Record", "data generation updated")):
 
 
 class Entry(namedtuple("Entry", "name size generation updated")):
-    """What a listing returns."""
+    """An entry of a listing."""
 
     __slots__ = ()
     name: str
@@ -50,7 +50,7 @@ class Entry(namedtuple("Entry", "name size generation updated")):
 
 
 class Signal(namedtuple("Signal", "name data generation updated")):
-    """What a listing of signals returns."""
+    """An entry of a listing of signals."""
 
     __slots__ = ()
     name: str
@@ -83,14 +83,14 @@ def _amount(size: int) -> str:
 
 
 class RecordsError(OSError):
-    """The store refused. The message is a sentence; `errno` is what a system would say."""
+    """The store refused. The message is a sentence; `errno` is the system's number."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def reason_of(error: OSError) -> str:
-    """Why the file system refused, in words."""
+    """The file system's reason for an error, in words."""
     return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 

@@ -1,5 +1,5 @@
-"""Reads what a bucket shows beside an object's bytes, in one way for clients and hosts: the server's time, the moment
-of a write, and the bytes of a signal that come with a listing.
+"""Reads the metadata of a bucket's objects, in one way for clients and hosts: the server's time, the time of a write,
+and the bytes of a signal that come with a listing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Clock:
             self._wall_less_steady = time.time() - self._heard
 
     def fresh(self, age: float) -> bool:
-        """Return true if it was heard of within so many seconds, and this machine did not sleep since: a steady clock
-        may not count that.
+        """Return True if an answer arrived within that many seconds, and this machine did not sleep since: a steady
+        clock may not count that.
         """
         steady = time.monotonic()
         return steady - self._heard < age and abs(time.time() - steady - self._wall_less_steady) < 1
@@ -76,9 +76,9 @@ def shown_signal(metadata: Mapping[str, str] | None) -> bytes | None:
 
 
 def moment_of(generation: int, second: float) -> float:
-    """Return when an object was written, of which `second` tells no fraction.
+    """Return the write time of an object; `second` has it without a fraction.
 
-    In fact, though not by promise, a generation is the microsecond of that moment: then all verbs tell the same.
+    In practice, though not by contract, a generation is that time in microseconds: then all operations agree.
     """
     exact = generation / 1e6
     return exact if abs(exact - second) < 3 else second

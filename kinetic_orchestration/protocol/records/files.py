@@ -1,13 +1,12 @@
 """The plain record store on a file system: one folder, one file per object, safe between processes.
 
-It owns how bytes reach a disk: `create` links a finished file to its name, so that exactly one of many wins
-and nobody sees half an object; `swap`, `put` and `delete` replace under a lock; whoever dies at any line
-leaves at most a temporary file and never a lock. It does not know what the records mean, nor who else may
-keep them.
+It owns writing to a disk: `create` links a finished file to its name, so that exactly one of many wins and no reader
+sees half an object; `swap`, `put` and `delete` replace under a lock; a process that dies at any line leaves at most a
+temporary file and never a lock. It does not know the meaning of records, nor other kinds of stores.
 
-The generation of an object is its modification time in nanoseconds, set before the object becomes visible:
-strictly greater than that of the object it replaces, and taken from a clock that has moved on since any
-object of that name was deleted. So it never repeats for a name, and reading it costs no second file.
+The generation of an object is its modification time in nanoseconds, set before the object becomes visible: strictly
+greater than that of the object it replaces, and taken from a clock that has advanced since any object of that name was
+deleted. So it never repeats for a name, and reading it costs no second file.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class FileRecords:
         return f"{type(self).__name__}({self.root!r})"
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
-        """Write `name` if it is absent; its generation, or None if somebody was first."""
+        """Write `name` if it is absent; its generation, or None if another writer was first."""
         path = self._path(name)
         with _Verb(self, "write", name):
             if os.path.lexists(path):  # spares the loser of a race a write; the link below decides
@@ -102,7 +101,8 @@ class FileRecords:
             return new
 
     def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
-        """Write `name` whatever is there, without waiting for the disk: a beat is stale in seconds anyway."""
+        """Write `name` regardless of its current state, without waiting for the disk: a heartbeat is stale in seconds
+        anyway."""
         path = self._path(name)
         with _Verb(self, "write", name), _Temporary(self) as file:
             _write(file.fd, data)
@@ -135,7 +135,7 @@ class FileRecords:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                # Of one open file, so bytes, generation and time belong together whatever the name is by now.
+                # From one open file, so bytes, generation and time belong together even if the name was replaced.
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode):
                     return None
@@ -178,17 +178,17 @@ class FileRecords:
                 try:
                     os.rmdir(parent)
                 except OSError:
-                    break  # not empty, or somebody else did it; one who creates here makes the folder again
+                    break  # not empty, or another process did it; a writer creates the folder again
                 parent = os.path.dirname(parent)
             return True
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        """Create `name` from a file; False if somebody was first.
+        """Create `name` from a file; False if another writer was first.
 
-        With `move` the file is gone afterwards, whoever was first; it must not be written to any more.
+        With `move` the file is gone afterwards in both cases; it must not be written to any longer.
         """
         target = self._path(name)
-        # The caller's own file: what is wrong with it is told as it is.
+        # The caller's own file: its errors are raised unchanged.
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with _Verb(self, "write", name):
@@ -292,9 +292,9 @@ class FileRecords:
         return swept
 
     def ring(self, text: str) -> bool:
-        """Tell whoever polls a `Bell` that something changed, after it did.
+        """Notify the processes that poll a `Bell` of a change, after it was made.
 
-        A hint and never the truth: False when it could not be given.
+        A hint without guarantee: False if it could not be sent.
         """
         line = text.encode() + b"\n"
         if len(line) > RING_LIMIT or line.count(b"\n") != 1:
@@ -308,8 +308,8 @@ class FileRecords:
                     found = os.fstat(fd)
                     if found.st_size > BELL_LIMIT and os.stat(path).st_ino == found.st_ino:
                         with _Temporary(self) as fresh:
-                            os.rename(fresh.path, path)  # whoever listens sees another file, and lists
-                    # A bell without a name was retired before the line was in it: nobody would hear it.
+                            os.rename(fresh.path, path)  # listeners see another file, and list
+                    # A bell without a name was retired before the line was in it: no process would read it.
                     if found.st_nlink:
                         return True
                 finally:
@@ -326,7 +326,7 @@ class FileRecords:
         return TooLarge(name, self.root, limit, size)
 
     def refusal(self, error: OSError, verb: str, name: str, reason: str = "") -> Exception:
-        """The exception by which a failure of the file system is told."""
+        """The exception for a failure of the file system."""
         reason = reason or reason_of(error)
         return RecordsError(error.errno, f"Cannot {verb} {name} (store {self.root}): {reason}.")
 
@@ -353,7 +353,7 @@ class FileRecords:
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted in between
             if stat.S_ISREG(status.st_mode):
                 yield Entry(folder + key, status.st_size, status.st_mtime_ns, status.st_mtime)
 
@@ -422,7 +422,7 @@ class FileRecords:
 
 
 class Bell:
-    """Hears the rings of one store, at the cost of one stat while there are none."""
+    """Receives the rings of one store, at the cost of one stat while there are none."""
 
     def __init__(self, records: FileRecords) -> None:
         self._path = records.bell_path
@@ -432,7 +432,7 @@ class Bell:
         self._began = False
 
     def poll(self) -> list[str] | None:
-        """What rang since the last call; None if that is unknown, as at first or in a new file: then list."""
+        """The rings since the last call; None if unknown, as at first or in a new file: then list."""
         try:
             found = os.stat(self._path)
         except OSError:
@@ -469,7 +469,7 @@ class Bell:
             data = os.pread(self._fd, max(0, size - self._offset), self._offset)
         except OSError:
             data = b""
-        if not data:  # it became shorter, which nobody of ours does
+        if not data:  # it became shorter, which none of our writers does
             self.close()
             return None
         whole = data[: data.rfind(b"\n") + 1]
@@ -590,7 +590,7 @@ def _generation(path: str) -> int | None:
 
 
 def _stamp(fd: int, previous: int = 0) -> int:
-    """Give a file that nobody sees yet its generation."""
+    """Set the generation of a file that is not visible yet."""
     # The file system's time counts, but it stands still for a tick. Where our clock agrees with it, ours
     # tells two moments of one tick apart; elsewhere (a server's clock) the last digits of ours do.
     theirs = os.fstat(fd).st_mtime_ns

@@ -1,7 +1,7 @@
-"""Work that begins on a thread of its own, before anybody needs what comes of it.
+"""Work that begins on a thread of its own, before its result is needed.
 
-Where a look at the store costs microseconds a thread would take longer than it saves: there the work is done when it
-is asked for. Knows nothing of what the work is.
+If a read of the store takes microseconds, a thread would take longer than it saves: then the work is done when its
+result is requested. Knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ahead(Generic[_T]):
 
     @property
     def pending(self) -> bool:
-        """Whether its result would have to be waited for."""
+        """True if its result is not ready."""
         return self._thread is not None and self._thread.is_alive()
 
     def result(self) -> _T:
@@ -53,9 +53,9 @@ class Ahead(Generic[_T]):
 
 
 class Several:
-    """The same work for each of many things, on so many threads at most; what it comes to, in their order.
+    """The same work for each of many items, on a limited number of threads; the results are in their order.
 
-    The first failure is raised while others are still at work: they may be at it for long, and nobody needs it now.
+    The first failure is raised while others are still running: they may take long, and are no longer needed.
     """
 
     __slots__ = ("_error", "_found", "_lanes", "_most", "_over", "_waiting", "_work")

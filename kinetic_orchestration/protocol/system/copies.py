@@ -1,8 +1,8 @@
-"""Copies of what all threads of this process share, for whoever walks over it: another thread may import, or set a
-variable, at any line.
+"""Copies of data that all threads of this process share, for iteration: another thread may import, or set a variable,
+at any line.
 
-`list(table.items())` is no such copy: it makes a tuple of each item, so that the garbage collector may run in its
-midst, and with it finalizers, callbacks and other threads. `dict.copy` is one step of the interpreter.
+`list(table.items())` is no such copy: it makes a tuple of each item, so that the garbage collector may run in between,
+and with it finalizers, callbacks and other threads. `dict.copy` is one step of the interpreter.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def members(of: Any) -> dict[str, Any]:
 
 
 def environ() -> dict[str, str]:
-    """The variables of this process. One that is removed meanwhile is not there."""
+    """A copy of the variables of this process, without those that are removed in between."""
     found = ((name, os.environ.get(name)) for name in list(os.environ))
     return {name: value for name, value in found if value is not None}

@@ -1,4 +1,4 @@
-"""The lock of one host: the file in its placement's folder that tells whether the host lives, and who it is.
+"""The lock of one host: the file in its placement's folder that shows whether the host lives, and its identity.
 
 A host takes it before anything else, so this module needs no more than `os` and `time`.
 """
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def take(assignment: Assignment) -> int | None:
     """Take this host's lock.
 
-    Return its descriptor; None if another life of the host has it, or its folder was released. The file gets its name
-    when it is locked already, so that nobody ever sees a lock without a holder and takes the host for dead.
+    Return its descriptor; None if another process of the host has it, or its folder was released. The file gets its
+    name when it is locked already, so that no process sees a lock without a holder and treats the host as dead.
     """
     import fcntl
 
@@ -30,7 +30,7 @@ def take(assignment: Assignment) -> int | None:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if assignment.devices:  # which nobody else gets as long as this lock is held
+            if assignment.devices:  # exclusive as long as this lock is held
                 os.write(lock, told(assignment, "").encode())
             os.link(fresh, name)
         except FileExistsError:
@@ -45,7 +45,7 @@ def take(assignment: Assignment) -> int | None:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another life of this host, or somebody who looks whether there is one
+        except BlockingIOError:  # another process of this host, or a process that checks for one
             os.close(lock)
             time.sleep(0.005)
             continue
@@ -70,8 +70,8 @@ def lock_of(assignment: Assignment) -> str:
 
 
 def mark_full(file: str, full: bool) -> None:
-    """Say that somebody waits for room on a disk, by the mode of a file that is there: that needs no room. By its
-    lock's file a host tells of the store's disk, by the file for its stacks a program tells its host of the host's own.
+    """Report that a process waits for room on a disk, by the mode of an existing file: that needs no room. By its
+    lock's file a host reports the store's disk, by the file for its stacks a program reports the host's own.
     """
     os.chmod(file, 0o700 if full else 0o600)
 

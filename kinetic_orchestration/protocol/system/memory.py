@@ -1,4 +1,4 @@
-"""How much memory there is for this process, and how much it has of its own. Linux only: elsewhere nobody tells."""
+"""The memory available to this process, and the memory of its own. Linux only: elsewhere unknown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 
 def free() -> int:
-    """Bytes, of this machine and of its container, if that has a limit; 0 where nobody tells."""
+    """Bytes, of this machine and of its container, if that has a limit; 0 if unknown."""
     found = 0
     with contextlib.suppress(OSError, StopIteration, ValueError):
         found = _line("/proc/meminfo", "MemAvailable:") << 10
@@ -19,7 +19,7 @@ def free() -> int:
 
 
 def own() -> int:
-    """Bytes that this process has and no file has; 0 where nobody tells."""
+    """The bytes of this process that are not backed by a file; 0 if unknown."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         return _line("/proc/self/status", "RssAnon:") << 10
     return 0

@@ -1,4 +1,4 @@
-"""Tells who may change a file or a folder, by its owner and its mode. Knows no home and no store."""
+"""The users who may change a file or a folder, by its owner and its mode. Knows no home and no store."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import stat
 
 
 def others_write(status: os.stat_result) -> bool:
-    """Tells whether anybody but its owner, and a group that is its owner alone, may write it."""
+    """Return True if users other than its owner, and a group that is its owner alone, may write it."""
     mode = status.st_mode
     return bool(mode & stat.S_IWOTH) or (bool(mode & stat.S_IWGRP) and not is_own_group(status.st_gid))
 
 
 def is_own_group(gid: int) -> bool:
-    """Tells whether it is the group that many systems make for each user, with nobody else in it: there a umask of 002
-    is usual.
+    """Return True for the group that many systems create for each user, without other members: there a umask of 002 is
+    usual.
     """
     import grp
     import pwd
@@ -27,8 +27,8 @@ def is_own_group(gid: int) -> bool:
 
 
 def is_private(path: str, home: str) -> bool:
-    """Tells whether only this user reaches a file by its path: it lies in `home`, which is 0700, and every folder from
-    there to it is this user's own, is no link, and is written by nobody else. Both paths are real ones.
+    """Return True if only this user reaches a file by its path: it is in `home`, which is 0700, and every folder from
+    there to it is this user's own, is no link, and is not writable by others. Both paths are real ones.
     """
     me = os.geteuid()
     if not path.startswith(home + os.sep):

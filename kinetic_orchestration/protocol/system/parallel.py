@@ -17,9 +17,10 @@ REQUESTS = 16
 def side_by_side(
     work: Callable[[_T], _R], items: Sequence[_T], threads: int = 2, *, name: str = "kinetic-parallel"
 ) -> list[_R]:
-    """In the order of the items. The first failure is raised once what was begun is over; nothing more is begun then.
+    """Process the items concurrently; results in their order. The first failure is raised once the started items are
+    finished; no others are started then.
 
-    Not by an executor: those begin nothing any more once the main thread has ended, while a batch still submits.
+    Not by an executor: those start nothing any longer once the main thread has ended, while a batch still submits.
     """
     if len(items) < 2 or threads < 2:
         return [work(item) for item in items]
@@ -59,7 +60,7 @@ class _Lanes(Generic[_T, _R]):
         return [self._found[number] for number in sorted(self._found)]
 
     def _begin(self, lanes: list[threading.Thread], count: int, name: str) -> None:
-        """As many as there can be: where no thread can begin any more, the work is done all the same."""
+        """Start as many threads as possible: if none can start, the caller does the work."""
         for number in range(count):
             lane = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
             lanes.append(lane)

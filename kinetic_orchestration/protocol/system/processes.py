@@ -1,6 +1,6 @@
-"""Processes of this machine: who descends from whom, who is still the one that was meant, and how all of them end.
+"""Processes of this machine: their descent, their identity, and their termination.
 
-Knows nothing of jobs. Linux is read from /proc, elsewhere `ps` is asked.
+Knows nothing of jobs. Linux is read from /proc, elsewhere from `ps`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def adopt_orphans() -> None:
 
 
 def leave_forks(leave: Callable[[], object]) -> None:
-    """What this program does at a SIGTERM is not for the workers that it forks: each calls `leave` first of all, and is
-    ended by one that comes while it is being forked, too.
+    """Limit this program's SIGTERM handler to itself: forked workers call `leave` first, and a SIGTERM during the fork
+    ends them, too.
     """
     masks: dict[int, set[signal.Signals | int]] = {}  # of each thread that is forking
 
@@ -69,7 +69,7 @@ def leave_forks(leave: Callable[[], object]) -> None:
 
 
 def catches(pid: int | str, number: int) -> bool | None:
-    """Whether a process has a handler of that signal, Python's or one that Python knows nothing of. None: who knows."""
+    """Return True if a process has a handler of that signal, Python's or one in C. None: unknown."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
@@ -88,7 +88,7 @@ def _prctl(option: int, value: int) -> None:
 
 @functools.cache
 def machine() -> str:
-    """This machine, boot and pid namespace: where a pid means what it says."""
+    """This machine, boot and pid namespace: the scope of a pid."""
     if not _LINUX:
         import platform
 
@@ -126,8 +126,8 @@ def _listing() -> dict[int, Process]:
 
 
 def _pids() -> Iterator[int]:
-    """Of all processes, with those that are born meanwhile: of a chain in which each bears the next one and ends, one
-    list may have only such as are gone when they are looked at.
+    """The pids of all processes, including those created during the listing: in a chain in which each process starts
+    the next one and ends, a single listing may hold only dead ones.
     """
     seen: set[int] = set()
     for _ in range(_LOOKS):
@@ -157,7 +157,7 @@ def _below(*pids: int) -> list[Process]:
 
 
 def marked(marker: str) -> list[Process]:
-    """All living processes whose environment has the assignment `marker`, whoever their parent is now."""
+    """All living processes whose environment has the assignment `marker`, under any parent."""
     if not _LINUX:
         text = os.popen("ps eaxwwo pid=,command=").read()
         pids = [int(line.split(None, 1)[0]) for line in text.splitlines() if f" {marker}" in line]
@@ -169,8 +169,8 @@ def marked(marker: str) -> list[Process]:
 
 
 def environ_of(pid: int) -> list[bytes]:
-    """The environment of a process. One in the middle of an exec shows neither that nor a command line: it is looked at
-    again, as it would escape whoever ends all that carry a marker.
+    """The environment of a process. During an exec a process shows neither that nor a command line: it is read again,
+    as it would escape a caller that ends all processes with a marker.
     """
     for _ in range(_EXEC_LOOKS):
         if environ := _shown(pid, "environ"):
@@ -223,7 +223,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def childless() -> bool:
-    """Whether nothing descends from this process, if it adopts orphans. Collects what has ended, as `reap` does."""
+    """Return True if nothing descends from this process, if it adopts orphans. Reaps ended children, as `reap` does."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -233,10 +233,10 @@ def childless() -> bool:
 
 
 def end_descendants(pid: int, within: float = 10.0) -> list[int]:
-    """SIGKILL every descendant until none is left; those that would not die (in the kernel's hands) are returned.
+    """SIGKILL every descendant until none is left; those that do not die (in the kernel's hands) are returned.
 
-    Of this very process, if it adopts orphans, none is left when it has no child: the kernel knows that without a look
-    at every process of the machine, which those that are just being born may escape.
+    This very process, if it adopts orphans, has no descendants when it has no child: the kernel knows that without a
+    scan of every process of the machine, which misses those that are just being created.
     """
     deadline = time.monotonic() + within
     own = pid == os.getpid()
@@ -245,7 +245,7 @@ def end_descendants(pid: int, within: float = 10.0) -> list[int]:
         living = [process.pid for process in below if not process.zombie]
         if (not living and not own) or time.monotonic() > deadline:
             return living
-        for process in below:  # one whose first thread has ended looks like a zombie
+        for process in below:  # a process whose first thread has ended looks like a zombie
             send(process.pid, signal.SIGKILL)
         time.sleep(0.005)
     return []

@@ -1,7 +1,7 @@
-"""Text of others on its way to a terminal, which obeys more than letters: it would set titles, fill the clipboard,
-clear the screen, answer in the keyboard's place, or show a line backwards.
+"""Escaping of untrusted text for a terminal, which obeys more than letters: control sequences set titles, fill the
+clipboard, clear the screen, answer in place of the keyboard, or show a line backwards.
 
-What is not to be obeyed is shown as Python writes it: `\\x1b]52;`. It knows neither streams nor what the text says.
+Escaped characters are shown as Python writes them: `\\x1b]52;`. It knows neither streams nor the meaning of the text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Of Unicode, beside C1, which terminals obey in UTF-8, too: other ends of lines; what turns the direction of writing
+# Of Unicode, besides C1, which terminals obey in UTF-8, too: other ends of lines; changes of the direction of writing
 # (Bidi_Control; https://trojansource.codes); what is there and not seen (Default_Ignorable_Code_Point, with the tags,
 # in which sentences can be hidden, but without the joiners and selectors of which scripts and emoji are made); notes
 # between lines; and halves of characters.
@@ -25,16 +25,16 @@ _IN_A_LOG: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f%s](?:(?<=\x1b)\[[0-9;:]*m)?
 _LOG: Final = re.compile(_IN_A_LOG % _BEYOND)
 _ASCII_LOG: Final = re.compile(_IN_A_LOG % "")
 _JSON: Final = re.compile(rf"[\x7f-\x9f{_UNSEEN}]")
-_LONG: Final = {"2": 5, "5": 3}  # a colour of its own: so many parameters, by the second of them
+_LONG: Final = {"2": 5, "5": 3}  # a direct colour: the number of parameters, by the second of them
 
 
 def text(of: str) -> str:
-    """For names, messages and values: lines of characters, and nothing that is obeyed."""
+    """Escape names, messages and values: lines of characters, without control sequences."""
     return _ALL.sub(_escaped, of)
 
 
 def log(of: str) -> str:
-    """For what a program has printed: its colours stay, and the returns to a line's beginning, as progress has."""
+    """Escape the output of a program, except for colours and carriage returns, which progress bars use."""
     return (_ASCII_LOG if of.isascii() else _LOG).sub(_log_part, of)
 
 

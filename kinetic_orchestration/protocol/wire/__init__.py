@@ -1,9 +1,9 @@
-"""The records that travel, and the version of their format.
+"""The records that are exchanged, and the version of their format.
 
-A record is one JSON object with the version of the wire that wrote it. A reader takes its own version and every
-older one, and says so when it meets a newer one. What a field of each kind may hold is declared here, for the records
-that hosts read, and for all others in the core's `records`. Records are plain values: who writes which, and what
-follows from it, is decided elsewhere (`rules` here, `lifecycle` in the core).
+A record is one JSON object with the version of the wire that wrote it. A reader accepts its own version and every older
+one, and raises for a newer one. The fields of each kind are declared here, for the records that hosts read, and for all
+others in the core's `records`. Records are plain values: other modules decide which process writes them, and their
+consequences (`rules` here, `lifecycle` in the core).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Newer(ValueError):
     """Written by a newer version of this package."""
 
 
-PLAIN = "json"  # a value that anybody may read; any other is pickled, and unpickled only by who may trust it
+PLAIN = "json"  # a value that is safe to read; any other is pickled, and unpickled only if it is trusted
 
 # Why an attempt ended. What follows from each is a table in the core's lifecycle.
 USER = "user"
@@ -35,7 +35,7 @@ PREEMPTION = "preemption"
 CANCELLED = "cancelled"
 DEADLINE = "deadline"
 STALL = "stall"
-DAMAGED = "damaged"  # what it came to was written, and cannot be read any more
+DAMAGED = "damaged"  # its outcome was written, and can no longer be read
 # Why a slice was never had. They cost an attempt nothing: the next one asks elsewhere, or later.
 STOCKOUT = "stockout"
 QUOTA = "quota"
@@ -45,7 +45,7 @@ COMMITTED = "committed"
 ABORTED = "aborted"
 CLOSED = "closed"
 
-# What a host says of itself in its beats.
+# The states of a host in its heartbeats.
 STARTING = "starting"
 PREPARING = "preparing"
 RUNNING = "running"
@@ -159,7 +159,7 @@ KEEPER = schema.Fields({}, {"keeper": schema.token, "within": schema.seconds})
 BEFORE = schema.Fields(
     {"spent": schema.many(schema.count, 4), "ran": schema.many(schema.attempt, schema.MOST_ATTEMPTS)}
 )
-# One place, of whichever backend; how it came to it, if it is not the first one, is in the second half.
+# One place, of any backend; the second half has its history, if it is not the first one.
 PLACEMENT = schema.Fields(
     {},
     {
@@ -211,9 +211,7 @@ DONE_RECORD = schema.Fields(
 
 
 def fields_of(data: bytes, kind: schema.Fields, name: str = "record") -> dict[str, Any]:
-    """A record's fields, once all that are known are what they have to be: whoever can write to the store may have
-    written them.
-    """
+    """A record's fields, after a check of all known ones: any writer of the store may have written them."""
     fields = decode(data, name)
     try:
         kind(fields)
@@ -225,14 +223,14 @@ def fields_of(data: bytes, kind: schema.Fields, name: str = "record") -> dict[st
 
 
 class Failure(NamedTuple):
-    """What went wrong on a host, as the people who wrote the job want to read it."""
+    """An error on a host, as the authors of the job should see it."""
 
     type: str = ""
     message: str = ""
     traceback: str = ""
     log_tail: str = ""
     exit_code: int | None = None
-    digest: str = ""  # of the pickled exception, beside the host's other records
+    digest: str = ""  # of the pickled exception, with the host's other records
     size: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -240,10 +238,10 @@ class Failure(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The one record that ends an attempt. Whoever creates it first has decided."""
+    """The one record that ends an attempt. The first writer decides."""
 
     kind: str  # committed by host 0, aborted by any host, closed by a client
-    writer: str  # unique to the writer, so that a write with an unknown outcome can be told from another's
+    writer: str  # unique to the writer, so that a write with an unknown outcome can be distinguished from another's
     time: float
     cause: str = ""
     host: int | None = None
@@ -253,8 +251,8 @@ class Verdict(NamedTuple):
     failure: Failure | None = None
     proof: str = ""  # the word of the host's machine for the digest (of the value, or of the failure's exception)
     format: str = ""  # of the value: PLAIN, or "" for a pickle
-    seal: str = ""  # the word for all of this of whoever has the attempt's key, where the job is signed
-    unplaced: bool = False  # closed before a place was promised to the attempt: it is none that people count
+    seal: str = ""  # the signature of all of this by the attempt's key, if the job is signed
+    unplaced: bool = False  # closed before the attempt got a place: it is not counted for users
     raw: bytes = b""  # as it was read
 
     def encode(self) -> bytes:
@@ -286,20 +284,20 @@ class Beat(NamedTuple):
     unit: str = ""
     exit: int | None = None
     returned: bool = False  # its function has, or its program waits for the others'
-    verdict: bool = False  # this host has seen one: whoever has not should look
+    verdict: bool = False  # this host has read one: the others should check
     began: float = 0.0  # when the program did, by the store's time
     rate: float = 0.0  # of what is done, a second
     devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
     spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
-    full: str | None = None  # a folder on whose disk the program waits for room, to write what its function came to
+    full: str | None = None  # a folder on whose disk the program waits for room, to write its function's outcome
 
     def encode(self) -> bytes:
         return encode({key: value for key, value in self._asdict().items() if value is not None or key == "exit"})
 
     @classmethod
     def read(cls, data: bytes) -> Beat | None:
-        """A beat is written without waiting for the disk: after a power cut, it may be none. Nor is one of a newer
-        version: whoever looks at all jobs goes on with those that it understands.
+        """Parse a heartbeat. It is written without waiting for the disk: after a power cut, it may be invalid. One of a
+        newer version counts as invalid too: a reader of all jobs continues with those that it understands.
         """
         try:
             return cls.decode(data)
@@ -312,7 +310,7 @@ class Beat(NamedTuple):
 
 
 def reason_of_cancel(data: bytes) -> str:
-    """Why a job is to end. A cancel that cannot be read is one all the same."""
+    """The reason of a cancel. An unreadable record cancels all the same."""
     try:
         return str(fields_of(data, CANCEL, "the cancel").get("reason") or "") or "cancelled"
     except (Unreadable, Newer):
@@ -320,7 +318,8 @@ def reason_of_cancel(data: bytes) -> str:
 
 
 def untaken(data: bytes, age: float) -> str:
-    """Return why a job that was handed over is nobody's, by its keeper's record of that age; "" while it may be."""
+    """Return the reason why a job that was handed over is abandoned, by its keeper's record of that age; "" if it is
+    not."""
     try:
         within = fields_of(data, KEEPER, "the keeper").get("within", 0.0)
     except (Unreadable, Newer):
@@ -331,7 +330,7 @@ def untaken(data: bytes, age: float) -> str:
 
 
 def open_eye(again_in: float) -> bytes:
-    """Of a reader who opens it again after so many seconds."""
+    """The eye of a reader that opens it again after that many seconds."""
     return b"%d" % again_in
 
 
