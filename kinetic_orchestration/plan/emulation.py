@@ -1,7 +1,7 @@
-"""Emulation is never a fallback: what of a launch means Google Cloud, and what is refused instead of being emulated.
+"""Emulation is never a fallback: the parts of a launch that mean Google Cloud, and the refusals in place of emulation.
 
 Pure. Keras Kinetic's own options (`project`, `zone`, `spot`) mean nothing by themselves in a program of its kind, which
-runs on the local backend as it stands. In an orchestrator's task they mean it, and so does every setting.
+runs on the local backend unchanged. In an orchestrator's task they mean Google Cloud, and so does every setting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINETICS = ("project", "zone", "spot")
 
 
 def check_slice(spec: JobSpec, settings: Settings) -> None:
-    """Refuse what Google Cloud cannot run where it would run there, whatever else may be missing. Asks nobody."""
+    """Refuse a slice that Google Cloud cannot run, for a job that would run there. Makes no request."""
     named = spec.options.backend
     there = named == TPU_VM or (settings.backend == TPU_VM and named != LOCAL)
     if there and (reason := not_on_cloud(slice_of(spec.options))):
@@ -36,8 +36,8 @@ def check_slice(spec: JobSpec, settings: Settings) -> None:
 
 
 def check(spec: JobSpec, settings: Settings) -> None:
-    """Refuse a job that means Google Cloud and would run on this machine, because a line is missing that says where;
-    and one that Google Cloud cannot run.
+    """Refuse a job that means Google Cloud and would run on this machine, because the setting of its location is
+    missing; and one that Google Cloud cannot run.
     """
     check_slice(spec, settings)
     if settings.backend != LOCAL or is_asked_for(spec.options, settings):
@@ -63,18 +63,18 @@ def check(spec: JobSpec, settings: Settings) -> None:
 
 
 def is_asked_for(options: Options, settings: Settings) -> bool:
-    """Tell a local backend that somebody has named, in the call or in a setting, from one that is only what is left."""
+    """Return True for a local backend that was named, in the call or in a setting, and is not only the default."""
     named = settings.sources.get("backend", "default") != "default"
     return options.backend == LOCAL or (settings.backend == LOCAL and named)
 
 
 def kinetics_own(options: Options) -> tuple[str, ...]:
-    """Those of Keras Kinetic's options that mean Google Cloud wherever they are not read for its programs' sake."""
+    """The options of Keras Kinetic that mean Google Cloud, except in its own programs."""
     return tuple(_written(name, getattr(options, name)) for name in _KINETICS if getattr(options, name))
 
 
 def check_hardware(plan: Plan, settings: Settings) -> None:
-    """Refuse every emulation where somebody has said that none is wanted. `plan` knows whether it is one."""
+    """Refuse every emulation if the user excluded it. `plan` knows whether it is one."""
     if not (settings.require_hardware and plan.stands_in):
         return
     source = settings.sources.get("require_hardware", "")
@@ -94,14 +94,14 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
 
 
 def remark(plan: Plan, settings: Settings) -> str:
-    """A word for the first line of a job of which somebody might expect that it runs elsewhere; "" if nobody would."""
+    """A remark for the first line of a job that a user might expect to run elsewhere; "" if none would."""
     if plan.remote or settings.sources.get("project") != "GOOGLE_CLOUD_PROJECT":
         return ""
     return f" (GOOGLE_CLOUD_PROJECT={settings.project} alone means no cloud: that takes KINETIC_STORE=gs://… as well)"
 
 
 def said_of_cloud(options: Options) -> tuple[str, ...]:
-    """Return which fields of `cloud=` somebody has set."""
+    """Return the fields of `cloud=` that were set."""
     cloud, silent = options.cloud or TpuVm(), TpuVm()
     return tuple(entry.name for entry in fields(TpuVm) if getattr(cloud, entry.name) != getattr(silent, entry.name))
 

@@ -1,4 +1,4 @@
-"""Who a job is. An identity is asked for again after a crash; a generation is one run of it after a failure."""
+"""The identity of a job. An identity is reused after a crash; a generation is one run of it after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Identity:
     epoch: int = 0
 
     def labels(self) -> dict[str, str]:
-        """By whom the job's resources were asked for, as a bill may be grouped: of a call by itself, nothing."""
+        """The labels that identify the origin of the job's resources, to group bills by; none for a call by itself."""
         if self.orchestrator in ("key", "random"):
             return {}
         pipeline, _, step = self.step.rpartition("/")

@@ -38,7 +38,7 @@ BACKENDS = (LOCAL, TPU_VM)
 KINETIC_BACKENDS = ("gke", "pathways")
 LATER = {"gke": "the GKE backend"}
 
-# Options of Keras Kinetic that mean nothing on a backend: said once, then ignored.
+# Options of Keras Kinetic without a meaning on a backend: reported once, then ignored.
 IGNORED = {
     LOCAL: ("container_image", "base_image_repo", "cluster", "namespace", "project", "zone", "spot"),
     TPU_VM: ("base_image_repo", "cluster", "namespace"),
@@ -57,7 +57,7 @@ NEVER_BY_WILDCARD = frozenset(
     )
 )
 
-DEBUG_PORT = 5678  # where editors look for debugpy unless told otherwise
+DEBUG_PORT = 5678  # the default port of editors for debugpy
 
 
 def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
@@ -135,7 +135,8 @@ def _tell_of_kinetics_settings(environ: Mapping[str, str]) -> None:
 
 
 def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables with what `keras_backend=` says; a name that Keras does not know would only be found on a host."""
+    """The variables with the value of `keras_backend=`; a name that Keras does not know would only be found on
+    a host."""
     asked, told = options.keras_backend, given.get("KERAS_BACKEND")
     if asked and told and asked != told:
         raise ConflictingSettings(
@@ -150,7 +151,7 @@ def _with_keras_backend(env: dict[str, str], options: Options, given: Mapping[st
 def _ignored(options: Options, backend: str) -> Iterator[str]:
     """Name what was asked for and means nothing on the backend."""
     for name in IGNORED[backend]:
-        if name == "project" and options.secrets:  # which are read there, wherever the job runs
+        if name == "project" and options.secrets:  # they are read there for every backend
             continue
         if image_of(options) if name == "container_image" else getattr(options, name):
             yield f"{name}="
@@ -176,7 +177,7 @@ def _check_remote(options: Options, settings: Settings, backend: str) -> None:
 
 
 def zones_named(options: Options, settings: Settings) -> tuple[str, ...]:
-    """Those that somebody has chosen. A reservation that is given by its whole path has chosen its own."""
+    """The zones that the user has chosen. A reservation that is given by its whole path contains its own."""
     cloud = options.cloud or TpuVm()
     parts = cloud.reservation.split("/")
     own = (parts[3],) if len(parts) > 4 else ()
@@ -197,7 +198,7 @@ def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
 
 
 def _cloud(options: Options, settings: Settings, slice_: Slice, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What a plan for other machines has besides."""
+    """The additional fields of a plan for other machines."""
     cloud = options.cloud or TpuVm()
     zones = zones_named(options, settings) or zones_of(slice_)
     spot = options.spot or slice_.spot
@@ -264,10 +265,10 @@ def _check_local(options: Options) -> None:
 def capture(
     patterns: Iterable[str], environ: Mapping[str, str], *, remote: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that travel in the open, and the names of those that look like secrets, by name or by value.
+    """The variables that are sent in the open, and the names of those that look like secrets, by name or by value.
 
-    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. To other machines, no
-    credential travels that nobody named.
+    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. A credential is sent to
+    other machines only if it is named.
     """
     from kinetic_orchestration.plan.declare.secret_shapes import (
         is_secret,  # its many patterns take as long as all other imports
@@ -294,7 +295,7 @@ def capture(
 
 
 def _tell_of_secrets(spec: JobSpec) -> None:
-    """Warn of what looks like a secret: the user may not have meant that all who read the store can read it."""
+    """Warn of values that look like secrets: the user may not want all readers of the store to see them."""
     if not spec.env and not spec.argv:
         return
     from kinetic_orchestration.plan.declare.secret_shapes import is_secret, told_by_value
@@ -309,7 +310,7 @@ def _tell_of_secrets(spec: JobSpec) -> None:
 
 
 def describe(plan: Plan) -> str:
-    """The dry run, for people."""
+    """The dry run, as text for users."""
     by = "by Secret Manager" if plan.remote else "by pipe"
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
@@ -351,7 +352,7 @@ def _limits(plan: Plan) -> Iterator[str]:
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:
-    """What is otherwise than usual."""
+    """The non-default properties of a plan."""
     if not plan.distributed:
         yield "the hosts are not joined"
     if not plan.compile_cache:

@@ -1,11 +1,10 @@
-"""Reads records for clients: what comes from a store is foreign until it has passed its schema.
+"""Reads records for clients: a record from a store is untrusted until it has passed its schema.
 
 Each kind of record has one table here (or in `protocol/wire/`, if hosts read it too), and each is read by one
-function of this module, which refuses what does not pass with the record, the field and the beginning of its value.
-What a record says of a place is checked against the job's plan (`Within`), and what can be derived from names is
-derived, not read.
+function of this module, which refuses an invalid one with the record, the field and the beginning of its value. Places
+in a record are checked against the job's plan (`Within`), and facts that follow from names are derived, not read.
 
-It does not know who vouches for a record: that is `trust`.
+It does not authenticate records: `trust` does.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def fields_of(data: bytes, kind: Fields, name: str) -> dict[str, Any]:
-    """A record's fields, each of which is what its kind says."""
+    """A record's fields, each checked against its kind."""
     with reading(name):
         return wire.fields_of(data, kind, name)
 
@@ -214,7 +213,7 @@ def verdict_of(data: bytes, name: str = "a verdict") -> Verdict:
 
 
 def verdict_at(data: bytes, name: str) -> Verdict:
-    """The verdict; of one that is damaged, that the attempt has ended, and nobody can say any more in what."""
+    """The verdict; for a damaged one, that the attempt has ended with an unknown outcome."""
     try:
         return verdict_of(data, name)
     except Corrupt as error:
@@ -231,7 +230,7 @@ def cancel_of(record: Record, now: float, name: str = "a cancel") -> Cancel:
 
 
 class Within(NamedTuple):
-    """Holds what a job's plan says of each place that an attempt of it may be in."""
+    """The bounds from a job's plan on each place of an attempt."""
 
     backend: str
     project: str
@@ -284,9 +283,9 @@ def reserved_zone(plan: Plan) -> str:
 
 
 def intent_of(record: Record, job_id: str, attempt: int, within: Within | None = None) -> Intent:
-    """An attempt is as old as its record: its writer may have slept since it decided to write it.
+    """The intent. An attempt is as old as its record: its writer may have slept since it decided to write it.
 
-    Without `within` its place is only told, and nothing may be asked for or ended there.
+    Without `within` its place is only for display, and nothing may be requested or ended there.
     """
     name = names.intent(job_id, attempt)
     fields = fields_of(record.data, wire.INTENT, name)

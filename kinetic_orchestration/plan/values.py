@@ -1,4 +1,4 @@
-"""The data that travels between the stages. Nothing but data: frozen, whole from the start, and JSON inside."""
+"""The data that the stages exchange. Nothing but data: frozen, complete from the start, and JSON inside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EMULATED_CLOUD = "emulated cloud"
 
 
 class JobStatus(enum.Enum):
-    """What people see of a job."""
+    """Status of a job as users see it."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -49,7 +49,7 @@ class Plan:
     distributed: bool = True
     emulated: bool = True
     emulation_asked: bool = False  # where there is no such hardware, this machine's processors are to stand for it
-    processes: int = 1  # of one machine: each a host of its own, with one of the machine's devices
+    processes: int = 1  # on one machine: each a host of its own, with one of the machine's devices
     slices: int = 1
     project: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried
@@ -69,22 +69,22 @@ class Plan:
 
     @property
     def hosts(self) -> int:
-        """Of all slices together."""
+        """The number of hosts of all slices together."""
         return self.slice.hosts * self.slices
 
     @property
     def crew(self) -> str:
-        """Count hosts and processes for people: processes of one host are no hosts."""
+        """The number of hosts and processes, for users: processes of one host are no hosts."""
         return self.slice.crew(self.slices)
 
     @property
     def asked(self) -> str:
-        """The hardware that was asked for, wherever it is."""
+        """The requested hardware, without its location."""
         return f"{self.slices} slices of {self.slice}" if self.slices > 1 else str(self.slice)
 
     @property
     def stands_in(self) -> bool:
-        """Tell whether ordinary processors stand for the hardware that was asked for; a CPU stands for nothing."""
+        """True if ordinary processors stand in for the requested hardware; a CPU stands in for nothing."""
         return self.emulated and self.slice.kind != "cpu"
 
     @property
@@ -103,13 +103,13 @@ class Plan:
 
     @property
     def hardware(self) -> str:
-        """The shape of all its hosts, and where they are, for people."""
+        """The shape of all its hosts, and their location, for users."""
         shape = f"{self.slices} slices of {self.slice.shape}" if self.slices > 1 else self.slice.shape
         return f"{shape}, {self.where}{', spot' if self.spot or self.slice.spot else ''}"
 
     @property
     def remote(self) -> bool:
-        """Whether the hosts are other machines than this one."""
+        """True if the hosts are other machines than this one."""
         return self.backend != "local"
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What of a job lies in the store: digests, and what the hosts need to rebuild the place the code came from."""
+    """Digests of everything that a job has in the store, and the data to rebuild the paths of its code."""
 
     payload: dict[str, Any]  # digest and size; empty for a command
     tree: str
@@ -140,7 +140,7 @@ class Staged:
     python: str
     agent: str = ""  # digest of the agent's zip, for hosts that are other machines
     tools: dict[str, Any] = field(default_factory=dict)  # uv and an interpreter in the store, by digest
-    beside: dict[str, str] = field(default_factory=dict)  # modules beside the code that stay here, and where
+    beside: dict[str, str] = field(default_factory=dict)  # modules next to the code that are not sent, and their paths
     size: int = 0  # bytes of source that each host unpacks
     sent: int = 0  # bytes that were not there before
 
@@ -154,16 +154,16 @@ class Staged:
 
 
 class Spent(NamedTuple):
-    """How many attempts each budget has paid for."""
+    """Attempts counted against each retry budget."""
 
     user: int = 0
     preemption: int = 0
     infra: int = 0
-    moved: int = 0  # attempts that never had hosts: people are not shown them
+    moved: int = 0  # attempts that never had hosts: not shown to users
 
 
 class Before(NamedTuple):
-    """What the attempts before one came to, as its intent sums it up, so that nobody need read them all again."""
+    """The summary of earlier attempts in an intent, so that they need not be read again."""
 
     spent: Spent = Spent()
     ran: tuple[int, ...] = ()  # those that may have had hosts
@@ -177,19 +177,19 @@ class Intent(NamedTuple):
     placement: dict[str, Any]
     deadline: float  # by the store's time; 0: none
     created: float
-    before: Before | None = None  # None: it does not say
+    before: Before | None = None  # None: not recorded
     affordable: float = 0.0  # seconds for which its hosts may be held, for the money that is left; 0: no limit
     damage: str = ""  # why its record cannot be read; then its place is one that was found by its name, or empty
-    unfound: bool = False  # for nobody could say where it is
+    unfound: bool = False  # its place was unknown
 
     @property
     def since(self) -> float:
-        """Since when the job has been without hosts: attempts that never had any follow each other."""
+        """The time since which the job has been without hosts, over consecutive attempts that never had any."""
         return float(self.placement.get("since") or self.created)
 
     @property
     def wait(self) -> float:
-        """How long after the intent the create call is made."""
+        """The seconds between the intent and the create call."""
         return float(self.placement.get("wait", 0.0))
 
 
@@ -203,14 +203,14 @@ class Past(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What a backend says of a placement."""
+    """The state of a placement as the backend reports it."""
 
     state: str
     message: str = ""
     cause: str = ""  # of hosts that are gone, where it is known: one of the wire's
     charged: float = 0.0  # before which none of its hosts can have been charged for; 0: none is known to have been
     waits: str = ""  # why hosts that are there cannot go on for now
-    hint: str = ""  # where to look next if hosts that were there are gone
+    hint: str = ""  # the next place to check if hosts have disappeared
 
 
 ABSENT = "absent"  # nothing there: not made yet, or gone
@@ -221,15 +221,15 @@ PRESENT = "present"
 WOUNDED = "wounded"  # hosts died that had not ended, and others live
 GONE = "gone"  # hosts died that had not ended, and none lives
 ELSEWHERE = "elsewhere"  # cannot be seen from here: judge by beats
-UNKNOWN = "unknown"  # nobody could say just now: nothing follows from it
+UNKNOWN = "unknown"  # unknown at the moment: nothing follows from it
 
 
 class Freed(enum.Enum):
-    """What became of the hosts of a placement that were to go; true once nothing is left of them."""
+    """The result of releasing a placement's hosts; true once nothing is left of them."""
 
     DONE = "done"
-    UNDER_WAY = "under way"  # nobody need ask for it again
-    REFUSED = "refused"  # or nobody could say
+    UNDER_WAY = "under way"  # need not be requested again
+    REFUSED = "refused"  # or unknown
 
     def __bool__(self) -> bool:
         return self is Freed.DONE
@@ -253,19 +253,19 @@ class Glimpse(NamedTuple):
     beats: tuple[Beat | None, ...] = ()
     beat_ages: tuple[float, ...] = ()
     done: int = 0
-    since: float = 0.0  # when all its hosts were first seen to be there, by whoever looks
+    since: float = 0.0  # when this observer first saw all its hosts
     shown: float = 0.0  # when they were last
     charged: float = 0.0  # before which none of them can have been charged for, by all that was seen
 
 
 class Cursor(NamedTuple):
-    """Where a follower is. JSON: what a trigger serialises and a sensor keeps."""
+    """The position of a follower; JSON-serialisable, for triggers and sensors."""
 
     attempt: int = 1
     phase: str = ""
     logs: tuple[tuple[int, int], ...] = ()  # per host: segment, offset
     spent: Spent = Spent()
-    spec: str = ""  # the digest of the job's spec, if whoever holds the cursor may go on with the job
+    spec: str = ""  # the digest of the job's spec, if the holder of the cursor may continue the job
     ended: str = ""  # what the job was seen to come to (`trust.Ended`), once it was
 
     def to_json(self) -> list[Any]:
@@ -278,7 +278,7 @@ class Cursor(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended."""
+    """The result of a job."""
 
     status: JobStatus
     attempt: int
@@ -288,7 +288,7 @@ class Outcome(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One try to run a job, as its records tell it; times by the store's clock."""
+    """One try to run a job, from its records; times by the store's clock."""
 
     number: int
     began: float | None
@@ -297,25 +297,25 @@ class Attempt(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """What can be said of a job by looking alone."""
+    """A snapshot of a job from its records alone."""
 
     status: JobStatus
     attempt: int
     phase: str
-    message: str  # what will be done about it by whoever follows the job next
+    message: str  # the next action of a follower
     done: float
     total: float
     unit: str
     outcome: Outcome | None
-    attempts: int = 1  # as people count them: `attempt`, but for those that never had hosts
+    attempts: int = 1  # as users count them: `attempt` without those that never had hosts
     zone: str = ""  # where the newest attempt was promised a place, and
     resource: str = ""  # by which name; "" on this machine
-    said: str = ""  # what is said there of its hosts just now
+    said: str = ""  # the current message about its hosts
     rate: float = 0.0  # of what is done, a second
-    devices: tuple[tuple[int, dict[str, Any]], ...] = ()  # what they do now: of each host that lately said so
+    devices: tuple[tuple[int, dict[str, Any]], ...] = ()  # the latest sample of each host with a recent one
 
 
-# ---- what a follower tells ---------------------------------------------------------------------------------
+# ---- events of a follower ----------------------------------------------------------------------------------
 
 
 class Output(NamedTuple):
@@ -349,7 +349,7 @@ class Progress(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What the devices of one host do: a sample of `host/devices/sampler.py`. Only of now: no log has it."""
+    """The latest device sample of one host, from `host/devices/sampler.py`; not logged."""
 
     host: int
     time: float

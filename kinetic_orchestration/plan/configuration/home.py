@@ -1,8 +1,8 @@
-"""The folder of this user alone: made, made private, and refused where somebody else could put programs into it.
+"""The private folder of this user: created, made private, and refused if another user could put programs into it.
 
-What lies there is executed and believed (the agent, environments, what is trusted), so it has the rule of SSH for
-`~/.ssh`: it belongs to this user, and neither it nor a folder above it can be changed by anybody but this user and
-root. It knows neither settings nor what is kept there.
+Its contents are executed and trusted (the agent, environments, trusted digests), so it has the rule of SSH for
+`~/.ssh`: it belongs to this user, and neither it nor a folder above it can be changed by any user but this one and
+root. It knows neither settings nor the contents.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kinetic_orchestration.protocol.system.ownership import others_write
 
 PRIVATE: Final = 0o700
 _LINKS: Final = 40  # as many as the kernel follows
-_OVERFLOW: Final = 65534  # whoever has no number in this user namespace, by which the root outside of it is shown
+_OVERFLOW: Final = 65534  # the number of users without one in this user namespace, such as the root outside of it
 
 
 class Unfit(Exception):
-    """Why a folder cannot be a home, as a sentence without its end, and the advice."""
+    """The reason why a folder cannot be a home, as a sentence without its end, and the advice."""
 
     def __init__(self, reason: str, advice: str, *, ours: bool = False) -> None:
         super().__init__(reason)
@@ -32,12 +32,12 @@ class Unfit(Exception):
 
 
 def make(home: Path) -> None:
-    """Let it be there, private and out of everybody else's reach. Raises Unfit, or OSError."""
+    """Create it, private and out of other users' reach. Raises Unfit, or OSError."""
     known = _seen.get(home)
     if known is not None and known == _look(home):
         return
     for folder in reversed([folder for folder in home.parents if not folder.exists()]):
-        _mkdir(folder, 0o755)  # whatever the umask: 0777 would let everybody put another folder in the place of ours
+        _mkdir(folder, 0o755)  # independent of the umask: 0777 would let any user replace our folder
     _mkdir(home, PRIVATE)
     _check_way(home)
     _check_own(home)
@@ -45,7 +45,7 @@ def make(home: Path) -> None:
 
 
 def private(folder: Path) -> Path:
-    """A folder within the home, made; nobody else reads it, whatever the umask."""
+    """Create a folder within the home that other users cannot read, independent of the umask."""
     folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) & 0o077:
         folder.chmod(PRIVATE)
@@ -57,7 +57,7 @@ def described(home: Path) -> str:
     return f"it belongs to {_name(found.st_uid)}, mode {stat.S_IMODE(found.st_mode):04o}"
 
 
-# What was found fit is looked at again only when it has changed: settings are read for every call.
+# A folder found fit is checked again only when it has changed: settings are read for every call.
 _seen: dict[Path, tuple[int, ...] | None] = {}
 
 
@@ -95,7 +95,7 @@ def _check_own(home: Path) -> None:
             ours=True,
         )
     if mode & 0o077:
-        with contextlib.suppress(OSError):  # said below
+        with contextlib.suppress(OSError):  # reported below
             home.chmod(PRIVATE)
         if stat.S_IMODE(home.stat().st_mode) & 0o077:
             raise Unfit(
@@ -105,7 +105,7 @@ def _check_own(home: Path) -> None:
 
 
 def _check_way(home: Path) -> None:
-    """Every folder and link on the way to it: whoever can rename one can put another in its place."""
+    """Check every folder and link on the path to it: a user who can rename one can replace it."""
     trusted = {0, os.geteuid()} | ({_OVERFLOW} if _in_user_namespace() else set())
     here, left, links = Path("/"), list(home.parts[1:]), 0
     _check_folder(here, home, trusted)
@@ -147,7 +147,8 @@ def _others(folder: Path, home: Path, what: str, mend: str) -> Unfit:
 
 
 def _is_volume(folder: Path) -> bool:
-    """A volume of a container, which its orchestrator makes writable for all: who else sees it, a pod's spec says."""
+    """Return True for a volume of a container, which its orchestrator makes writable for all: a pod's spec decides who
+    sees it."""
     contained = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _CONTAINED))
     return contained and folder != Path("/") and os.path.ismount(folder)
 

@@ -1,7 +1,7 @@
 """Data: a file or folder that a job reads.
 
-Whatever holds a `Data` here holds a plain path on the host. Responsible for what the user wrote and for
-refusing what is not there; how the content travels is the business of packaging.
+An object that holds a `Data` on the client holds a plain path on the host. Responsible for the user's declaration and
+for refusing missing paths; packaging sends the content.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Data:
 
     @property
     def is_dir(self) -> bool:
-        """In Cloud Storage a folder is what ends with a slash, as in Keras Kinetic."""
+        """True for a folder. In Cloud Storage a folder's path ends with a slash, as in Keras Kinetic."""
         if self.is_gcs:
             return self._raw.endswith("/")
         return self.is_hf or Path(self._path).is_dir()

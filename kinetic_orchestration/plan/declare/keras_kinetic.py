@@ -1,8 +1,8 @@
-"""Keras Kinetic's public names, and what becomes of each here: the one table behind docs/keras-kinetic.md.
+"""Keras Kinetic's public names, and their equivalents here: the one table behind docs/keras-kinetic.md.
 
-`SAME` has a name's meaning, `OTHER` has another one or another name, `ABSENT` is not here and says what to use instead.
-Parameters and methods of what is absent need no entry of their own. Names and facts only; what the names are was read
-off the package (tests/golden/keras-kinetic.json). Loaded when somebody asks for a name that is not here.
+`SAME` has a name's meaning, `OTHER` has another one or another name, `ABSENT` does not exist here and names the
+alternative. Parameters and methods of absent names need no entry of their own. Names and facts only; the names were
+read off the package (tests/golden/keras-kinetic.json). Loaded when a missing name is accessed.
 """
 
 from __future__ import annotations
@@ -275,12 +275,12 @@ GROUPS = (
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Every name with what becomes of it."""
+    """Every name with its equivalent."""
     return {row.name: row for group in GROUPS for row in group.rows()}
 
 
 def row_of(name: str) -> Row | None:
-    """Its own entry, or that of the absent function or method whose parameter it is."""
+    """Its own entry, or that of the absent function or method that it is a parameter of."""
     rows = table()
     if name in rows:
         return rows[name]
@@ -289,7 +289,7 @@ def row_of(name: str) -> Row | None:
 
 
 def without(owner: str, name: str, said: str) -> str:
-    """`said`, the text of an AttributeError, with what Keras Kinetic's name has become if it is one."""
+    """`said`, the text of an AttributeError, with the equivalent of the name if it is one of Keras Kinetic's."""
     row = next((found for text in (name, f"{name}()") if (found := row_of(f"{owner}.{text}"))), None)
     return f"{said}: {_plain(row.why)}" if row is not None and row.verdict != SAME and row.why else said
 
@@ -311,7 +311,8 @@ def unread_profiles(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def command_here(words: Sequence[str]) -> str:
-    """Tell what Keras Kinetic's command has become; "" for what is none of its own, or has the same name here."""
+    """Describe the equivalent of Keras Kinetic's command; "" for a command that is not its own, or has the same name
+    here."""
     rows = table()
     for count in (2, 1):
         command = " ".join(words[:count])

@@ -1,4 +1,4 @@
-"""How long and how often: what a user bounds of a job. Apart from `values`, so that to declare one loads little."""
+"""Limits and retries: the user's bounds of a job. Separate from `values`, so that a declaration loads little."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How many failures of each kind a job survives."""
+    """Number of failures of each kind that a job survives."""
 
     user: int = 0
     preemption: int = 100

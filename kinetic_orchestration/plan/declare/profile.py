@@ -1,7 +1,7 @@
-"""`profile=`: which steps of a training, or how much of its time, its hosts trace for XProf.
+"""`profile=`: the steps of a training, or the part of its time, that its hosts trace for XProf.
 
-Pure: what a user wrote becomes what hosts are told. When a trace begins and ends there is the matter of
-`host/process/frameworks/profiler.py`.
+Pure: it converts the user's value to the hosts' parameters. `host/process/frameworks/profiler.py` begins and ends a
+trace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration.settings import duration, seconds
 
 AFTER = 5  # steps, in which what is computed is compiled
-LONGEST = 600.0  # a trace of more is larger than anybody can open
+LONGEST = 600.0  # a longer trace is too large to open
 EVERY_HOST: Literal["all"] = "all"
 
 _STEPS = re.compile(r"(\d+) ?steps?")
@@ -37,7 +37,7 @@ class Profile:
 
 
 def asked(value: Any) -> Profile | None:
-    """What `profile=` was given, as a Profile that can be. A template of nothing renders to one of these two texts."""
+    """Parse the value of `profile=`. An empty template renders to one of the two texts for None."""
     if value is None or value in ("", "None"):
         return None
     if isinstance(value, Profile):
@@ -84,7 +84,7 @@ def _checked(profile: Profile) -> Profile:
 
 
 def told(value: Any) -> dict[str, Any]:
-    """What hosts are told; empty if nothing is asked for."""
+    """The hosts' parameters; empty if no trace is requested."""
     profile = asked(value)
     if profile is None:
         return {}
@@ -99,7 +99,7 @@ def told(value: Any) -> dict[str, Any]:
 
 
 def describe(asked_for: dict[str, Any]) -> str:
-    """What hosts are told, for people."""
+    """The hosts' parameters in words, for users."""
     if not asked_for:
         return ""
     what = f"{asked_for['steps']} steps" if asked_for["steps"] else duration(asked_for["seconds"])

@@ -1,8 +1,8 @@
 """Shapes of secrets: by the name of a variable, by a value, by the name and the head of a file.
 
-Pure, and one place for all who ask: captured variables, arguments, files of a project. A shape is a guess. Where names
-and known tokens say nothing, only values that look drawn at random count, and not those whose name says what they are:
-a commit, a digest, an id, a path.
+Pure, and one place for all users: captured variables, arguments, files of a project. A shape is a guess. If names and
+known tokens are not conclusive, only values that look random count, and not those whose name shows their kind: a
+commit, a digest, an id, a path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLACE_NAME = re.compile(r"_?(FILE|PATH|DIR|DIRECTORY|FOLDER|SOCK|SOCKET)$")
 _STRONG_NAME = re.compile(
     r"PASSW|PASSPHRASE|SECRET|(API|ACCESS|PRIVATE|AUTH|SIGNING)_?(KEY|TOKEN)|(^|_)(TOKEN|CREDENTIALS?|DSN|PAT)$"
 )
-# A value under such a name says what it is: it is no secret for being random.
+# Such a name shows the kind of its value: a random one is no secret.
 _TOLD_NAME = re.compile(
     r"(^|_)(\w*SHA\d*|COMMIT|REV|REVISION|DIGEST|HASH|CHECKSUM|MD5|ETAG|FINGERPRINT|U?U?ID|GUID|VERSION|BUILD|TAG|TRACE"
     r"|TRACEPARENT|SPAN|RUN|REF|BRANCH|IMAGE|NAME|SEED|PUBLIC|PATH|PATHS|DIR|DIRS|HOME|ROOT|FILE|FILES|FOLDER|CACHE|BIN"
@@ -43,20 +43,22 @@ _TOLD_NAME = re.compile(
 
 
 def told_by_name(name: str) -> bool:
-    """A variable, a field or a parameter whose name promises a secret: DB_PASSWORD, apiKey, SENTRY_DSN."""
+    """Return True for a variable, a field or a parameter whose name promises a secret: DB_PASSWORD, apiKey,
+    SENTRY_DSN."""
     plain = _plain(name)
     return bool(_SECRET_NAME.search(plain)) and not (_PUBLIC_NAME.search(plain) and "PRIVATE" not in plain)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """A variable that does not travel in the open, by its name or by its value."""
+    """Return True for a variable that must not be sent in the open, by its name or by its value."""
     if told_by_name(name) and not _is_harmless(_plain(name), value):
         return True
     return bool(told_by_value(value, name))
 
 
 def is_secret_argument(name: str, value: str) -> bool:
-    """The same of an argument, whose name says less: `key` and `token` mean much else in a training program."""
+    """The same for an argument, whose name is less conclusive: `key` and `token` have other meanings in a training
+    program."""
     if _STRONG_NAME.search(_plain(name)) and len(value) >= 8 and not re.search(r"\s", value):
         return not _is_harmless(_plain(name), value) and not _PLACE.match(value)
     return bool(told_by_value(value, name))
@@ -67,7 +69,8 @@ def _plain(name: str) -> str:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Under a secret's name, too: nothing, yes or no, a count of tokens, and the place of a file."""
+    """Return True for harmless values even under a secret's name: empty, yes or no, a count of tokens, and a file's
+    path."""
     if value.strip().lower() in ("", "true", "false", "yes", "no", "on", "off", "none", "null"):
         return True
     if re.fullmatch(r"\d{1,9}", value) and re.search(r"TOKENS?|KEYS?", name) and not re.search("PASS|SECRET", name):
@@ -77,7 +80,7 @@ def _is_harmless(name: str, value: str) -> bool:
 
 # ---- values ----------------------------------------------------------------------------------------------------
 
-LONGEST: Final = 64 << 10  # of a value, so much is looked at
+LONGEST: Final = 64 << 10  # of a value, only its beginning is checked
 
 _PRIVATE_KEY = (
     r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|AGE-SECRET-KEY-1[A-Z0-9]{20,}|PuTTY-User-Key-File"
@@ -136,7 +139,7 @@ RANDOM: Final = 3.5  # bits a letter, from which on a piece is no word
 
 
 def told_by_value(value: str, name: str = "") -> str:
-    """The kind of secret that a text holds, for people, or ""."""
+    """The kind of secret in a text, for users, or ""."""
     value = value[:LONGEST].strip()
     if len(value) < 8:
         return ""
@@ -147,7 +150,7 @@ def told_by_value(value: str, name: str = "") -> str:
 
 
 def _filled(pattern: re.Pattern[str], value: str) -> bool:
-    """Tell whether the last group of any match is meant, and no placeholder."""
+    """Return True if the last group of any match is no placeholder."""
     return any(not _PLACEHOLDER.fullmatch(found[found.re.groups]) for found in pattern.finditer(value))
 
 
@@ -168,7 +171,7 @@ def known_token(text: str) -> str:
 
 
 def _is_random(value: str) -> bool:
-    """One word that nobody would write: drawn from letters of both cases and digits, or hexadecimal."""
+    """Return True for one word that no user would write: random letters of both cases and digits, or hexadecimal."""
     if re.search(r"\s", value) or len(value) > 512 or _UUID.fullmatch(value) or _PLACE.match(value) or "://" in value:
         return False
     if _PACKED.fullmatch(value):
@@ -195,17 +198,17 @@ def _entropy(text: str) -> float:
 # The name says who looks into a file: nobody, for it is decisive or says nothing, or one that knows its kind. Whoever
 # looks gets its head. A copy (`.env~`, `id_rsa.bak`) is judged as what it is a copy of.
 
-HEAD: Final = 64 << 10  # of a file, so much is looked at
+HEAD: Final = 64 << 10  # of a file, only its beginning is checked
 _FIRST = 4096  # where a private key begins, perhaps behind comments; and a file that is one token
 
-# Code and prose are read by people before they are committed, and a program does not run without its code.
+# Code and prose are reviewed before they are committed, and a program does not run without its code.
 _PROSE = frozenset(
     (
         *("py", "pyi", "pyc", "ipynb", "md", "rst", "htm", "html", "css", "js", "jsx", "ts", "tsx", "go", "rs", "java"),
         *("c", "h", "cc", "cpp", "sh", "tf", "pub", "svg", "png", "lock"),
     )
 )
-# Of these, most of a project's bytes, the name says nothing.
+# The names of these, most of a project's bytes, are not conclusive.
 _DATA = frozenset(
     (
         *("bin", "npy", "npz", "pt", "pth", "ckpt", "safetensors", "h5", "hdf5", "keras", "onnx", "parquet", "arrow"),
@@ -273,7 +276,7 @@ _NAME_OF_ONE = re.compile(r"(existing|from)?_?secret_?(name|ref)?", re.I)
 
 
 def is_key_file(path: str, head: bytes, *, whole: bool) -> bool:
-    """Tell whether a file of a project looks like a key. `head`: its first bytes, and whether these are all."""
+    """Return True if a file of a project looks like a key. `head`: its first bytes, and whether these are all."""
     suffix = path[path.rfind(".") + 1 :]
     if suffix in _PROSE:  # most files
         return False
@@ -295,7 +298,7 @@ def _begins_with_key(head: bytes) -> bool:
 
 
 def is_key_name(path: str) -> bool:
-    """Tell whether a file may be a key by its name alone."""
+    """Return True if a file may be a key by its name alone."""
     name, suffix = _original(path)
     return suffix not in _PROSE and bool(_kind(path, name, suffix)) and not _TEMPLATE.search(name)
 
@@ -311,7 +314,7 @@ def _original(path: str) -> tuple[str, str]:
 
 
 def _kind(path: str, name: str, suffix: str) -> str:
-    """Name who looks into a file of that name, or "" if nobody does."""
+    """The kind of check for the contents of a file of that name, or "" for none."""
     if found := _BY_NAME.fullmatch(name):
         return str(found.lastgroup)
     if kind := _BY_SUFFIX.get(suffix):
@@ -324,7 +327,7 @@ def _kind(path: str, name: str, suffix: str) -> str:
 
 
 def _is_settings(_: str, head: bytes, whole: bool) -> bool:
-    """Tell whether one of its variables looks like a secret; numbers and plain words are none."""
+    """Return True if one of its variables looks like a secret; numbers and plain words are none."""
     text = _text(head).replace("\0", "\n")  # as an editor's copy has its lines
     settings = ((name, _value(rest)) for name, rest in _SETTING.findall(text))
     return bool(known_token(text)) or any(
@@ -333,7 +336,7 @@ def _is_settings(_: str, head: bytes, whole: bool) -> bool:
 
 
 def _is_key(name: str, head: bytes, whole: bool) -> bool:
-    """Tell whether it is binary, armoured, drawn at random, or called the key of something. Labels are none."""
+    """Return True if it is binary, armoured, random, or called the key of something. Labels are none."""
     if _is_public(head, whole) or not head:
         return False
     if b"-----BEGIN " in head or b"\0" in head[:_FIRST] or _NAMES_A_KEY.search(_plain(name)):
@@ -346,12 +349,12 @@ def _is_key(name: str, head: bytes, whole: bool) -> bool:
 
 
 def _is_public(head: bytes, whole: bool) -> bool:
-    """Tell certificates alone, and a talk's slides, from what else is named like a key."""
+    """Return True for certificates alone, and for a talk's slides, which are named like keys."""
     return head.startswith(_ZIP) or (whole and bool(_PUBLIC_HEAD.search(head)) and not _PRIVATE_HEAD.search(head))
 
 
 def _is_manifest(_: str, head: bytes, whole: bool) -> bool:
-    """Tell a file of secrets from one that only names them, or holds them encrypted."""
+    """Return True for a file of secrets, and not for one that only names them, or holds them encrypted."""
     text = _text(head)
     if not whole or len(head) > HEAD:
         return True
@@ -365,7 +368,7 @@ def _is_manifest(_: str, head: bytes, whole: bool) -> bool:
 
 
 def _names_only(line: str) -> bool:
-    """Tell whether a line of YAML says no more than where a value comes from."""
+    """Return True if a line of YAML contains only the source of a value."""
     item = line.strip()
     inner = item.removeprefix("-").lstrip()
     entry = _ENTRY.fullmatch(inner)

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, and lines beside a job's output. Knows nothing of what they say."""
+"""Warnings that point at the user's own line, and lines about a job, separate from its output. Knows no contents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tell_once(text: str) -> None:
 
 
 def _distance() -> int:
-    """How many frames there are from `warn` to the first that is not ours."""
+    """The number of frames from `warn` to the first one outside of this package."""
     frame, distance = sys._getframe(1), 0
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:
         frame, distance = frame.f_back, distance + 1

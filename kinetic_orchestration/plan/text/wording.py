@@ -1,4 +1,4 @@
-"""Amounts and commands in words, for people."""
+"""Amounts and commands in words, for users."""
 
 from __future__ import annotations
 
