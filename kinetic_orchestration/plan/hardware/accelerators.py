@@ -46,7 +46,7 @@ class Slice:
 
     @property
     def devices_per_host(self) -> int:
-        """What a framework counts on one host: v2, v3 and TPU7x show every TensorCore as a device."""
+        """The number of devices of one host in a framework: v2, v3 and TPU7x show every TensorCore as a device."""
         return self.chips_per_host * self.devices_per_chip
 
     @property
@@ -55,14 +55,14 @@ class Slice:
 
     @property
     def shape(self) -> str:
-        """The same for people, without a word of where it is."""
+        """Its hosts and chips in words, without its location."""
         if self.kind == "tpu":
             hosts = f"{self.crew()} × {_count(self.chips_per_host, 'chip')}"
             return f"{self.name}: {_count(self.chips, 'chip')} ({self.topology}), {hosts}"
         return f"{self.name}: {_count(self.chips, 'GPU' if self.kind == 'gpu' else 'device')}, {self.crew()}"
 
     def crew(self, slices: int = 1) -> str:
-        """Describe, for people, what runs the function on so many of it: hosts, or processes that share one."""
+        """The hosts, or the processes of one host, that run the function on that number of slices, in words."""
         if self.kind == "tpu":
             return _count(self.hosts * slices, "host")
         return f"1 host, {self.hosts} processes" if self.hosts > 1 else "1 host"
@@ -216,7 +216,7 @@ _TPU_NAMES = {alias: tpu for tpu in _TPUS.values() for alias in (tpu.name, *tpu.
 _GPU_NAMES = {alias: gpu for gpu in _GPUS.values() for alias in (gpu.name, gpu.gke_label)}
 
 MOST_GPUS = 64  # of no named model
-_GPUS_BARE = (1, 2, 4, 8, 16)  # a number alone counts GPUs where Kinetic sells so many; any other counts chips
+_GPUS_BARE = (1, 2, 4, 8, 16)  # a number alone counts GPUs if Kinetic offers that many; any other counts chips
 # What Kinetic gives for a bare number of chips: the most capable hardware that it sells in exactly that size.
 _TPU_BY_CHIPS = {1: "v5e", 4: "v5e", 8: "v6e", 16: "v6e", 32: "v5p", 64: "v5e", 128: "v5e", 256: "v5e"}
 _TPU_BY_CHIPS |= {512: "v4", 1024: "v4", 2048: "v4", 4096: "v4"}
@@ -266,7 +266,7 @@ def from_accelerator_type(name: str) -> Slice:
 
 
 def by_process(slice: Slice) -> Slice:
-    """The same hardware with a process for each of its devices, as so many hosts on one machine."""
+    """The same hardware with a process for each of its devices, as that many hosts on one machine."""
     return replace(slice, hosts=slice.chips, chips_per_host=1)
 
 
@@ -278,7 +278,7 @@ def catalogue() -> tuple[Slice, ...]:
 
 
 def zones(slice: Slice) -> tuple[str, ...]:
-    """Where to look for it unless settings say otherwise; empty where nobody has published it."""
+    """The zones to try unless settings name others; empty if none are published."""
     tpu = _TPUS.get(slice.generation)
     return tpu.zones if tpu is not None and slice.chips <= tpu.zones_up_to else ()
 
@@ -289,7 +289,7 @@ def sides(slice: Slice) -> tuple[int, ...]:
 
 
 def wraps(slice: Slice) -> tuple[bool, ...]:
-    """For each side, whether its ends are linked as well; False where that is not known."""
+    """For each side, True if its ends are linked as well; False if unknown."""
     lengths = sides(slice)
     if len(lengths) == 3:
         return (all(side % 4 == 0 for side in lengths),) * 3
@@ -299,7 +299,7 @@ def wraps(slice: Slice) -> tuple[bool, ...]:
 
 
 def link(slice: Slice) -> str:
-    """What joins its chips: ICI, NVLink or PCIe; empty for one that has nothing to join."""
+    """The interconnect of its chips: ICI, NVLink or PCIe; empty for a single chip."""
     if slice.chips == 1 or slice.kind == "cpu":
         return ""
     if slice.kind == "tpu":
@@ -308,7 +308,7 @@ def link(slice: Slice) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What kind the name insists on, and the name without that."""
+    """The kind that the name requires, and the name without it."""
     if text in ("tpu", "gpu", "cpu"):
         return text, {"tpu": "v5e", "gpu": "1", "cpu": "1"}[text]
     match = _PREFIX.fullmatch(text)
@@ -341,7 +341,7 @@ def _cpu_of(devices: int) -> Slice:
 
 
 def _any_gpus(rest: str, counts: Collection[int]) -> Slice | None:
-    """Make up so many GPUs of no named model: nothing is known of them."""
+    """A slice of that many GPUs of no named model: nothing is known of them."""
     if not _is_number(rest) or int(rest) not in counts:
         return None
     any_model = _Gpu("gpu", "", (), 0, 0, "").slice(int(rest))

@@ -1,7 +1,7 @@
-"""What a job's chips cost: list prices as a table, and estimates that say their date.
+"""The cost of a job's chips: list prices as a table, and estimates with the date of their prices.
 
-The prices are those of a `PriceList`; settings override them.
-Where none is known the answer is None, never a guess. This module does not know what ran, or what was billed.
+The prices are those of a `PriceList`; settings override them. If none is known the answer is None, never a guess. This
+module does not know what ran, or what was billed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of a job's attempts; of one that nobody charges for, what the hardware that it names would cost.
+    """The cost of a job's attempts; for an uncharged job, what the named hardware would cost.
 
-    The seconds are those of `bill`, which tells what they mean.
+    The seconds are those of `bill`, which defines them.
     """
 
     accelerator: str
@@ -65,17 +65,17 @@ class Estimate:
     attempts: int = 0  # that had hosts
     queued_seconds: float = 0.0
     ready_seconds: float = 0.0
-    program_seconds: float = 0.0  # in which the program ran, whatever it did
-    parts: Mapping[str, float] = field(default_factory=dict)  # as `goodput` has them; {} if no step was told of
+    program_seconds: float = 0.0  # in which the program ran
+    parts: Mapping[str, float] = field(default_factory=dict)  # as `goodput` has them; {} if no step was reported
 
     @property
     def productive_seconds(self) -> float | None:
-        """Those of training steps that were not done again; None if nobody told of steps."""
+        """The seconds of training steps that were not repeated; None if no steps were reported."""
         return self.parts.get("steps")
 
     @property
     def goodput(self) -> float | None:
-        """Of the time that is charged for, that of steps that counted."""
+        """The share of the charged time that went into steps that counted."""
         productive = self.productive_seconds
         return productive / self.ready_seconds if self.ready_seconds and productive is not None else None
 
@@ -97,7 +97,7 @@ class Total:
     ready_seconds: float = 0.0
     program_seconds: float = 0.0
     productive_seconds: float = 0.0
-    counted_seconds: float = 0.0  # that were held by those that told of steps
+    counted_seconds: float = 0.0  # held by attempts that reported steps
 
     @property
     def goodput(self) -> float | None:
@@ -148,7 +148,7 @@ def estimate(
     uncharged: bool = False,
     listed: PriceList = BUILT_IN,
 ) -> Estimate:
-    """What `seconds` of the slice cost: chips are paid for while they are held, whatever they do."""
+    """Estimate the cost of holding a slice for `seconds`, whether or not its chips compute."""
     per_hour = price(slice, zone, spot, overrides, listed)
     chips = 0 if slice.kind == "cpu" else slice.chips * slices
     chip_hours = chips * max(seconds, 0.0) / 3600
@@ -234,7 +234,7 @@ def affordable(
 
 
 def line(estimate: Estimate) -> str:
-    """The line that people see when a job ends."""
+    """The line about the cost at a job's end, for users."""
     here = "$0.00 on this machine" if estimate.uncharged else ""
     priced = estimate.usd is not None and estimate.usd_per_chip_hour is not None
     if estimate.uncharged and not (priced and estimate.chip_hours):
@@ -249,7 +249,7 @@ def line(estimate: Estimate) -> str:
 
 
 def times(estimate: Estimate) -> str:
-    """Beside the cost: how long its attempts queued, were charged for and ran a program, or what of it counted."""
+    """The times next to the cost: queued, charged, and in a program or, if known, in steps that counted."""
     attempts = "1 attempt" if estimate.attempts == 1 else f"{estimate.attempts} attempts"
     told = f"{attempts}, {_seconds(estimate.queued_seconds)} queued, {_seconds(estimate.ready_seconds)} READY"
     if estimate.goodput is None or estimate.productive_seconds is None:
@@ -258,7 +258,7 @@ def times(estimate: Estimate) -> str:
 
 
 def went_to(estimate: Estimate) -> str:
-    """What the time went to, without the parts that took none; "" if nobody told of steps."""
+    """The uses of the time, without those of zero; "" if no steps were reported."""
     of = {"checkpoint": "checkpoint stall", "program": "program time"}
     return ", ".join(f"{of.get(name, name)} {_seconds(took)}" for name, took in estimate.parts.items() if took >= 0.05)
 

@@ -63,7 +63,7 @@ class PriceList:
             self._found[rate.generation, rate.region, rate.model] = rate
 
     def regions(self, generation: str) -> list[str]:
-        """Those with a price on demand; the first stands in where none is named."""
+        """The regions with an on-demand price; the first is the default."""
         wanted = (rate for rate in self._found.values() if rate.generation == generation and rate.model == ON_DEMAND)
         return [rate.region for rate in wanted]
 
@@ -76,7 +76,7 @@ class PriceList:
         return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
 
     def with_rates(self, rates: Iterable[Rate], refreshed: str) -> PriceList:
-        """With newer prices in the place of those that they are of."""
+        """A copy with newer prices in place of the old ones."""
         newer = {(rate.generation, rate.region, rate.model): rate for rate in rates}
         return PriceList(tuple({**self._found, **newer}.values()), refreshed)
 
@@ -93,7 +93,7 @@ BUILT_IN = PriceList(tuple(_built_in()))
 
 
 def read(home: Path) -> PriceList:
-    """The table in force for a home; what is not one is told, and the package's own is taken."""
+    """The table in force for a home; an invalid one is reported, and the package's own is used."""
     path = home / FILE
     try:
         about = path.stat()

@@ -1,7 +1,7 @@
-"""Bucket locations: which regions one has, which zones lie in it, and what is billed for reading from elsewhere. Pure.
+"""Bucket locations: the regions of one, the zones in it, and the charge for reading from elsewhere. Pure.
 
 Source: https://docs.cloud.google.com/storage/docs/locations. Reads within a bucket's region, or within either region of
-a dual-region, bear no data transfer charge; reads of a multi-region always do. Dollars are not told: no price of a GiB
+a dual-region, bear no data transfer charge; reads of a multi-region always do. Dollars are not shown: no price of a GiB
 with a source and a date is known here.
 """
 
@@ -23,7 +23,7 @@ _NOT_IN_THE_EU = ("europe-west2", "europe-west6")
 
 
 class Location(NamedTuple):
-    """Holds where a bucket lies. Either it has `regions`, or it is a large area and has all of those."""
+    """The location of a bucket. Either it has `regions`, or it is a large area and has all of those."""
 
     bucket: str
     name: str  # as Google writes it: US-CENTRAL1, NAM4, US
@@ -48,7 +48,7 @@ def region_of(zone: str) -> str:
 
 
 def location(bucket: str, fields: Mapping[str, Any]) -> Location | None:
-    """From a bucket's metadata; None for a location that is not known here."""
+    """The location from a bucket's metadata; None for an unknown one."""
     name = str(fields.get("location", "")).upper()
     placed = fields.get("customPlacementConfig")
     pair = placed.get("dataLocations") if isinstance(placed, Mapping) else None
@@ -76,7 +76,7 @@ def near(zones: Iterable[str], bucket: Location, what: str) -> tuple[str, ...]:
 
 
 def egress(zones: Iterable[str], bucket: Location) -> str:
-    """Describe, for people, what is billed for the data that hosts in these zones read; "" for no zones."""
+    """Describe the charge for the data that hosts in these zones read, for users; "" for no zones."""
     zones = tuple(zones)
     outside = [zone for zone in zones if not bucket.holds(zone)]
     if outside:
