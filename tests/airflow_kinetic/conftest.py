@@ -29,7 +29,7 @@ class Airflow:
     def __call__(
         self, story: str, home: Path, *, environ: dict[str, str] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """What the runner answers, and all that was logged meanwhile under `log`."""
+        """Return the runner's answer, with everything that was logged in between under `log`."""
         home.parent.mkdir(parents=True, exist_ok=True)
         log = home.parent / f"{story}.log"
         asked = {

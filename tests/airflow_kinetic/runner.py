@@ -137,8 +137,8 @@ def fire_while_the_scheduler_stands_still(still: int) -> dict[str, Any]:
 
 
 def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
-    """In a bucket, a success that becomes a preemption after the trigger saw it, before the task goes on where another
-    home is.
+    """In a bucket, a success that becomes a preemption after the trigger saw it, before the task continues where
+    another home is.
     """
     import pytest
 
@@ -172,7 +172,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
 
 
 def trigger_of(job: Any, **fields: Any) -> Any:
-    """As it comes out of the database."""
+    """A trigger as it comes out of the database."""
     from airflow_kinetic.shared.location import Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
     from kinetic_orchestration.plan.values import Cursor
@@ -186,7 +186,7 @@ def trigger_of(job: Any, **fields: Any) -> Any:
 
 
 def provider() -> dict[str, Any]:
-    """What Airflow itself makes of the provider."""
+    """The data that Airflow itself derives from the provider."""
     import airflow
     import jsonschema
     from airflow.providers_manager import ProvidersManager
@@ -209,7 +209,7 @@ def provider() -> dict[str, Any]:
 
 
 def declare(options: dict[str, Any]) -> dict[str, Any]:
-    """What a DAG file is told while it is parsed."""
+    """The error that a DAG file gets while it is parsed."""
     from airflow_kinetic import KineticTPUOperator, kinetic_task
 
     given = {"python_callable": print, **options}
@@ -307,7 +307,7 @@ def declare_generators() -> dict[str, Any]:
 
 
 def decisions(dag_id: str, task_id: str, exceptions: list[str]) -> dict[str, Any]:
-    """What a task's retry policy says of some failures."""
+    """The decisions of a task's retry policy on some failures."""
     import airflow_kinetic.exceptions
 
     policy = dags()[dag_id].get_task(task_id).retry_policy
@@ -339,7 +339,8 @@ class State:
 
 
 def a_try(state: State, *, number: int = 1, max_tries: int = 1, clears: int = 0) -> dict[str, Any]:
-    """What of a task's context the operator looks at. The whole of it takes a scheduler: see the tests in `live`."""
+    """The part of a task's context that the operator reads. The whole of it takes a scheduler: see the tests in
+    `live`."""
     task = SimpleNamespace(
         dag_id="a_dag", task_id="a_task", run_id="a_run", map_index=-1, max_tries=max_tries, try_number=number,
         xcom_push=lambda **_: None,
@@ -490,7 +491,7 @@ def killed_falsely(seconds: float) -> dict[str, Any]:
 
 
 def counts(file: str) -> int:
-    """How often it was called."""
+    """Count the calls, in a file."""
     path = Path(file)
     path.write_text(path.read_text() + "x" if path.exists() else "x")
     return len(path.read_text())
@@ -553,7 +554,7 @@ def deleted_and_run_again(file: str) -> dict[str, Any]:
 
 
 class Gate:
-    """Whoever packages it while the file `open` is not there waits for that."""
+    """An object whose packaging waits until the file `open` exists."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -683,7 +684,7 @@ def waits_without_triggers() -> dict[str, Any]:
 
 
 def fields_of_a_run() -> dict[str, Any]:
-    """What is rendered of a task, one field of which was set after it was made, and what of it a page then shows."""
+    """The rendered fields of a task, one of which was set after its creation, and the fields that a page then shows."""
     task = task_of(says_and_waits, op_args=["{{ day }}"], labels={})
     task.zone = "{{ zone }}"
     task.render_template_fields({"day": "monday", "zone": "us-west4-a"})
@@ -736,7 +737,7 @@ def speaks_and_waits(marker: str) -> None:
 
 
 def deferred_again(marker: str) -> dict[str, Any]:
-    """What a task is deferred with whose job is there already, and has said something."""
+    """The deferral of a task whose job exists already, and has printed something."""
     from airflow.sdk.exceptions import TaskDeferred
 
     import kinetic_orchestration as kinetic
@@ -885,7 +886,7 @@ def refuses_another(marker: str) -> dict[str, Any]:
 
 
 class OnDisk(State):
-    """For a process that is killed."""
+    """A state on disk, for a process that is killed."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -945,7 +946,7 @@ def killed_at(moments: list[Any], folder: str) -> dict[str, Any]:
 
 
 def be_killed(moment: Any, kept: str, marker: str) -> None:
-    """What a task's process is, between its fork and its end."""
+    """Do the work of a task's process between its fork and its end."""
     raised = "nothing"
     try:
         task = task_of(says_and_waits, op_args=[marker])
@@ -1084,7 +1085,7 @@ def poked_while_its_store_is_away(project: str) -> dict[str, Any]:
 
 
 def rendered_zones(zones: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """What a task asks for once its templates are rendered."""
+    """The zones of a task once its templates are rendered."""
     task = task_of(says_and_waits, op_args=["no marker"], zones=zones)
     task.render_template_fields({"params": params})
     return {"zones": task._spec({}).options.cloud.zones}
@@ -1167,7 +1168,7 @@ def told_of_an_unreachable_store(elsewhere: str, marker: str, *, fails_at_once: 
 
 
 def deferral(marker: str, minutes: float) -> dict[str, Any]:
-    """What Airflow is given to keep when a task is deferred."""
+    """The data that Airflow stores when a task is deferred."""
     from airflow.sdk.exceptions import TaskDeferred
 
     state = State()
@@ -1185,7 +1186,7 @@ def deferral(marker: str, minutes: float) -> dict[str, Any]:
 
 
 def failed_by_its_trigger(marker: str, number: int, error: str) -> dict[str, Any]:
-    """What Airflow does with a task whose trigger broke, or was given up by Airflow itself."""
+    """The result of a task whose trigger broke, or was given up by Airflow itself."""
     import kinetic_orchestration as kinetic
     from kinetic_orchestration.protocol import names
 
@@ -1210,7 +1211,7 @@ def connection(
     project_id: str | None = None,
     name: str = "kinetic_test",
 ) -> Any:
-    """What a task would be for Google Cloud, by a connection of this extra."""
+    """The Google Cloud credentials of a task, by a connection with this extra."""
     from airflow_kinetic.hooks.kinetic import KineticHook
     from kinetic_orchestration.platforms.google import credentials
 
@@ -1236,7 +1237,7 @@ def connection(
 
 
 def connections(extras: list[dict[str, Any]], file: str, renewed: str) -> dict[str, Any]:
-    """Who is acted as, one connection after the other, the file of the last one's key written anew before it."""
+    """The credentials of one connection after the other; the file of the last one's key is rewritten before it."""
     from airflow_kinetic.hooks.kinetic import KineticHook
 
     seen: list[dict[str, Any]] = []
@@ -1289,7 +1290,7 @@ def hanging_connection(key: str, file: str) -> dict[str, Any]:
 
 
 def jobs_of_a_hook(accelerator: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What code of one's own in a task does with jobs, by a connection that is not there."""
+    """The jobs of user code in a task, by a connection that does not exist."""
     from airflow_kinetic.hooks.kinetic import KineticHook
 
     os.environ.pop("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", None)
@@ -1406,8 +1407,8 @@ def internals_there() -> dict[str, Any]:
 
 
 def _used_of_the_context() -> set[str]:
-    """What this package's code asks of what a task's context has, also by a name that it gave it in the same function
-    or that a function it calls has for it.
+    """The keys of a task's context that this package's code reads, also by a name that it assigned in the same
+    function, or that a function it calls has for it.
     """
     import airflow_kinetic
 
@@ -1441,7 +1442,7 @@ def _is_of_the_context(node: ast.AST | None) -> bool:
 
 
 def _is_there(module: Any, name: str) -> bool:
-    """Whether a module holds what is named: a class's field or what its instances are given, too."""
+    """Return True if a module has the name: a class's field or an instance's attribute, too."""
     owner, _, member = name.partition(".")
     found = getattr(module, owner, None)
     return found is not None and (not member or member in _names_of(found))
@@ -1456,7 +1457,7 @@ def _names_of(kind: type) -> set[str]:
 
 
 def _given(kind: type) -> set[str]:
-    """What a class's own methods assign to `self`."""
+    """The attributes that a class's own methods assign to `self`."""
     return {node.attr for node in _attributes(kind, "self") if isinstance(node.ctx, ast.Store)}
 
 
@@ -1469,7 +1470,7 @@ def _attributes(kind: type, *of: str) -> list[ast.Attribute]:
 
 
 def _members_used() -> set[str]:
-    """What classes of this package override of Airflow's classes that they are made of, and what they use of them."""
+    """The members of Airflow's classes that this package's subclasses override and use."""
     import importlib
     import pkgutil
 

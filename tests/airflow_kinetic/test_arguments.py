@@ -1,4 +1,4 @@
-"""What a function may ask of its task's context by name."""
+"""The parts of its task's context that a function may request by name."""
 
 from __future__ import annotations
 

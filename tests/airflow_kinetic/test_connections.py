@@ -67,7 +67,7 @@ def test_a_connection_without_a_project_is_refused_with_the_fix(airflow: Airflow
 def test_a_connection_that_was_edited_is_another_one_and_so_is_a_file_that_was(
     airflow: Airflow, home: Path, tmp_path: Path, key: str
 ) -> None:
-    """In one process, as a triggerer that lives for months."""
+    """One process looks all of them up, like a triggerer that lives for months."""
     file = tmp_path / "key.json"
     file.write_text(key)
     anonymous = {"is_anonymous": True, "project": "p"}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
 
 def names(heading: str, column: int) -> set[str]:
-    """What is written as code in a column of the table below a heading."""
+    """The names in code style in a column of the table below a heading."""
     part = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in part.splitlines() if line.startswith("|") and not line.startswith("|---")]
     return {name for row in rows[1:] for name in re.findall(r"`([^`]+)`", row[column])}

@@ -1,4 +1,4 @@
-"""What a task shows of its job's exception, without a task."""
+"""The display of a job's exception by its task, without a task."""
 
 from __future__ import annotations
 

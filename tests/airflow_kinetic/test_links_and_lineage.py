@@ -1,4 +1,4 @@
-"""Where a task's links lead, and what its lineage names."""
+"""The targets of a task's links, and the names in its lineage."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_without_openlineage_there_is_no_lineage_and_no_error() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_airflows_openlineage_takes_what_a_task_tells(tmp_path: Path) -> None:
-    """With its provider as it is, which is not among what this project is developed with."""
+    """Uses the unmodified OpenLineage provider, which is not among this project's development packages."""
     import uv
 
     where = ["--python", sys.executable, "--target", str(tmp_path / "more")]

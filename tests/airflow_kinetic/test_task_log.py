@@ -1,4 +1,4 @@
-"""What of a job's events is written to the task's log."""
+"""The events of a job that are written to the task's log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_reading_again_after_a_restart_writes_equal_records_which_airflow_drops(
 
 
 def test_no_two_lines_share_a_millisecond_by_which_airflow_sorts() -> None:
-    """Those that did would come twice, and mixed, once a second trigger has written them again to a file of its own."""
+    """Lines with equal times would come twice, and mixed, once a second trigger has written them again to a file of its
+    own."""
     events = [output(b"".join(b"%d\n" % line for line in range(50)), host=host) for host in range(4)]
     records = written(*events, *events, hosts=4)
     assert len({record["timestamp"][:23] for record in records}) == len(records) == 400
@@ -62,7 +63,7 @@ def test_of_a_host_that_pours_no_time_is_moved_by_more_than_a_second() -> None:
 
 
 def test_hosts_and_later_attempts_are_told_apart() -> None:
-    """By the numbers that the job's own words have: one that found no hosts in a full zone is no attempt."""
+    """The numbers are those of the job: one that found no hosts in a full zone is no attempt."""
     records = written(
         Change("queued", "stockout", 2), output(b"a\n", host=3, attempt=2), Change("resuming", "attempt 1 ended", 3),
         Change("queued", "stockout", 4), output(b"a\n", host=3, attempt=4), hosts=4,
@@ -188,7 +189,7 @@ def test_what_was_written_of_late_is_known_in_seconds_to_who_waits_until_it_is_r
 
 
 def test_who_gives_up_while_a_line_is_being_told_ends_after_it_and_nothing_follows() -> None:
-    """As a trigger that is out of time, while the step of its job is on another thread."""
+    """A trigger may time out while the step of its job runs on another thread."""
     told, go_on = threading.Event(), threading.Event()
 
     def now() -> float:

@@ -79,7 +79,7 @@ def test_a_clock_that_is_an_hour_ahead_keeps_no_task_waiting_for_it(airflow: Air
 def test_a_job_that_was_launched_for_a_deferral_ends_itself_if_no_trigger_takes_it(
     airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
-    """As when somebody marks the task before the deferral took hold: Airflow then makes no trigger, and tells nobody."""
+    """A user may mark the task before the deferral took hold: Airflow then creates no trigger, and no notice."""
     done = airflow("nobody_takes_it", home, marker=str(tmp_path / "begun"), seconds=4.0)
     assert (done["marked"], done["anew"]) == ("CANCELLED", True)
     assert done["why"].startswith("nobody has taken it over within 4 s")
@@ -137,7 +137,7 @@ def test_a_task_that_is_out_of_time_shows_what_its_program_said_to_its_end(airfl
 def test_a_task_that_was_out_of_time_before_its_trigger_began_still_knows_its_job_by_its_digest(
     airflow: Airflow, home: Path, tmp_path: Path
 ) -> None:
-    """Without it a worker that did not submit the job would take no pickled value from a bucket."""
+    """A worker that did not submit the job would otherwise refuse a pickled value from a bucket."""
     done = airflow("out_of_time_before_it_opened", home, marker=str(tmp_path / "begun"))
     assert done["how"] == "out of time"
     assert done["digest"] == done["of_the_job"]

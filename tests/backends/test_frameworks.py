@@ -49,7 +49,8 @@ def train(steps: int = 30) -> tuple[float, list[float]]:
 
 
 def workers_first() -> list[Any]:
-    """What workers of the function see that import JAX before it does: each way of starting one."""
+    """The process counts in workers of the function that import JAX before it does: one for each way of
+    starting them."""
     import multiprocessing
     import warnings
 

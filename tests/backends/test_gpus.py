@@ -199,7 +199,7 @@ def test_of_four_jobs_on_two_gpus_each_has_its_own_and_two_wait(
 
 
 def leave_a_worker(go: str) -> str:
-    """As a loader of data does, which would go on with the GPU's memory for a while."""
+    """Leave a process like a data loader's, which would keep the GPU's memory for a while."""
     worker = subprocess.Popen(["sleep", "60"])
     Path(go, str(worker.pid)).touch()
     return hold(go)

@@ -129,7 +129,7 @@ def test_the_client_library_takes_it_and_loses_nothing(name: str) -> None:
 
 
 def _without_nothing(value: Any) -> Any:
-    """As proto3 JSON shows it: what has its default value is left out, except for an empty message."""
+    """The proto3 JSON form: default values are left out, except for an empty message."""
     if isinstance(value, dict):
         return {key: _without_nothing(entry) for key, entry in value.items() if entry is not False}
     return [_without_nothing(entry) for entry in value] if isinstance(value, list) else value
@@ -277,7 +277,7 @@ def test_the_startup_script_is_small_and_good_for_any_shell(tmp_path: Path) -> N
 
 
 def test_the_startup_script_runs_the_program_that_it_carries_and_again_at_the_next_boot(tmp_path: Path) -> None:
-    """Where the metadata knows of nothing the program gives up at once, and says so; where no disk takes it, too."""
+    """The program gives up immediately with a message if the metadata are empty; if no disk can be written, too."""
     root, full = tmp_path / "root ä", tmp_path / "full"
     full.mkdir()
     (full / "var").touch()

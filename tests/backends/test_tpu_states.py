@@ -1,4 +1,4 @@
-"""What the states of a queued resource and of its nodes mean for an attempt: one table, row by row."""
+"""The meaning of the states of a queued resource and of its nodes for an attempt: one table, row by row."""
 
 from __future__ import annotations
 

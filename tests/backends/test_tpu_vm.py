@@ -124,7 +124,7 @@ def here(request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path) -> Her
 
 @pytest.fixture
 def one(cloud: Emulator, tmp_path: Path) -> Here:
-    """Where the protocol makes no difference."""
+    """A backend with one protocol, for tests in which the protocol makes no difference."""
     return here_of(cloud, tmp_path / "home")
 
 
@@ -548,7 +548,7 @@ def test_released_means_that_queued_resource_and_nodes_answer_404(cloud: Emulato
 
 
 def test_a_delete_that_was_taken_and_of_which_nothing_shows_is_asked_for_again(cloud: Emulator, here: Here) -> None:
-    """Whoever released a SUSPENDED resource for good would leave it to the reaper, and its quota with it."""
+    """A client that released a SUSPENDED resource for good would leave it to the reaper, and its quota with it."""
     intent = here.intent()
     here.submit(intent)
     here.until(intent, PRESENT)
@@ -743,7 +743,7 @@ def test_one_client_serves_all_backends_of_the_same_settings(cloud: Emulator, on
 
 
 def test_a_client_that_others_displace_goes_on_for_whoever_is_at_a_call_with_it(cloud: Emulator, here: Here) -> None:
-    """As one of Airflow's connections is, while a task of another one begins."""
+    """One of Airflow's connections may be displaced while a task of another one begins."""
     mine = client.client(here.settings)
     listed = mine.list_locations
     for number in range(client.KEPT):
@@ -785,7 +785,7 @@ def test_a_forked_process_still_speaks_to_the_api(cloud: Emulator, one: Here) ->
 
 
 def test_a_process_that_is_forked_while_a_client_is_opened_has_clients_of_its_own(cloud: Emulator, one: Here) -> None:
-    """As a worker of Dagster or Airflow may be, while a thread of its parent holds the lock."""
+    """A worker of Dagster or Airflow may be forked while a thread of its parent holds the lock."""
     mine = client.client(one.settings)
     held, enough = threading.Event(), threading.Event()
 

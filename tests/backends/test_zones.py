@@ -1,4 +1,4 @@
-"""Where the next attempt goes, and when: pure, and driven here by the very sentences that the API's errors lead to."""
+"""The zone and the time of the next attempt: pure, and driven here by the very sentences of the API's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Airflow adapter costs beside Airflow itself: a task, a thousand deferred ones, their requests, and a cancel.
+"""Costs of the Airflow adapter beyond Airflow itself: a task, a thousand deferred ones, their requests, and a cancel.
 
 Floors: the same no-op as an `ExternalPythonOperator` in an environment without any package, a deferrable operator whose
 trigger fires at once, and a trigger that only sleeps. The import is a figure of the section `import`. A task's time is the one that Airflow tells of it, and what of
@@ -138,8 +138,9 @@ def figures() -> Iterator[Figure]:
 
 
 def noop(home: Path) -> Iterator[Figure]:
-    """Of one process that runs one after the other, as `dag.test()` does; the job in it, without Airflow; Airflow's own
-    part of any task; and one that may be deferred, is or is not, beside an operator that is deferred for nothing.
+    """Time one process that runs one task after the other, as `dag.test()` does; the job in it, without Airflow;
+    Airflow's own part of any task; and one that may be deferred, is or is not, next to an operator that is deferred for
+    nothing.
     """
     program, taken, lean = home / "dags" / "noops.py", home / "taken.json", home / "lean"
     program.parent.mkdir()
@@ -186,7 +187,7 @@ def deferred(home: Path) -> Iterator[Figure]:
 
 
 def cancelled(home: Path) -> Iterator[Figure]:
-    """From a trigger's `on_kill` to the end of the job's program."""
+    """Time from a trigger's `on_kill` to the end of the job's program."""
     from tests.benchmarks import cloud
 
     with (
@@ -261,7 +262,7 @@ def paced(home: Path) -> Iterator[Figure]:
 
 
 def _look(site: Any) -> dict[str, float]:
-    """Of three looks; what was asked for once a look, and the rest by the minute."""
+    """Average three polls; the requests per poll, and the rest per minute."""
     began = time.monotonic()
     looks = site.count_looks(3)
     time.sleep(max(0.0, began + LONG_ENOUGH - time.monotonic()))
@@ -305,7 +306,7 @@ def _worker(kind: str, *arguments: str, **options: Any) -> subprocess.Popen[str]
 
 
 def _trigger(job_id: str, spec: str = "") -> Any:
-    """As a triggerer makes it of what the database has."""
+    """A trigger as a triggerer creates it from the database."""
     from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
     from airflow_kinetic.shared.location import Place
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
@@ -406,7 +407,7 @@ async def _turns(listed: str, count: str) -> None:
     store, _ = open_place()
 
     def end(job: str) -> None:
-        """As its host does."""
+        """End the job as its host does."""
         now = store.now()
         verdict = wire.Verdict(wire.CLOSED, "benchmark", now, wire.CANCELLED, None, "its turn is over")
         store.put(names.verdict(job, 1), verdict.encode())

@@ -1,4 +1,4 @@
-"""What this project adds to an emulated cloud's own time, asks of its APIs, and costs in requests to its store.
+"""The time that this project adds to an emulated cloud's own, its API requests, and the cost of requests to its store.
 
 The emulator runs in this process, every client in one of its own, so that the two do not share an interpreter. What
 is taken off the time of a job is scripted or measured in the same run: the provision delay as it was, and the boot of
@@ -97,7 +97,7 @@ def _median(rows: list[dict[str, float]], name: str) -> float:
 
 
 def delete_call() -> Iterator[Figure]:
-    """By the hosts themselves: whoever submitted is gone."""
+    """Time the delete calls of the hosts themselves: the submitter is gone."""
     with site() as here:
         for hosts, accelerator in ((1, ONE), (4, FOUR)):
             late = []
@@ -118,7 +118,7 @@ def delete_call() -> Iterator[Figure]:
 
 
 def dollars() -> Iterator[Figure]:
-    """Of hosts that run and print a line each second, without and with somebody who reads their log."""
+    """Cost of hosts that run and print a line each second, without and with a reader of their log."""
     from kinetic_orchestration.host.view import bucket, segments
 
     seen: dict[tuple[int, bool], Counter[str]] = {}
@@ -233,7 +233,7 @@ class Site:
             return client.communicate()[0]
 
     def when(self, job: str, what: str, kind: str = "queued resource") -> float:
-        """When it first happened to something of the job; 0 if it did not."""
+        """The time of the first such event of the job; 0 if there was none."""
         short = job.removeprefix("job-")
         return next((at for at, k, name, w in self.happened if short in name and (k, w) == (kind, what)), 0.0)
 
@@ -262,13 +262,13 @@ class Site:
         self.cloud.call("CreateQueuedResource", request)
 
     def written(self, deployment: str, prefix: str) -> dict[str, float]:
-        """When each object was written. The server's generations are microseconds of that moment."""
+        """The write time of each object. The server's generations are microseconds of that moment."""
         query = urlencode({"prefix": f"kinetic/{deployment}/{prefix}", "maxResults": 1000})
         with urllib.request.urlopen(f"{self.cloud.storage.url}/storage/v1/b/emulated/o?{query}") as answer:
             return {item["name"]: int(item["generation"]) / 1e6 for item in json.load(answer).get("items", ())}
 
     def split(self, told: dict[str, Any], deployment: str, boot: float) -> dict[str, float]:
-        """Where the time of a job went that was not the cloud's own."""
+        """The parts of a job's time that were not the cloud's own."""
         job = told["job"]
         out = f"kinetic/{deployment}/jobs/{job}/out/1/hosts/0"
         written = self.written(deployment, f"jobs/{job}/")
@@ -310,7 +310,8 @@ class Site:
         return Counter(f"{one} {VERBS[call.verb]}" for one, call in zip(who, self.cloud.storage.calls, strict=False))
 
     def speak(self, jobs: Sequence[str]) -> None:
-        """As hosts do: of those that were silent for longer than a look at them takes, another attempt follows."""
+        """Write heartbeats like hosts: a job whose hosts were silent for longer than a poll of them takes gets another
+        attempt."""
         from kinetic_orchestration.platforms.registry import open_store
         from kinetic_orchestration.protocol import names
         from tests.benchmarks.waiting import beat
@@ -320,7 +321,7 @@ class Site:
             store.signal(names.beat(job, 1, 0), beat(store.now()).encode())
 
     def settle(self) -> None:
-        """Until the watcher has looked at all, and its followers have heard what each had missed."""
+        """Wait until the watcher has polled all, and its followers have read everything that they had missed."""
         self.cloud.storage.forget()
         self.cloud.wait_until(lambda: self.listings() >= 1, 60.0, "a look")
         time.sleep(2.0)  # a look's other half

@@ -1,4 +1,5 @@
-"""What the Dagster adapter costs beside Dagster itself: its import, an asset, a log on its way, and waiting for many jobs.
+"""Costs of the Dagster adapter beyond Dagster itself: its import, an asset, the transfer of a log, and waiting for many
+jobs.
 
 Floors: `import dagster`; the same no-op through `PipesSubprocessClient`; the same lines from a plain pipe.
 """
@@ -96,7 +97,7 @@ def asset(instance: Any) -> Figure:
 
 
 def log(instance: Any, folder: Path) -> Iterator[Figure]:
-    """From a program's print to the step's captured output: lines a second, and whether all of them came."""
+    """Throughput from a program's print to the step's captured output: lines a second, and whether all of them came."""
     assets = importlib.import_module("assets")
     speeds: dict[str, list[float]] = {"pipe": [], "asset": []}
     sums = set()
@@ -138,7 +139,7 @@ def _materialize(instance: Any, *assets: Any) -> Any:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """What Dagster captures it repeats on this process's own output, which is for figures."""
+    """Suppress this process's own output, on which Dagster repeats captured output: it is for figures."""
     sys.stdout.flush()
     kept = [os.dup(1), os.dup(2)]
     with Path(os.devnull).open("wb") as nowhere:
@@ -154,7 +155,7 @@ def _silent() -> Iterator[None]:
 
 
 def _captured(instance: Any, result: Any, step: str) -> tuple[bytes, float]:
-    """What the UI shows as the step's output, and when the step was over, by this process's clock."""
+    """The step's output in the UI, and the end of the step by this process's clock."""
     [key] = [
         event.logs_captured_data.file_key
         for event in result.all_events
@@ -196,7 +197,7 @@ def _wait() -> None:
 
 
 def _step(run_id: str) -> None:
-    """That step, in a run as its worker has it. It says what it takes when it waits for all of them, and is over."""
+    """Run that step as a run's worker does. It prints its memory when it waits for all of them, and ends."""
     import dagster as dg
     from dagster._core.definitions.job_base import InMemoryJob
     from dagster._core.execution.api import execute_run

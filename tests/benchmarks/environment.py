@@ -1,4 +1,4 @@
-"""How long a job waits for its environment: built from a warm cache, and found again.
+"""The time that a job waits for its environment: built from a warm cache, and found again.
 
 The floor of the first is `uv venv` and `uv pip install` of the same packages in the same run. Needs no network: the
 packages are made here.

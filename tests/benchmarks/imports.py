@@ -1,4 +1,4 @@
-"""How long an import takes, in a new interpreter. The floor is `python -c pass`, or the import of the host's package."""
+"""The time of an import, in a new interpreter. The floor is `python -c pass`, or the import of the host's package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long it takes to list the jobs of a store in which ten thousand have ended and ten are under way.
+"""The time to list the jobs of a store in which ten thousand have ended and ten are running.
 
 All are records as jobs of this machine leave them: those that have ended are copies of one that ran, under ids of their
 own. The floor is the same command on the store of before, with that one job.

@@ -1,4 +1,4 @@
-"""What all figures share: rounds in which the floor and what is measured take turns, and the row that is printed."""
+"""Shared parts of all figures: rounds in which the floor and the measurement take turns, and the row that is printed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def has(module: str) -> bool:
 
 
 def compile_byte_code() -> None:
-    """Of the packages that are measured, so that no first import pays for it."""
+    """Compile the packages that are measured, so that no first import pays for it."""
     command = [sys.executable, "-m", "compileall", "-q"]
     folders = [str(ROOT / name) for name in ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")]
     subprocess.run([*command, *folders], env=environment(), check=True)

@@ -185,7 +185,7 @@ def _packages(python: str, there: set[str], folder: Path) -> Iterator[Figure]:
 
 
 def _run(python: str, program: str, *arguments: str, **more: str) -> Any:
-    """What the program prints as its last line; in a home and a folder of its own, for some write there."""
+    """The last line that the program prints; in a home and a folder of its own, as some write there."""
     with tempfile.TemporaryDirectory(prefix="kinetic-peers-home-") as home:
         env = measure.environment(HOME=home, RAY_AUTH_MODE="disabled", **more)
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What it costs a training to survive: per step, per checkpoint and per preemption.
+"""Costs of a training's resilience: per step, per checkpoint and per preemption.
 
 The floor of a checkpoint is `shutil.copyfile` of the same bytes on the same file system, which waits for no disk; that of
 `on_disk` is the same and an fsync, as a checkpoint has. A step's is the same loop, or the same `fit`, without us; a first step's the
@@ -201,8 +201,8 @@ def of_checkpoints() -> Iterator[Figure]:
 
 
 def of_first_steps() -> Iterator[Figure]:
-    """From the submission to the end of the first step: a project's first job, which is packed and compiled, and its
-    second, which is found and read from the compile cache."""
+    """Time from the submission to the end of the first step: a project's first job, which is packed and compiled, and
+    its second, which is found and read from the compile cache."""
     import importlib
 
     if not measure.has("jax"):
@@ -230,7 +230,7 @@ def of_first_steps() -> Iterator[Figure]:
 
 
 def of_a_preemption() -> Iterator[Figure]:
-    """From the last step before the notice to the first after it; none is done twice."""
+    """Time from the last step before the notice to the first after it; no step is repeated."""
     import importlib
     import signal
 

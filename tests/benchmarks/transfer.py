@@ -139,7 +139,7 @@ def _in_a_fresh_process(what: str, blob: str, sent: str) -> None:
 
 
 def _kilobytes(field: str) -> int:
-    """Of this process alone: the peak in getrusage() is inherited from the parent."""
+    """The peak memory of this process alone: the one in getrusage() is inherited from the parent."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except FileNotFoundError:  # macOS, where it is not inherited

@@ -1,4 +1,4 @@
-"""What it costs one process to wait for a thousand jobs that run and say nothing: memory a job, and a share of a core.
+"""The cost for one process to wait for a thousand silent jobs: memory per job, and a share of a core.
 
 The jobs are records as a thousand submitters would have left them, with locks that a second process holds in the
 place of their hosts. The process that waits is a new one. The floor is a thousand tasks that wait for an
@@ -85,7 +85,7 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
 
 
 def beat(now: float) -> Any:
-    """As a host writes it: no two say the same of when, nor of what their devices do."""
+    """A heartbeat as a host writes it: no two have the same times or device values."""
     from kinetic_orchestration.protocol import wire
 
     used = round(now % 7, 3)
@@ -145,7 +145,7 @@ async def _measure(
     traced: bool,
     begun: Callable[[], bool] = lambda: True,
 ) -> None:
-    """What all but the first few add: these pay for imports, threads and pools. Counted from when all have `begun`."""
+    """Measure all but the first few, which pay for imports, threads and pools. Counted from when all have `begun`."""
     tasks = [asyncio.ensure_future(way()) for way in ways[:FIRST]]
     await asyncio.sleep(1.0)
     gc.collect()

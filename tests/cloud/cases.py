@@ -1,4 +1,4 @@
-"""What the tests of the emulated cloud share: jobs that run, what becomes of them, and what a client asked for."""
+"""Shared parts of the emulated cloud's tests: running jobs, their results, and the requests of a client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str = "it", within: float 
 
 
 def beats(job: JobHandle[Any], attempt: int = 1) -> dict[int, Beat]:
-    """What each host says of itself."""
+    """The heartbeat of each host."""
     prefix = f"{names.beats_of(job.job_id)}{attempt}/"
     found = {int(signal.name.rsplit("/", 1)[1]): Beat.read(signal.data) for signal in job._job.store.signals(prefix)}
     return {host: beat for host, beat in found.items() if beat is not None}
@@ -63,7 +63,7 @@ def lines(events: list[Event], host: int = 0) -> str:
 
 
 def placements(job: JobHandle[Any]) -> list[dict[str, Any]]:
-    """Of each attempt, where it was to be."""
+    """The placement of each attempt."""
     found, attempt = [], 1
     while (record := job._job.store.read(names.intent(job.job_id, attempt))) is not None:
         found.append(wire.decode(record.data)["placement"])

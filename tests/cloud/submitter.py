@@ -79,11 +79,11 @@ class Submitters:
         return int(self._order(order="start", body=body, report=str(report), environ=dict(os.environ), **arguments))
 
     def wait(self, child: int) -> int:
-        """How it ended; -9 if it was killed."""
+        """Its exit code; -9 if it was killed."""
         return int(self._order(order="wait", child=child))
 
     def wait_stopped(self, child: int) -> bool:
-        """Whether it has fallen asleep, and not ended."""
+        """Return True if it sleeps, and has not ended."""
         return bool(self._order(order="wait_stopped", child=child))
 
     def wake(self, child: int) -> None:

@@ -1,4 +1,4 @@
-"""What devices do, where every look is a request: it goes with beats that are written anyway."""
+"""Device samples on VMs, where every read is a request: they are sent with heartbeats that are written anyway."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(2)]
 
 
 def start(program: Path | str, *arguments: str, folder: Path, **environ: str) -> str:
-    """What it says, and it ends well."""
+    """Run it successfully and return its output."""
     done = subprocess.run(
         [sys.executable, str(program), *arguments], cwd=folder, env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=800, check=False,

@@ -41,7 +41,7 @@ REFUSED = 3  # requests, so that whoever asks has asked again
 
 
 def assert_one_good_attempt(cloud: Emulator, job: Any, value: Any) -> None:
-    """As if nothing had been: one attempt that was committed, on one slice."""
+    """Assert that the fault had no effect: one committed attempt, on one slice."""
     assert job.result(timeout=WITHIN) == value
     (attempt,) = job.history()
     assert attempt.verdict is not None

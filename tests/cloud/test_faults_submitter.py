@@ -28,7 +28,7 @@ PROMPTLY = 60.0  # of the hours for which it would wait
 
 
 def made(cloud: Emulator) -> int:
-    """How many slices there ever were."""
+    """The number of slices created so far."""
     return cloud.ledger.count("created", "queued resource")
 
 
@@ -171,7 +171,7 @@ def test_f03_four_submitters_that_race_for_one_identity_get_one_job(
 def test_f04_a_submitter_that_wakes_up_after_its_job_has_ended_changes_nothing(
     cloud: Emulator, submitters: Any, tmp_path: Path, at: str, remembered: bool
 ) -> None:
-    """What it may still ask for ends itself before it runs anything."""
+    """Anything that it still requests ends itself before it runs anything."""
     marks, late, value = tmp_path / "marks", tmp_path / "late", tmp_path / "value"
     sleeper = submitters.start("submit", late, key="stale", marks=str(marks), at=at, then="sleep")
     assert submitters.wait_stopped(sleeper)

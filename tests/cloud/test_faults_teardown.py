@@ -346,7 +346,8 @@ raise SystemExit(main(["reap", "--json"]))
 
 
 def test_f27_the_reaper_goes_by_the_stores_clock_and_not_by_its_own(cloud: Emulator, jobs: Any) -> None:
-    """What has just failed is left to whoever may follow it: it is no older because this machine is ahead."""
+    """A slice that has just failed is left to a possible follower: it is no older because this machine's clock is
+    ahead."""
     for zone in ZONES:
         cloud.stockout(zone, how="fail")
     job = run(jobs.attempt)

@@ -1,5 +1,5 @@
-"""How many answers a submission waits for, one after another, before its create call: at a real distance that is its
-length. Each request takes `DELAY`; what overlaps was asked side by side, however slow this machine is.
+"""The number of answers that a submission waits for, one after another, before its create call: at a real distance they
+determine its duration. Each request takes `DELAY`; requests that overlap were made concurrently, on any machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATE = 6
 
 
 class Line:
-    """When each request came in, and the most of them that can have waited for each other."""
+    """The arrival time of each request, and the most of them that can have waited for each other."""
 
     def __init__(self) -> None:
         self.came: list[tuple[float, str]] = []

@@ -1,4 +1,4 @@
-"""Who may write to the bucket, and who may read all of it, gets nowhere by that: not to the hosts, not to secrets."""
+"""A user who may write to the bucket, or read all of it, gains nothing by that: neither the hosts, nor secrets."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ OURS = ("10.9.8.1", "10.9.8.2", "10.9.8.3", "10.9.8.4")
 
 @contextlib.contextmanager
 def tampering(cloud: Emulator, job: JobHandle[Any]) -> Iterator[None]:
-    """Somebody with write access says again and again, in the name of every host, that it is elsewhere.
+    """A writer reports again and again, in the name of every host, that it is elsewhere.
 
-    What host 0 said of itself is read by the others when that has been replaced.
+    The other hosts read host 0's report when it has been replaced.
     """
     cloud.storage.delay("get *started.json", 0.5)
     store, ended = job._job.store, threading.Event()
@@ -98,7 +98,7 @@ def test_hosts_find_each_other_by_their_metadata_and_at_fixed_ports_whatever_lie
 
 
 def test_hosts_of_other_slices_are_where_the_cloud_tpu_api_says(cloud: Emulator, jobs: Any) -> None:
-    """Which in the emulator are other addresses than in the metadata, so that it can be seen who was asked."""
+    """In the emulator these differ from the addresses in the metadata, so that the source is visible."""
     cloud.furnish({"endpoints": OURS[:1]})
     job = run(jobs.prints_topology, accelerator="v5e-8", cloud=kinetic.TpuVm(num_slices=2))
     first, second = topologies(cloud, job)

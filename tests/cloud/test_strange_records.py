@@ -1,4 +1,4 @@
-"""What others leave in the bucket, by mistake or on purpose, costs a follower nothing."""
+"""Foreign objects in the bucket, left by mistake or on purpose, cost a follower nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do, whoever keeps it. A store's own test inherits `StoreContract` and says how to open it.
+"""The contract of every store. A store's own test inherits `StoreContract` and defines how to open it.
 
 Races run in processes of their own: `opener` names a function, `where` gives its JSON arguments.
 """
@@ -47,7 +47,7 @@ class Member:
         print("go", file=self.orders, flush=True)
 
     def kill(self) -> None:
-        """Of one that does not end by itself."""
+        """Kill one that does not end by itself."""
         os.kill(self.pid, SIGKILL)
 
 

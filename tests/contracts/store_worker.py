@@ -22,7 +22,7 @@ MEGABYTE = 1 << 20
 
 
 def create(store: Store, rounds: int) -> list[int]:
-    """Which of the names this process created."""
+    """The names that this process created."""
     return [n for n in range(rounds) if store.create(f"race/{n}", str(os.getpid()).encode()) is not None]
 
 

@@ -1,4 +1,4 @@
-"""What tests of the Dagster adapter share."""
+"""Shared fixtures of the Dagster adapter's tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_instance() -> Iterator[NewInstance]:
 
 
 def _databases(folder: str) -> dict[str, Any]:
-    """As by default, but for one database of events instead of one for each run."""
+    """The default storages, but with one database of events instead of one for each run."""
     storages = {"runs": "SqliteRunStorage", "event_log": "ConsolidatedSqliteEventLogStorage"}
     return {
         f"{name.removesuffix('s')}_storage": {

@@ -91,7 +91,7 @@ class Threshold(dg.Config):
 
 
 class Normalizer(dg.ConfigurableResource):
-    """Nothing but settings, so it can be made anew anywhere."""
+    """A resource of settings only, so it can be recreated anywhere."""
 
     scale: float
     names: list[str] = pydantic.Field(default=["a"])

@@ -110,7 +110,7 @@ jobs = [dg.define_asset_job(f"{asset.key.to_user_string()}_job", [asset]) for as
 
 
 def patient_again() -> dg.JobDefinition:
-    """What `dg.reconstructable` takes."""
+    """The argument of `dg.reconstructable`."""
     return defs.resolve_job_def("patient_job")
 
 

@@ -1,4 +1,4 @@
-"""What a run has left in Dagster, as its pages read it."""
+"""The records of a run in Dagster, as its pages read them."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def logs_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> 
 
 
 def captured(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
-    """What the UI shows as the step's output, stdout and then stderr."""
+    """The step's output in the UI, stdout and then stderr."""
     keys = [
         event.logs_captured_data.file_key for event in result.all_events if event.event_type_value == "LOGS_CAPTURED"
     ]
@@ -33,7 +33,7 @@ def made_of(result: dg.ExecuteInProcessResult, key: str) -> dict[str, Any]:
 
 
 def plotted(result: dg.ExecuteInProcessResult) -> list[str]:
-    """What an asset's page plots of the last observation and of what was made, as the page sorts it."""
+    """The values of the last observation and materialisation that an asset's page plots, in its order."""
     seen = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
     [made] = result.get_asset_materialization_events()
     told = {**seen[-1].metadata, **made.materialization.metadata}

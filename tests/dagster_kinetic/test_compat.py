@@ -1,4 +1,4 @@
-"""What is private in Dagster: a list of it that fails when a release moves one, and what happens without each."""
+"""The undocumented names of Dagster: a list that fails when a release moves one, and the behaviour without each."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_nothing_private_is_imported_that_is_not_in_the_list() -> None:
 
 
 def test_no_attribute_is_asked_for_that_is_not_in_the_list() -> None:
-    """Those of objects: by a default for what is not there, with an underscore, or where it is not said."""
+    """Checks attributes of objects: with a default for a missing one, with an underscore, or without a mark."""
     listed = {where.rpartition(".")[2] for where in _compat.PRIVATE if "." in where.partition(":")[2]}
     trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     ours = {path: ast.parse(path.read_text(encoding="utf-8")) for path in OURS}
@@ -145,7 +145,7 @@ def test_the_keywords_that_editors_know_are_those_of_the_installed_dagster(capsy
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *wheres: str) -> None:
-    """As a release would be that has moved them. Dagster's own code has them by other names already."""
+    """Act like a release that has moved them. Dagster's own code has them by other names already."""
     private, of = _compat._private, _compat._of
 
     def found(owner: Any, *names: str) -> Any:

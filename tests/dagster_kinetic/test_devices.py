@@ -1,4 +1,4 @@
-"""What the devices of a job do, as Dagster shows it."""
+"""The activity of a job's devices as Dagster shows it."""
 
 from __future__ import annotations
 

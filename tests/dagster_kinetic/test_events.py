@@ -1,4 +1,4 @@
-"""What a job tells, in Dagster's words: what is told, how often, and what stays of it."""
+"""A job's events in Dagster's terms: which are reported, how often, and which remain."""
 
 import io
 import math
@@ -155,7 +155,7 @@ def raises():
 
 
 def preempted() -> Change:
-    """What the rules themselves say of it."""
+    """The change for a preemption, from the rules themselves."""
     verdict = wire.Verdict("closed", "me", 0.0, cause=wire.PREEMPTION, host=2, reason="the node was taken back")
     seen = Glimpse(100.0, Intent(1, "", {}, 0.0, 0.0), verdict, 60.0)
     [change] = lifecycle.advance(Cursor(1, "running"), seen, lifecycle.Policy(hosts=4)).changes

@@ -200,7 +200,7 @@ def test_a_cancel_that_the_store_refuses_keeps_none_of_the_others(shared_home, c
     moved = []
 
     def take_away(jobs):
-        """In the place of one job's records there is something else for a while."""
+        """Replace one job's records by a file for a while."""
         [folder] = (shared_home / "store").glob(f"*/jobs/{jobs[1].job_id}")
         moved.append((folder, folder.rename(folder.with_name("elsewhere"))))
         folder.write_text("no folder any more")

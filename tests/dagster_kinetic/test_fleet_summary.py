@@ -1,4 +1,4 @@
-"""What stays of many jobs that one step ran."""
+"""The summary of many jobs that one step ran."""
 
 import math
 

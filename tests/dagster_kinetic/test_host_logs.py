@@ -29,7 +29,7 @@ def run_op(instance: dg.DagsterInstance, body) -> dg.ExecuteInProcessResult:
 
 
 def logs_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> dict[str, str]:
-    """What the menu of the run's page holds, in its order, but for the step's own."""
+    """The logs in the menu of the run's page, in its order, without the step's own."""
     found = {}
     manager = instance.compute_log_manager
     for event in result.all_events:
@@ -42,7 +42,7 @@ def logs_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> 
 
 
 def stored(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> dg.ExecuteInProcessResult:
-    """With the events that were logged beside the executor."""
+    """The result with the events that were logged outside the executor."""
     result._event_list = [entry.dagster_event for entry in instance.all_logs(result.run_id) if entry.is_dagster_event]
     return result
 

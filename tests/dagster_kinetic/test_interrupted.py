@@ -1,4 +1,4 @@
-"""What becomes of a step that is interrupted at an awkward moment: before its job is there, while it only submits."""
+"""A step that is interrupted at an awkward moment: before its job exists, or during the submission."""
 
 import _thread
 import signal
@@ -42,7 +42,7 @@ def sleeps() -> None:
 
 
 class Run:
-    """Of one op that is tried again twice, and is terminated in the middle."""
+    """A run of one op that is retried twice, and is terminated in the middle."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance

@@ -1,4 +1,4 @@
-"""What one launch changes of its jobs, by run config and by tags; and by whom they say that they were asked for."""
+"""The changes of one launch to its jobs, by run config and by tags; and the labels that name their origin."""
 
 import json
 from typing import Any

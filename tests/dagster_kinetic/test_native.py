@@ -1,4 +1,4 @@
-"""What a step of plain Dagster may do, one that runs on accelerators may too; and what its body cannot see is refused."""
+"""Features of a plain Dagster step work in one that runs on accelerators; those that its body cannot use are refused."""
 
 import datetime
 import warnings
@@ -27,7 +27,7 @@ KINETIC = {"kinetic": KineticResource()}
 
 
 def first_time(host: HostContext) -> bool:
-    """Whether no try before this one has left a checkpoint."""
+    """Return True if no earlier try has left a checkpoint."""
     mark = Path(host.checkpoint_dir, "tried")
     mark.parent.mkdir(parents=True, exist_ok=True)
     found = mark.exists()
@@ -148,7 +148,7 @@ def test_a_context_of_no_step_is_refused():
 
 @pytest.mark.slow
 def test_a_range_of_one_partition_is_that_partition():
-    """As Dagster asks for one of an asset whose backfills are single runs."""
+    """Dagster requests such a range of an asset whose backfills are single runs."""
     day = "2024-01-02"
     tags = {"dagster/asset_partition_range_start": day, "dagster/asset_partition_range_end": day}
     result = dg.materialize([many_assets.daily], resources=KINETIC, tags=tags)

@@ -111,7 +111,7 @@ def labelled(host: HostContext):
 
 
 def test_what_the_cloud_is_asked_for_says_by_whom(tpu_cloud: Emulator, new_instance: Any) -> None:
-    """As the billing export has it: values of lower-case letters, digits, dashes and underscores."""
+    """The billing export has values of lower-case letters, digits, dashes and underscores."""
     job = dg.define_asset_job("nightly_training", [labelled])
     defs = dg.Definitions(
         [labelled], jobs=[job], resources={"kinetic": KineticResource()}, executor=dg.in_process_executor

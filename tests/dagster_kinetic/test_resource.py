@@ -224,7 +224,7 @@ def test_jobs_lie_in_the_deployment_and_are_found_there(monkeypatch):
 
 
 class DockerRunLauncher(dg._core.launcher.DefaultRunLauncher):  # type: ignore[name-defined]
-    """By its name and place in the instance, what `dagster-docker` has: its runs are containers."""
+    """A stand-in for `dagster-docker` by its name and place in the instance: its runs are containers."""
 
 
 def test_a_job_that_would_end_with_the_container_of_its_run_is_refused(instance, new_instance):

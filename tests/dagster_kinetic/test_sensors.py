@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("shared_home")
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the jobs of these tests wait for."""
+    """The folder of the file for which the jobs of these tests wait."""
     monkeypatch.setenv("GATE", str(tmp_path))
     return tmp_path
 
@@ -89,7 +89,7 @@ def broken(host: HostContext):
 
 
 class Daemon:
-    """What Dagster's daemon does with a sensor: ticks, with its cursor, and a run for each key that is new."""
+    """The part of Dagster's daemon that runs a sensor: ticks, with its cursor, and a run for each new key."""
 
     def __init__(self, instance: dg.DagsterInstance, *assets: dg.AssetsDefinition) -> None:
         self.instance = instance
@@ -139,7 +139,7 @@ class Daemon:
         )  # fmt: skip
 
     def reexecuted(self, result: dg.ExecuteInProcessResult) -> Any:
-        """As the UI's button does, with all tags of the run that failed."""
+        """Re-execute like the UI's button, with all tags of the run that failed."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
         failed = self.instance.get_run_by_id(result.run_id)
         assert failed is not None
@@ -387,7 +387,7 @@ def test_a_store_of_another_container_is_refused_with_the_reason(instance, gate)
 
 
 def test_tags_that_a_run_was_launched_with_open_no_store_and_start_nothing(instance, tmp_path):
-    """Whoever may launch a run chooses its tags: a job of their own, in their store, with a digest that is right."""
+    """A user who may launch a run chooses its tags: a job of their own, in their store, with a digest that is right."""
     theirs = KineticResource(store=str(tmp_path / "theirs"), deployment="theirs").submit(int, accelerator="cpu")
     assert theirs.result() == 0
     store = theirs._job.store
@@ -668,7 +668,7 @@ def test_a_token_is_read_where_it_is_and_never_shown_nor_sent_elsewhere(monkeypa
 
 
 def test_what_is_asked_of_dagster_plus_is_what_its_own_client_asks():
-    """Which also says that the server of these tests is understood by it."""
+    """Dagster+'s own client also accepts the server of these tests."""
     from dagster_rest_resources.__generated__.enums import PullRequestStatus
     from dagster_rest_resources.api.deployment import DgApiDeploymentApi
     from dagster_rest_resources.gql_client import DagsterPlusGraphQLClient

@@ -52,7 +52,7 @@ def location(name: str) -> GrpcServerCodeLocationOrigin:
 
 
 def ticket(asset: str = "known", **given: Any) -> Ticket:
-    """Of a job that is not there any more: whatever was to be done with it can be done at once."""
+    """A ticket of a job that no longer exists: any work on it can be done immediately."""
     here = settings.load()
     place = {"store": here.store, "deployment": here.deployment}
     return Ticket(**{"job": "job-000000000000", "assets": (asset,), "run": "r", "step": "known", **place, **given})

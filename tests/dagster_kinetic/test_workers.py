@@ -1,4 +1,4 @@
-"""What becomes of a job when the worker of its step ends too early: killed, terminated, moved elsewhere."""
+"""The fate of a job when the worker of its step ends too early: killed, terminated, moved elsewhere."""
 
 import contextlib
 import os
@@ -86,7 +86,7 @@ class Worker:
         return [run for run in self.instance.get_runs() if run.run_id not in self.began][-1]  # the oldest
 
     def wait_to_say(self, text: str) -> str:
-        """What it says by this expression."""
+        """The text in its output that matches this expression."""
         wait_until(lambda: re.search(text, self.said()) or self.process.poll() is not None)
         found = re.search(text, self.said())
         assert found is not None, self.said()
@@ -149,7 +149,7 @@ def test_terminate_cancels_the_job_and_the_run_ends_canceled(worker: Worker):
 @pytest.mark.slow
 @pytest.mark.turn(1)
 def test_a_run_that_takes_too_long_for_dagster_ends_its_job_though_it_is_said_to_have_failed_first(worker: Worker):
-    """What its daemon does when `max_runtime` has passed, with a launcher that does not wait for the worker."""
+    """Repeats the daemon's actions when `max_runtime` has passed, with a launcher that does not wait for the worker."""
     job = worker.wait_for_job()
     worker.instance.report_run_canceling(worker.run())
     worker.instance.report_run_failed(worker.run(), "Exceeded maximum runtime of 1 seconds.")

@@ -25,7 +25,7 @@ VALUE = 300
 
 
 class Finding(NamedTuple):
-    """What is wrong in an exchange."""
+    """An error in an exchange."""
 
     method: str
     document: str
@@ -57,7 +57,7 @@ _SECRETS = (
 
 
 def redacted(text: str, length: int) -> str:
-    """Without what is secret; no more than so many characters."""
+    """The text without secrets, and up to that many characters."""
     for secret in _SECRETS:
         text = secret.sub("…", text)
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
@@ -93,7 +93,7 @@ def _over_http(exchange: Exchange) -> Iterator[Finding]:
 
 
 def _has_answer(exchange: Exchange) -> bool:
-    """Of the emulator's own."""
+    """Return True if the answer is the emulator's own."""
     return exchange.status != journal.LOST and journal.PLANTED not in exchange.planted
 
 
@@ -137,7 +137,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def _unwrapped(page: bytes, callback: str) -> bytes:
-    """What is in an answer that calls a function."""
+    """The content of an answer that calls a function."""
     before, after = f"// API callback\n{callback}(".encode(), b");"
     if not page.startswith(before) or not page.endswith(after):
         raise ValueError(f"it is a call of {callback}")

@@ -68,7 +68,7 @@ class Recorder:
         return found
 
     def _exchanges(self) -> Iterator[Exchange]:
-        """Those that are new; a file that its process has left behind is removed."""
+        """The new exchanges; a file that its process has left behind is removed."""
         names = sorted(os.listdir(self.folder))
         newest = {name.partition("-")[0]: name for name in names}  # of each process
         for name in names:

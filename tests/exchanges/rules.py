@@ -1,6 +1,6 @@
-"""What Google's documents allow: pure rules for parameters, bodies and errors. Each tells what is wrong, and where.
+"""The rules of Google's documents: pure checks of parameters, bodies and errors. Each reports the error and its place.
 
-`Wrong.where` is the path of a field within what was looked at.
+`Wrong.where` is the path of a field within the checked value.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _message(full: str, fields: Mapping[str, Any]) -> Wrongs:
 
 
 def parameters(method: Method, given: Sequence[tuple[str, str]]) -> Iterator[Wrong]:
-    """Those of a query, in their order."""
+    """Check those of a query, in their order."""
     system = {**documents.read(SYSTEM)["parameters"], **method.document.parameters}
     known = {**system, **method.parameters, **(UPLOAD_ID if method.uploads else {})}
     seen: set[str] = set()

@@ -89,7 +89,7 @@ def refused_by_storage(**changed: Any) -> Exchange:
 
 
 def other(error: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """With another `status` as `named`, and without what is None."""
+    """The error with another `status` as `named`, and without values that are None."""
     changed = {"status" if name == "named" else name: value for name, value in changed.items()}
     return {name: value for name, value in {**error, **changed}.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""What crossed the wire over gRPC, as it would have over REST: by the rules of HTTP in the client library itself.
+"""The messages of gRPC in the form that they have over REST: by the HTTP rules in the client library itself.
 
 So one document serves both. It decides nothing.
 """

@@ -1,4 +1,4 @@
-"""Which build of a framework a host gets; pure, from a table."""
+"""The build of a framework for a host; pure, from a table."""
 
 from __future__ import annotations
 

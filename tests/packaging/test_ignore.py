@@ -1,4 +1,4 @@
-"""What .gitignore says, git has the last word on; what .kineticignore says comes before it."""
+"""Ignore files: git is the reference for .gitignore; .kineticignore takes precedence over it."""
 
 from __future__ import annotations
 

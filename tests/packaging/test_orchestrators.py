@@ -1,4 +1,4 @@
-"""What a pipeline's own file imports of its orchestrator reaches a host only where the call itself needs it."""
+"""A pipeline file's imports of its orchestrator reach a host only if the call itself needs them."""
 
 from tests.packaging.test_remote import Desk, desk  # noqa: F401 - a fixture
 

@@ -55,7 +55,7 @@ print(json.dumps(record))
 def on_a_host(
     packed: PackedCall, folder: Path, data: list[str] | None = None, path: list[str] | None = None
 ) -> dict[str, Any]:
-    """What a host does, in a process that has never seen the caller's modules."""
+    """Load and call it like a host, in a process that has never seen the caller's modules."""
     empty = folder / "host"
     empty.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -349,7 +349,7 @@ def test_calls_are_packed_from_many_threads_at_once(tmp_path: Path) -> None:
 
 
 class Wrapped:
-    """What a decorator leaves under the function's name: it travels as the plain function."""
+    """A wrapper that a decorator leaves under the function's name: it is sent as the plain function."""
 
     def __init__(self, function: Any) -> None:
         functools.update_wrapper(self, function)

@@ -1,4 +1,4 @@
-"""From what was asked for to a lock: offline, with the real uv and wheels made by hand."""
+"""The way from requirements to a lock: offline, with the real uv and handmade wheels."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_list_becomes_a_lock_of_everything_with_hashes(environ: dict[str, str]
 
 
 def test_pips_find_links_win_over_a_bigger_build_elsewhere(environ: dict[str, str], tmp_path: Path) -> None:
-    """What `torch==2.13.0` means where pip has a folder with the CPU build."""
+    """`torch==2.13.0` means the CPU build if pip has a folder with it."""
     wheel(tmp_path / "links", "torch", "2.13.0+cpu")
     assert "torch==2.13.0+cpu" in lock(["torch==2.13.0"], environ=environ).text
 

@@ -1,4 +1,4 @@
-"""What is used again stays: no reaper may take away what a job that is being submitted relies on."""
+"""Reused objects stay: no reaper may remove one that a job relies on while it is being submitted."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Store(LocalStore):
 
 
 class Desk:
-    """What one user has: a project, a store, an index and a folder for packs."""
+    """The environment of one user: a project, a store, an index and a folder for packs."""
 
     def __init__(self, base: Path) -> None:
         self.base = base

@@ -53,7 +53,7 @@ def store(address: str, storage: StorageServer) -> GcsStore:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a hundred instead of a thousand objects."""
+    """Set pages of a hundred instead of a thousand objects."""
     monkeypatch.setattr(gcs_requests, "_PAGE", 100)
 
 
@@ -562,7 +562,7 @@ def test_a_process_asks_but_now_and_then_whose_a_store_is(address: str, storage:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured in /proc")
 def test_a_record_of_any_size_does_not_fill_the_memory(store: GcsStore, storage: StorageServer) -> None:
-    """Whoever may write to the bucket must not be able to end those who look at it."""
+    """A writer of the bucket must not be able to end its readers."""
     store.create("jobs/x/in/spec.json", bytes(112 << 20))
     program = (
         "import sys\n"

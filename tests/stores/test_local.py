@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_the_size_of_files_leaves_nothing_half_written(tmp_path: Path) -> None:
-    """What a full disk does, done by a limit of the process: needs no privilege."""
+    """A limit of the process acts like a full disk: needs no privilege."""
     (tmp_path / "disk").mkdir()
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is no request, or one that makes no sense: each face answers or hangs up, and serves whoever comes next."""
+"""Malformed and senseless requests: each server answers or closes the connection, and serves the next caller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cloud() -> Iterator[Emulator]:
 
 @pytest.fixture
 def no_thread_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """By an error, that is: a thread of a connection ends with it."""
+    """Assert that no thread of a connection ends with an error."""
     ended: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", ended.append)
     yield
@@ -45,7 +45,7 @@ def no_thread_ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def lines(path: str, port: int) -> list[bytes]:
-    """What is no request of HTTP, with the token, so that the door is no help."""
+    """Requests that are no valid HTTP, with the token, so that the door does not refuse them."""
     target = path.encode()
     rest = b" HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n" % port
     return [

@@ -242,7 +242,7 @@ def test_it_starts_while_another_thread_changes_the_environment(monkeypatch: pyt
 
 
 def test_buckets_are_listed_before_and_after_there_are_any() -> None:
-    """Whose answer has no name of its own."""
+    """The answer of that request has no name of its own."""
     with StorageServer() as empty:
         assert requests.get(f"{empty.url}/storage/v1/b?project=p", timeout=10).status_code == 200
         empty.make_bucket("bucket")

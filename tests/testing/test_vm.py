@@ -40,7 +40,7 @@ print("gone into the background", flush=True)
 
 @pytest.fixture(params=["namespace", "session"])
 def isolate(request: pytest.FixtureRequest) -> bool:
-    """With pid namespaces, and as on a machine that permits none."""
+    """True with pid namespaces, False as on a machine that permits none."""
     if request.param == "namespace" and vms._namespace() is None:
         pytest.skip("this machine permits no pid namespace")
     return request.param == "namespace"
@@ -83,7 +83,7 @@ def _says(vm: Vm, text: str, times: int = 1) -> None:
 
 
 def _gone(pids: list[int]) -> None:
-    """At once, but for the moment in which a parent elsewhere collects what has ended."""
+    """Wait for the processes to end, which takes only as long as another parent needs to reap them."""
     _until(lambda: all((found := processes.find(pid)) is None or found.zombie for pid in pids))
 
 

@@ -134,7 +134,7 @@ def notes_its_try(context) -> None:
 
 
 def loses_its_worker_once(context, result) -> None:
-    """After the job has ended, and before Airflow has heard of it."""
+    """Fail after the job has ended, and before Airflow knows it."""
     if context["ti"].try_number == 1:
         raise RuntimeError("as a worker that is lost")
 
@@ -278,7 +278,7 @@ def senses():
 
 @dag(schedule=None)
 def watches_by_its_id():
-    """Of a mapped task, whose job ids are in XCom, index by index."""
+    """Watch a mapped task, whose job ids are in XCom, index by index."""
     train = kinetic_task(accelerator="cpu", deferrable=True)(doubled).expand(number=[3])
     watch = KineticJobSensor(
         task_id="watch", job_id="{{ ti.xcom_pull(task_ids='doubled', key='kinetic_job_id', map_indexes=0) }}",

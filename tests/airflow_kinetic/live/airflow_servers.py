@@ -167,7 +167,7 @@ class Airflow:
 
     @property
     def token(self) -> str:
-        """What a browser shows in its cookie `_token`."""
+        """The token in a browser's cookie `_token`."""
         return self._token
 
     def log_in(self) -> None:
@@ -181,7 +181,7 @@ class Airflow:
         return Run(self, dag_id, run_id)
 
     def execute(self, script: Path, *arguments: str) -> str:
-        """What a script prints that runs in this Airflow's environment."""
+        """Run a script in this Airflow's environment and return the last line of its output."""
         done = subprocess.run(
             [sys.executable, str(script), *arguments],
             cwd=self.home, env=self.components["scheduler"].environ, capture_output=True, text=True, timeout=WITHIN,
@@ -244,7 +244,7 @@ class Run:
         return int(self.airflow.ask("GET", f"{self.path}/taskInstances?state={state}&limit=1")["total_entries"])
 
     def wait(self, *states: str, task_id: str = "train", number: int | None = None, within: float = WITHIN) -> Any:
-        """Until the task is in one of these states, at that try if one is given. Ends early when it cannot be."""
+        """Wait until the task is in one of these states, at that try if one is given. Ends early when it cannot be."""
 
         def reached() -> Any:
             task = self.task(task_id)
@@ -256,7 +256,7 @@ class Run:
         return self.airflow.until(reached, within, lambda: f"{self.task(task_id)}\n{self.text()}")
 
     def wait_for(self, text: str, within: float = WITHIN) -> None:
-        """Until the log of the first try has it. Ends early when the task is over."""
+        """Wait until the log of the first try has the text. Ends early when the task is over."""
 
         def told() -> bool:
             state = self.task()["state"]
@@ -282,7 +282,7 @@ class Run:
         return self.airflow.ask("GET", path)["value"]
 
     def kept(self, key: str, task_id: str = "train") -> Any:
-        """What the task keeps over its tries."""
+        """The value in the task's state, which is stored over its tries."""
         return self.airflow.ask("GET", f"{self.path}/taskInstances/{task_id}/state-store/{key}")["value"]
 
     def links(self, task_id: str = "train") -> dict[str, str]:
@@ -376,8 +376,8 @@ def _wait_until_ready(airflow: Airflow, dags: int) -> None:
 
 
 def _stop(airflow: Airflow) -> list[processes.Process]:
-    """As a service manager does; what is left after that is killed, and told. The API servers, which keep nothing and
-    take long to say goodbye, are killed last.
+    """Stop Airflow as a service manager does; processes left after that are killed, and returned. The API servers,
+    which store nothing and take long to stop, are killed last.
     """
     running = {each.name: each.process for each in airflow.components.values() if each.process is not None}
     servers = [process for name, process in running.items() if SERVER[0] in airflow.components[name].command]

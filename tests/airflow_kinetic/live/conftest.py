@@ -22,7 +22,7 @@ MOST_HOSTS = "64"  # of all jobs at once: most of them only sleep
 
 @pytest.fixture(scope="module")
 def servers(shared_home: Path, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """With a KINETIC_HOME of the module's own."""
+    """A running Airflow with a KINETIC_HOME of the module's own."""
     folder = tmp_path_factory.mktemp("live")
     dags = shutil.copytree(HERE / "dags", folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     with started_airflow(folder, dags, DAGS, database, {"KINETIC_HOME": str(shared_home)}) as started:
@@ -32,7 +32,7 @@ def servers(shared_home: Path, database: Path, tmp_path_factory: pytest.TempPath
 def started_airflow(
     folder: Path, dags: Path, number: int, database: Path, environ: Mapping[str, str], through: tuple[str, ...] = ()
 ) -> AbstractContextManager[Airflow]:
-    """With so many DAGs, and a home below `folder`."""
+    """Start an Airflow with that many DAGs, and a home below `folder`."""
     home = folder / "home"
     home.mkdir()
     shutil.copy(database, home)

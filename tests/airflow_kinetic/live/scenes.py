@@ -1,4 +1,4 @@
-"""What the tests of a live Airflow share: scenes that run side by side, and what is looked at in each of them."""
+"""Shared parts of the tests of a live Airflow: scenes that run concurrently, and helpers to read their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scene = Callable[..., None]  # of an Airflow, a folder and fixtures of its modul
 
 
 class Scenes(dict[str, Scene]):
-    """Those of a module, by the names of their tests. The fixture `side_by_side` begins them all."""
+    """The scenes of a module, by the names of their tests. The fixture `side_by_side` begins them all."""
 
     def __call__(self, function: Scene) -> Callable[[SideBySide], None]:
         """A test that runs side by side with the others of its kind."""
@@ -80,7 +80,7 @@ def starts(folder: Path) -> list[str]:
 
 
 class Line(NamedTuple):
-    """What a program said of itself: when it was said, and the times that the log has for it."""
+    """A line that a program printed: the time at which it was printed, and the times in the log."""
 
     host: int
     step: int
@@ -91,7 +91,7 @@ class Line(NamedTuple):
 
 
 def lines(run: Run, number: int = 1) -> list[Line]:
-    """What the programs said of themselves, in the order in which it is shown."""
+    """The lines that the programs printed, in the order in which they are shown."""
     records = run.log(number) if has_begun(run, number) else []
     said = ((re.fullmatch(r"step (\d+) at ([\d.]+)", str(record.get("event"))), record) for record in records)
     return [

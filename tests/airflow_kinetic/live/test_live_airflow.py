@@ -94,7 +94,7 @@ def test_jobs_that_end_in_the_first_seconds_after_the_deferral_fail_no_task(airf
 def test_a_scheduler_that_stands_still_fails_no_task_whose_job_has_ended(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:
-    """From before the deferral on, and for longer than a trigger waits otherwise."""
+    """The scheduler stops before the deferral, and for longer than a trigger waits otherwise."""
     side_by_side.over()
     scheduler = servers.components["scheduler"].process
     assert scheduler is not None

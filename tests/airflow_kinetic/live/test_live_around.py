@@ -1,7 +1,7 @@
-"""What is around a task in a running Airflow: a cloud without capacity, pools, other triggerers, a folder of DAGs that
-cannot be written, a database that values are too large for.
+"""The surroundings of a task in a running Airflow: a cloud without capacity, pools, other triggerers, a folder of DAGs
+that cannot be written, a database that values are too large for.
 
-A file of its own beside test_live_airflow.py, so that the two run side by side.
+Separate from test_live_airflow.py, so that the two run concurrently.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def cloud() -> Iterator[Emulator]:
 def servers(
     cloud: Emulator, shared_home: Path, database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Airflow]:
-    """With a cloud of which only a connection tells, and a DAGs folder into which none of its processes can write."""
+    """A running Airflow with a cloud that only a connection names, and a DAGs folder that none of its processes can
+    write to."""
     folder = tmp_path_factory.mktemp("around")
     dags = shutil.copytree(HERE / "dags_around", folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     connection = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": PROJECT}}
@@ -229,7 +230,7 @@ def test_a_large_value_stays_in_the_store_and_its_uri_is_what_others_get(airflow
 
 
 def longest_of_database(path: Path) -> int:
-    """Of all that any row of any table holds in one of its columns."""
+    """The longest value in any column of any table."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=120)) as database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         longest = 0
@@ -264,7 +265,7 @@ def test_the_last_words_of_a_job_are_in_the_tasks_log_however_many_they_are(airf
 def test_of_two_triggerers_the_one_that_holds_a_task_is_killed_and_the_other_goes_on(
     servers: Airflow, side_by_side: SideBySide, tmp_path: Path
 ) -> None:
-    """After more lines than the one that takes over writes again."""
+    """The job has printed more lines than the second triggerer writes again."""
     side_by_side.over()
     first = servers.components["triggerer"]
     with begun(servers, tmp_path, "two_triggerers") as run:
@@ -306,7 +307,7 @@ def pour(run: Run, folder: Path, number: int) -> None:
 
 
 def holds(triggerer: Component, number: int) -> bool:
-    """Whether it writes the log of a task that is held by the triggerer of that number."""
+    """Return True if it writes the log of a task that is held by the triggerer of that number."""
     assert triggerer.process is not None
     for pid in (triggerer.process.pid, *(process.pid for process in triggerer.below())):
         for file in Path(f"/proc/{pid}/fd").iterdir():

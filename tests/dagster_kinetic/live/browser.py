@@ -23,7 +23,7 @@ PATIENCE_MILLISECONDS = 180_000.0
 
 
 def chromium() -> str:
-    """Where it is, or "": it is no Python package."""
+    """The path of Chromium, or "": it is no Python package."""
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 
@@ -49,7 +49,7 @@ def page_of(url: str, *, dark: bool = False) -> Iterator[Page]:
 
 
 def picture(page: Page, folder: Path, name: str) -> Path:
-    """What the page shows now, as a file; its path is printed for whoever looks into a failed test."""
+    """Save the page as a picture; the path is printed for the reader of a failed test."""
     path = folder / f"{name}.png"
     page.screenshot(path=path)
     print(f"picture: {path}")

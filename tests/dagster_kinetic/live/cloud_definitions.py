@@ -1,4 +1,6 @@
-"""What a live `dagster dev` runs on slices of a cloud: the same asset as anywhere, the resource alone says where."""
+"""The definitions of a live `dagster dev` with slices of a cloud: the same asset as elsewhere, only the resource
+differs.
+"""
 
 from __future__ import annotations
 

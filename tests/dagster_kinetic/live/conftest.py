@@ -16,7 +16,7 @@ OUTPUT = os.environ.get("KINETIC_TEST_OUTPUT", "")  # read before a test has an 
 
 @pytest.fixture
 def pictures(tmp_path_factory: pytest.TempPathFactory, record_property: Callable[[str, object], None]) -> Path:
-    """Where a test's pictures are kept: below KINETIC_TEST_OUTPUT, or else in pytest's own folder of this session.
+    """The folder of a test's pictures: below KINETIC_TEST_OUTPUT, or else in pytest's own folder of this session.
 
     It is named when all tests have ended (tests/conftest.py).
     """

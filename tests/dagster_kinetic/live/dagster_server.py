@@ -103,7 +103,7 @@ class DagsterDev:
         return self._launched(self.query(LAUNCH, parameters=parameters)["launchRun"])
 
     def reexecute(self, run_id: str, strategy: str = "FROM_FAILURE", tags: Mapping[str, str] | None = None) -> str:
-        """As the UI's button does: FROM_FAILURE, FROM_ASSET_FAILURE or ALL_STEPS; the id of the new run."""
+        """Re-execute like the UI's button: FROM_FAILURE, FROM_ASSET_FAILURE or ALL_STEPS; the id of the new run."""
         parameters = {
             "parentRunId": run_id,
             "strategy": strategy,
@@ -113,7 +113,7 @@ class DagsterDev:
         return self._launched(self.query(REEXECUTE, parameters=parameters)["launchRunReexecution"])
 
     def terminate(self, run_id: str, *, force: bool = False) -> None:
-        """As the UI's Terminate does; with `force`, as it does with "Force termination immediately" ticked."""
+        """Terminate like the UI; with `force`, as with "Force termination immediately" ticked."""
         policy = "MARK_AS_CANCELED_IMMEDIATELY" if force else "SAFE_TERMINATE"
         answer = self.query(TERMINATE, run=run_id, policy=policy)["terminateRun"]
         assert answer["__typename"] == "TerminateRunSuccess", answer
@@ -179,7 +179,7 @@ class DagsterDev:
     # ---- waiting -----------------------------------------------------------------------------------------------
 
     def wait(self, run_id: str, *statuses: str, within: float = RUN_SECONDS) -> str:
-        """Until the run's status is one of these, or final if none is named."""
+        """Wait until the run's status is one of these, or final if none is named."""
         wanted = statuses or FINAL
 
         def reached() -> str:
@@ -310,7 +310,7 @@ def _is_error(entry: dict[str, Any]) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes], home: Path) -> list[processes.Process]:
-    """As Ctrl-C does; what is left after that is killed, and told."""
+    """Stop it like Ctrl-C; processes left after that are killed, and returned."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + STOP_SECONDS

@@ -1,4 +1,4 @@
-"""What `dagster dev` loads: a detached asset with what comes after it, one that fails, and both sensors."""
+"""The definitions of `dagster dev`: a detached asset with its downstream assets, one that fails, and both sensors."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What becomes of jobs when a real run is terminated, its workers are stopped or killed, or it is executed again."""
+"""The fate of jobs when a real run is terminated, its workers are stopped or killed, or it is executed again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture(autouse=True)
 def folder(dagster_dev: DagsterDev) -> Iterator[Path]:
-    """Where jobs say that they are there, and where the word comes that they wait for."""
+    """The folder in which jobs report that they run, and wait for the file that lets them go."""
     FOLDER.mkdir(exist_ok=True)
     yield FOLDER
     (FOLDER / "go").touch()

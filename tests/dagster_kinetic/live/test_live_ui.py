@@ -1,4 +1,4 @@
-"""What a person sees in the browser, while a job runs, after it, and when it has failed."""
+"""The view of a user in the browser, while a job runs, after it, and when it has failed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_failure_says_what_happened_where_and_what_to_do(dagster_dev: DagsterD
 
 
 def choose_log(page: Page, name: str, names: list[str] | None = None) -> None:
-    """From the menu beside stdout, in which `names` stand in this order."""
+    """Choose a log from the menu next to stdout, which lists `names` in this order."""
     page.get_by_text("stdout", exact=True).first.click()
     page.get_by_placeholder("Select a step").first.click()
     entry = page.get_by_text(name, exact=True).last  # the menu is the last on the page
@@ -126,7 +126,7 @@ def choose_log(page: Page, name: str, names: list[str] | None = None) -> None:
 
 
 def width_of(image: Locator) -> int:
-    """Of a picture, once all of it is there."""
+    """The width of a picture, once it is loaded."""
     image.wait_for()
     return int(image.evaluate("image => image.decode().then(() => image.naturalWidth)"))
 

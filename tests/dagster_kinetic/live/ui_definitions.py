@@ -1,4 +1,4 @@
-"""What a live `dagster dev` shows: a training that waits to be looked at, and one that fails on one of its hosts."""
+"""The definitions of a live `dagster dev`: a training that waits for the tests, and one that fails on one of its hosts."""
 
 from __future__ import annotations
 

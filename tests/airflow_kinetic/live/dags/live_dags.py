@@ -1,4 +1,6 @@
-"""What the live tests run. Their programs say what they do until a file says "go"; their tasks stop where it is told."""
+"""The DAGs of the live tests. Their programs print their steps until a file says "go"; their tasks stop at given
+points.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def stop_once(name: str) -> None:
 
 
 class Gate:
-    """Whoever packages a function that uses it stops in the middle of that: the job is claimed, and not yet made."""
+    """An object that blocks the packaging of a function that uses it: the job is claimed, and not yet created."""
 
     def __reduce__(self) -> Any:
         stop_once("in-the-submit")

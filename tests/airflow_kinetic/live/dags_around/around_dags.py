@@ -1,4 +1,4 @@
-"""What the live tests run of that which is around tasks. Programs go on until a file says "go"."""
+"""The DAGs of the live tests about the surroundings of tasks. Programs continue until a file says "go"."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NAME = "{{ dag_run.conf['name'] }}"
 
 
 def says(folder: str) -> dict[str, int]:
-    """Which step it is, and when, until it is let go; many at once for each file `pour-1`, `pour-2`, … Each start of
-    it leaves a file.
+    """Print the step and the time until it is let go; many at once for each file `pour-1`, `pour-2`, … Each start
+    leaves a file.
     """
     import kinetic_orchestration as kinetic
 
@@ -126,7 +126,7 @@ def in_pools():
 def of_a_package():
     @task
     def writes() -> str:
-        """What becomes of a task that writes into the DAGs folder."""
+        """Return the result of writing into the DAGs folder."""
         try:
             (Path(__file__).parent / "written").touch()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What a function of the package imports only when it runs."""
+"""A module that a function of the package imports only when it runs."""
 
 from __future__ import annotations
 
