@@ -39,7 +39,7 @@ def main(code: int, python: str, cache: Path, file: Path | None = None) -> int:
 
 
 def failed(cache: Path) -> list[str]:
-    """By what pytest remembers there."""
+    """The failed tests in pytest's cache."""
     return _remembered(cache, "cache/lastfailed")
 
 

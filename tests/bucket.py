@@ -29,7 +29,7 @@ class Bucket(LocalStore):
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, stores in folders are buckets to this process."""
+    """Make stores in folders appear as buckets to this process."""
 
     def open_bucket(address: str, deployment: str) -> Bucket:
         return Bucket(open_local(address, deployment).root, deployment)
@@ -38,7 +38,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Trap:
-    """What has run foreign code leaves a folder."""
+    """An object that leaves a folder when it is unpickled, as proof that foreign code ran."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Trap:
         return pickle.dumps(self)
 
     def payload(self, path: Path) -> str:
-        """As a file of the agent's own format; its digest."""
+        """Write it as a file of the agent's own format; its digest."""
         from kinetic_orchestration.protocol.content import payload
 
         return payload.dump(self, path)[0]
@@ -67,7 +67,7 @@ def unsummed(data: bytes | str) -> dict[str, Any]:
 
 
 def rewrite(store: Any, name: str, /, **changes: Any) -> None:
-    """Somebody changes some fields of a record."""
+    """Change some fields of a record."""
     record = store.read(name)
     assert record is not None, name
     store.put(name, json.dumps({**unsummed(record.data), **changes}).encode())

@@ -1,4 +1,4 @@
-"""What every test shares: a home of its own, and the proof that it left nothing running there."""
+"""Shared by every test: a home of its own, and the proof that it left no process running there."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _has_slow(path: Path) -> bool:
-    """Whether a file, or the conftest of its folder, marks anything as slow."""
+    """Return True if a file, or the conftest of its folder, marks anything as slow."""
     return any(
         "mark.slow" in file.read_text("utf-8") for file in (path, path.with_name("conftest.py")) if file.exists()
     )
@@ -80,7 +80,7 @@ def _is_fast(path: Path) -> bool:
 
 
 def pytest_report_header() -> str | None:
-    """Which of those that take turns are played."""
+    """Report which of the tests that take turns are played."""
     turn = _turn()
     return None if turn is None else f"of the tests that take turns, those of turn {turn} of {TURNS} are played"
 
@@ -140,15 +140,15 @@ def pytest_runtest_makereport(
 
 
 def _codes(error: BaseException) -> Iterator[types.CodeType]:
-    """Of all functions through which it was raised."""
+    """The code of all functions through which it was raised."""
     yield from (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield from _codes(one)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Where tests have kept what people look at, such as pictures of pages; what was skipped, and why, and what failed of
-    things that tests share, for the gate.
+    """Print the paths of kept results such as pictures of pages; for the gate, also write down the skipped tests with
+    their reasons, and the failures of shared fixtures.
     """
     skips.write_down(
         [
@@ -179,7 +179,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
-    """What emulated clouds and their callers say to each other, checked against Google's discovery documents."""
+    """Records the exchanges between emulated clouds and their callers, checked against Google's discovery documents."""
     recorder = Recorder(tmp_path_factory.mktemp("exchanges"))
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(journal.VARIABLE, str(recorder.folder))

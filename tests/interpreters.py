@@ -36,7 +36,7 @@ def required(version: str) -> str:
 
 
 def pyenv() -> Path:
-    """Where pyenv keeps its Pythons, whatever has become of HOME."""
+    """The folder of pyenv's Pythons, independent of HOME."""
     if said := os.environ.get("PYENV_ROOT"):
         return Path(said)
     own = Path(pwd.getpwuid(os.getuid()).pw_dir, ".pyenv")

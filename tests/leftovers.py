@@ -11,7 +11,7 @@ from kinetic_orchestration.protocol.system import processes
 
 
 def processes_of(home: Path) -> list[processes.Process]:
-    """Those that carry a placement of this home in their environment, or it in their command line."""
+    """The processes that have a placement of this home in their environment, or it in their command line."""
     return list(_of(home))
 
 

@@ -1,4 +1,4 @@
-"""Why a test may be skipped: reasons that are true of the machine, which is asked each time, so that none becomes a habit.
+"""Valid reasons to skip a test: properties of the machine, which are checked each time, so that none becomes a habit.
 
 `python -m tests.skips FILE` names what was skipped, which `SKIPPED_TESTS=FILE` had pytest write down, and fails if
 a reason is not known here, or is not so.
@@ -136,7 +136,7 @@ KNOWN = (
 
 
 def trouble(skip: Skip) -> str:
-    """What is wrong with the reason, or ""."""
+    """The error in the reason, or ""."""
     if skip.reason == f"this machine has no Python {OLDEST}":
         return f"hosts have it, and so must a machine that judges a change: pyenv install {OLDEST}"
     known = next((one for one in KNOWN if re.fullmatch(one.reason, skip.reason, re.S)), None)
@@ -153,7 +153,7 @@ def _is_so(known: Known) -> bool:
 
 
 def write_down(skips: list[Skip]) -> None:
-    """For the gate, if it asked."""
+    """Write the skipped tests down for the gate, if it asked."""
     if path := os.environ.get(FILE):
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(skip) + "\n" for skip in skips)

@@ -365,7 +365,7 @@ def test_cancel_from_another_process_stops_the_submitter_too(submitter: Any) -> 
 
 
 def spoil_intent(job: kinetic.JobHandle[Any]) -> None:
-    """Nobody can follow the job any more; its hosts know no difference."""
+    """Make the job impossible to follow; its hosts are not affected."""
     path = Path(job._job.store.url) / names.intent(job.job_id, 1)
     wait_until(path.exists)
     of_later_version(path)
@@ -412,7 +412,7 @@ def test_a_batch_is_cancelled_though_one_of_its_jobs_cannot_be_followed(tmp_path
 
 
 def test_inputs_that_cannot_be_submitted_any_more_are_failures(tmp_path: Path) -> None:
-    """Whether the batch is over cannot be read."""
+    """The record of the batch's end cannot be read."""
     flag = tmp_path / "flag"
     batch = wait_for.run_async_map([(str(flag), number) for number in range(3)], max_concurrent=1)
     wait_until(lambda: batch.jobs[0])
@@ -501,7 +501,7 @@ def test_a_batch_that_does_not_exist() -> None:
 @pytest.mark.slow
 @pytest.mark.turn(0)
 def test_a_group_record_that_speaks_of_fewer_jobs_loses_no_results() -> None:
-    """Somebody who can write to the store changes it."""
+    """A writer of the store changes the record."""
     batch = train.run_async_map([0.1, 0.2, 0.3])
     assert len(batch.results(timeout=60)) == 3
     store, name = batch._store, names.group(batch.group_id)

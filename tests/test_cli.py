@@ -29,7 +29,7 @@ PATIENCE = 60
 
 
 class Shown:
-    """What one command line left behind."""
+    """The exit code and the output of one command line."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -118,7 +118,7 @@ def gone(pid: int) -> bool:
 
 
 def first_line(errors: IO[str]) -> str:
-    """Of a command that waits; one that needed a second to find its job has said so before."""
+    """The first line of a command that waits; one that needed a second to find its job has printed a wait before."""
     while (line := errors.readline()).startswith("kinetic: waiting for "):
         pass
     return line

@@ -1,4 +1,4 @@
-"""What a job's chips cost, as an estimate that says its date."""
+"""The cost of a job's chips, as an estimate with its date."""
 
 from __future__ import annotations
 

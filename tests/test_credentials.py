@@ -1,4 +1,4 @@
-"""Who this process is for Google Cloud, in what order it is asked, and what is said when there is nobody."""
+"""The Google Cloud credentials of this process, their order, and the error if there are none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who ran `gcloud auth application-default login`."""
+    """A user who ran `gcloud auth application-default login`."""
     known = {
         "type": "authorized_user",
         "client_id": "someone",

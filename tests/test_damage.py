@@ -78,7 +78,7 @@ def at(data: bytes, place: str) -> bytes:
 
 
 def kind_of(name: str) -> str:
-    """What a record of a job is, by its name."""
+    """The kind of a job's record, by its name."""
     folder = name.partition("/")[0]
     return {"identities": "identity", "beats": "beat"}.get(folder, Path(name).name)
 
@@ -150,7 +150,7 @@ def test_of_a_job_that_has_ended_any_record_may_be_damaged(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_key_of_a_job_that_failed_begins_anew_also_when_its_identity_is_damaged(kind: str, place: str) -> None:
-    """As the generation after the newest of which there are records, and so as another job."""
+    """The new job is the generation after the newest with records."""
     job = submitted("fails", fails)
     with pytest.raises((ZeroDivisionError, JobFailed)):  # of a bucket nobody vouches for what would be unpickled
         job.result()

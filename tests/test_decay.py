@@ -185,7 +185,7 @@ def test_a_pack_that_is_gone_is_missed_and_what_nobody_names_is_only_counted(
 
 
 def test_unpacked_data_that_was_changed_is_found(home: Path, tmp_path: Path) -> None:
-    """As hosts of another machine unpack it."""
+    """The data are unpacked like on the hosts of another machine."""
     from kinetic_orchestration.host.prepare import prepare
     from kinetic_orchestration.packaging.source import tree
 

@@ -1,4 +1,4 @@
-"""What the devices of real jobs do, as it is seen while they run and afterwards."""
+"""The device samples of real jobs, while they run and afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def works(folder: str) -> int:
-    """Until it may end; its first attempt does so badly, one step after what it has kept."""
+    """Work until a file lets it end; its first attempt fails one step after its checkpoint."""
     host = kinetic.current()
     training = kinetic.Training(total=1000, samples=16, every=None, log_every=1)
     steps = 0
@@ -53,7 +53,7 @@ def texts(drawn: bytes) -> list[str]:
 
 
 def heard(job: kinetic.JobHandle[Any], enough: Any) -> list[Event]:
-    """What a follower is told until that is enough."""
+    """The events of a follower until they suffice."""
     told: list[Event] = []
     stop = threading.Event()
 

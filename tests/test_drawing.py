@@ -1,4 +1,4 @@
-"""What people see of a slice. The drawings here are golden: a change of one of them is meant."""
+"""The drawings of slices. They are golden: a change of one of them is intended."""
 
 from __future__ import annotations
 

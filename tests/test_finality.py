@@ -1,4 +1,4 @@
-"""Somebody who can write to the bucket wants a job run again, or believed to have come to something else."""
+"""A writer of the bucket tries to have a job run again, or to forge its result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _bucket(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on this process has a home that has seen nothing."""
+    """Returns a function that gives this process a new, empty home."""
     return lambda: monkeypatch.setenv("KINETIC_HOME", str(tmp_path / os.urandom(4).hex()))
 
 
@@ -412,7 +412,7 @@ def test_a_signed_job_whose_signature_is_taken_away_is_believed_in_nothing(elsew
 
 @pytest.mark.parametrize("told", ["1/SUCCEEDED/x/0", "2/FAILED/x/9999999999"])
 def test_what_a_handle_says_of_the_end_does_not_displace_what_was_seen(told: str) -> None:
-    """Whoever launches a run chooses its tags, and a handle is a file."""
+    """Users who may launch a run choose its tags, and a handle is a file."""
     job = succeeded(key=f"told {told}")
     before = seen_end(job._job)
     misled = replace(job._job, ended=told)
@@ -627,7 +627,7 @@ def test_removed_records_of_an_attempt_give_no_money_back(monkeypatch: pytest.Mo
 
 
 def test_what_this_process_saw_of_an_attempts_hosts_is_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the cloud's own word, while they were there: no record of theirs need be left."""
+    """The cloud reported them while they existed: no record of theirs need be left."""
     job, counting = limited(1000.0, monkeypatch)
     intent = actions.intend(job, 1)
     assert intent is not None

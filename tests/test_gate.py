@@ -1,4 +1,4 @@
-"""What the gate repeats, what it names, and how it fails; its steps themselves are what `.ci/run` runs."""
+"""The gate's repetitions, names and failures; `.ci/run` runs its steps."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_crashing():
 
 
 def _remember(cache: Path, *names: str) -> None:
-    """As pytest remembers what failed."""
+    """Write pytest's cache of failed tests."""
     (cache / "v" / "cache").mkdir(parents=True)
     failed = {f"test_it.py::{name}": True for name in names}
     (cache / "v" / "cache" / "lastfailed").write_text(json.dumps(failed), encoding="utf-8")
 
 
 def _again(folder: Path) -> tuple[int, list[str], list[str]]:
-    """How it ends, what it prints of flaky ones, and what it writes down."""
+    """The exit code, the report of flaky tests, and the list that is written."""
     (folder / "test_it.py").write_text(PROJECT, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -n 2 -p no:kinetic -p no:anyio\n", encoding="utf-8")
     file = folder / "flaky"

@@ -270,7 +270,7 @@ def servers() -> Iterator[Servers]:
 
 
 def heard(settings: Settings) -> Status:
-    """What the client library makes of the answer to a delete, which is not repeated for long."""
+    """The client library's error for the answer to a delete, which is not repeated for long."""
     try:
         Tpus(settings).delete_node("projects/ours/locations/us-east5-a/nodes/one")
     except Exception as error:
@@ -282,7 +282,7 @@ def heard(settings: Settings) -> Status:
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be repeated is repeated for a moment only."""
+    """Limit all retries to a moment."""
     monkeypatch.setattr("kinetic_orchestration.platforms.google.tpu.client.RETRY_SECONDS", 0.05)
 
 

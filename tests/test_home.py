@@ -180,7 +180,7 @@ except Exception as error:
 
 @needs_root
 def test_a_user_whom_an_image_does_not_know_is_given_a_home_and_told_where(top: Path) -> None:
-    """As OpenShift has it: any number as the user, 0 as the group, folders of root that this group may write."""
+    """OpenShift runs images so: any number as the user, 0 as the group, folders of root that this group may write."""
     data, temporary = top / "data", top / "tmp"
     for folder, bits in ((data, 0o2775), (temporary, 0o1777)):
         folder.mkdir()

@@ -82,12 +82,12 @@ def live(shared_home: Path, tmp_path: Path) -> Iterator[JobHandle[str]]:
 
 
 def result_of(job: JobHandle[Any]) -> str:
-    """What Airflow's XCom has of a value that is no small JSON."""
+    """Airflow's XCom value for a result that is no small JSON."""
     return Path(job._job.store.url, names.host(job.job_id, 1, 0, "result")).as_uri()
 
 
 def spoil_intent(job: JobHandle[Any]) -> Callable[[], None]:
-    """Nobody can follow the job any more; the hosts know no difference. Returns what mends it."""
+    """Make the job impossible to follow; the hosts are not affected. Returns a function that repairs it."""
     path = Path(job._job.store.url) / names.intent(job.job_id, 1)
     wait_until(path.exists)
     kept, new = path.read_bytes(), path.with_suffix(".new")
@@ -285,7 +285,7 @@ if __name__ == "__main__":
 
 
 def test_a_terminal_that_cannot_show_a_character_ends_no_wait(tmp_path: Path) -> None:
-    """As under cron, or in a container without a locale."""
+    """Output has such an encoding under cron, or in a container without a locale."""
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "speaks.py").write_text(SPEAKS)
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}

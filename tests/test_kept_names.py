@@ -161,7 +161,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def airflows_side(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """As a process of Airflow's has it, with an empty home."""
+    """The names in a process of Airflow's, with an empty home."""
     folder = tmp_path_factory.mktemp("airflow")
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "KINETIC_"))}
     given = json.dumps({"place": PLACE, "pin": PIN, "trigger": KEPT_BY_A_TRIGGER})
@@ -266,7 +266,7 @@ def test_dagster_knows_the_package_and_yaml_names_the_component() -> None:
 
 
 def test_a_result_of_a_map_that_was_pickled_before_is_read_again() -> None:
-    """As a filesystem I/O manager has it, of an op that returns what `map` gave."""
+    """A filesystem I/O manager stores such a pickle for an op that returns the result of `map`."""
     assert pickle.loads(b"cdagster_kinetic.fleet\nMapResult\n.") is dagster_kinetic.MapResult
     pickled = pickle.dumps(dagster_kinetic.MapResult(1, None, value=2))
     assert b"dagster_kinetic\x94" in pickled, "by the package's own name, which stays"

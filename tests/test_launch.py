@@ -93,7 +93,7 @@ def test_a_call_is_resolved_once(home: Path, tmp_path: Path, monkeypatch: pytest
 
 
 class Forgetful(LocalStore):
-    """Somebody removes the records of an identity just before they are read, so many times."""
+    """A store that loses the records of an identity just before they are read, a given number of times."""
 
     def __init__(self, store: LocalStore, times: int) -> None:
         super().__init__(store.root, store.deployment)

@@ -1,4 +1,4 @@
-"""What a test left running in its home is found, whoever started it."""
+"""Processes that a test left running in its home are found, whichever process started them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def metadata() -> Iterator[Any]:
 
 
 def ask(url: str, path: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[int, str]:
-    """To the server of `url`, whatever names a header gives it."""
+    """Send a request to the server of `url`, with any header names."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT)
     try:
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
@@ -436,8 +436,8 @@ def test_a_connection_of_another_user_is_not_roots_when_it_is_closed(stays: bool
 
 
 def test_an_adapter_outlives_hasty_clients_and_its_own_connection_is_known_when_it_is_closed(tmp_path: Path) -> None:
-    """As debugpy's adapter tells the program its ports, and closes at once; and writes to clients that may be gone in the
-    one thread that accepts them.
+    """debugpy's adapter reports its ports to the program and closes immediately; and it writes to clients that may be
+    gone in the one thread that accepts them.
     """
     adapter = tmp_path / "debugpy" / "adapter"
     adapter.mkdir(parents=True)

@@ -39,7 +39,7 @@ def started(function: Any, *arguments: Any, accelerator: str = "cpu") -> kinetic
 
 
 def heard(job: kinetic.JobHandle[Any]) -> list[Event]:
-    """What a follower is told from the first line to the end."""
+    """The events of a follower from the first line to the end."""
     told: list[Event] = []
     assert job.follow(told.append, timeout=60) is not None
     return told

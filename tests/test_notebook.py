@@ -38,7 +38,7 @@ class Notebook:
         return str(self.client.execute(code))
 
     def outputs(self, cell: str, within: float = 60.0) -> Iterator[tuple[str, str]]:
-        """What this cell writes, (stream or "error", text), until it is done."""
+        """Yield this cell's output, (stream or "error", text), until it is done."""
         deadline = time.monotonic() + within
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))

@@ -18,7 +18,7 @@ from tests.agent.on_vms import wait_until
 
 
 class Slow(LocalStore):
-    """Whoever looks at a job there begins with the time, and waits for it."""
+    """A store in which reading a job blocks at the request for the time."""
 
     gate = threading.Event()
     trouble: Exception | None = None

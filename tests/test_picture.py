@@ -20,7 +20,7 @@ def texts(drawn: str) -> list[str]:
 
 
 def paths(drawn: str) -> list[ElementTree.Element]:
-    """Those of curves, not of the grid."""
+    """The paths of curves, not of the grid."""
     return [path for path in ElementTree.fromstring(drawn).iter(f"{SVG}path") if path.get("fill") == "none"]
 
 

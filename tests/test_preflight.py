@@ -1,4 +1,4 @@
-"""What `doctor` finds out about this machine."""
+"""The checks of `doctor` on this machine."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_backend_that_is_not_part_of_this_version_is_named(home: Path) -> None
 
 
 def test_a_home_in_a_temporary_folder_is_said_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a pod with a read-only root: the folder is a file here, because root may write everywhere."""
+    """A pod may have a read-only root: the folder is a file here, because root may write everywhere."""
     monkeypatch.delenv("KINETIC_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

@@ -1,4 +1,4 @@
-"""What is found out about Google Cloud before a job is submitted, against the emulated one."""
+"""The checks of Google Cloud before a job is submitted, against the emulated one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Price = Callable[..., cost.Price | None]
 
 @pytest.fixture
 def cloud(tpu_cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """Whose catalogue is asked; `home` has taken the cloud's environment away."""
+    """The cloud whose catalogue is requested; `home` has removed its variables."""
     for name, value in tpu_cloud.environ().items():
         monkeypatch.setenv(name, value)
     return tpu_cloud

@@ -1,4 +1,4 @@
-"""What nobody wants any more is removed, and nothing else is."""
+"""Leftovers are removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_damaged_or_newer_spec_keeps_nobodys_hosts_alive(here: Here, spec: byt
 
 
 def test_what_was_handed_over_and_nobody_took_goes_and_may_be_had_anew(here: Here) -> None:
-    """Nobody will ever follow it, and a queue has no hosts that could end it."""
+    """No process will ever follow it, and a queue has no hosts that could end it."""
     job, taken = here.admit(), here.admit()
     for each, within in ((job, 0.001), (taken, 600.0)):
         here.submit(each)
@@ -487,7 +487,7 @@ def test_a_node_without_its_queued_resource_is_found(here: Here) -> None:
 
 
 def passes(here: Here) -> int:
-    """How often somebody has looked through all zones, now that nobody is at it."""
+    """The number of completed searches through all zones."""
     deadline = time.monotonic() + 60.0
     while reaper._at_it and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -32,7 +32,7 @@ def test_every_pin_has_digests_and_is_the_version_that_ci_runs() -> None:
 
 
 def test_what_the_package_and_its_adapters_need_is_pinned() -> None:
-    """By what is installed here, from one requirement to the next."""
+    """Follows the requirements of the installed packages."""
     pinned = {name for name, _, _ in HASHED}
     left, seen = [("kinetic-orchestration", extra) for extra in ("", *release.EXTRAS)], set()
     while left:

@@ -33,7 +33,7 @@ def links(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look() -> dict[str, Any]:
-    """What this job's environment holds."""
+    """The packages in this job's environment."""
     import importlib
     import importlib.util
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_resolved_is_refused_before_anything_runs(home: Path, lin
 
 
 def installed(site: Path, packed: Path, direct_url: str = "") -> None:
-    """As an installer would leave a wheel in `site`."""
+    """Unpack a wheel into `site` like an installer."""
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(site)
         info = next(name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name)

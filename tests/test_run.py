@@ -563,7 +563,7 @@ def test_data_in_volumes_is_at_its_absolute_path(tmp_path: Path) -> None:
 def test_captured_variables_arrive_and_no_secret_is_ever_in_the_store(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By exact name and by prefix; what looks like a secret goes by an inherited pipe."""
+    """Variables are named exactly or by prefix; values that look like secrets are sent by an inherited pipe."""
     secret = "5up3r-" + os.urandom(8).hex()
     for name, value in {
         "SURFACE_MODE": "open-" + "value", "SURFACE_API_KEY": secret, "MY_PASSWORD": secret + "2", "ODD*NAME": "x",

@@ -36,7 +36,7 @@ def here(cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
 
 
 def value(here: Settings, resource: str) -> str:
-    """As a host reads it."""
+    """The value as a host reads it."""
     with google(here) as api:
         answer = api.call("GET", "secretmanager", f"v1/{resource}/versions/latest:access")
         return base64.b64decode(answer.body["payload"]["data"]).decode()
@@ -95,7 +95,7 @@ def test_an_api_that_is_not_enabled_is_named(cloud: Emulator, here: Settings) ->
 
 
 def backwards() -> str:
-    """Because the store has what is returned."""
+    """Return the secret reversed, because results are in the store."""
     return os.environ["MODEL_TOKEN"][::-1]
 
 
@@ -106,7 +106,7 @@ def on_this_machine(secret: str, **options: Any) -> Any:
 
 @pytest.fixture
 def pointed(cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """At the emulated Secret Manager, with a store on this machine."""
+    """Use the emulated Secret Manager, with a store on this machine."""
     monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.PAUSES", (0.01, 0.01))
     for name in ("KINETIC_EMULATOR", "KINETIC_PROJECT"):
         monkeypatch.setenv(name, cloud.environ()[name])
@@ -117,7 +117,7 @@ def pointed(cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emu
 def test_a_job_here_gets_its_secrets_from_secret_manager_and_the_store_never_sees_them(
     pointed: Emulator, home: Path
 ) -> None:
-    """With the caller's own rights, in each form in which a job on Cloud TPU names them."""
+    """The caller's own rights suffice, for each form in which a job on Cloud TPU names them."""
     model = pointed.add_secret("model", f"first-{MARK}")
     with google(settings.load()) as api:
         newest = base64.b64encode(f"newest-{MARK}".encode()).decode()

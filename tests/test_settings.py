@@ -130,7 +130,7 @@ def test_the_default_home_follows_the_platforms_conventions(tmp_path: Path, monk
 
 
 def test_a_home_that_cannot_be_written_is_replaced_by_a_temporary_folder_said_aloud(tmp_path: Path) -> None:
-    """As in ephemeral pods and on read-only roots; a job runs there all the same."""
+    """Ephemeral pods and read-only roots have such homes; a job runs there all the same."""
     (tmp_path / "file").touch()
     program = (
         "import kinetic_orchestration as kinetic\n"

@@ -1,4 +1,4 @@
-"""What all threads of a process share is walked over in a copy: another thread changes it at any line."""
+"""Tables that all threads of a process share are iterated in a copy: another thread may change them at any line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _is_shared(node: ast.expr) -> bool:
 
 
 def _is_namespace(node: ast.expr) -> bool:
-    """What a module, a class or an object has, or all that this module has."""
+    """Return True for the attributes of a module, a class or an object, and for this module's globals."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return (node.func.id, len(node.args)) in (("vars", 1), ("globals", 0))
     return isinstance(node, ast.Attribute) and node.attr == "__dict__"
@@ -62,7 +62,7 @@ def _is_left_whole(parent: ast.AST) -> bool:
 
 
 def _takes_names(parent: ast.AST, node: ast.Attribute) -> bool:
-    """Of the variables, `os` itself copies the names: what walks over these alone is safe."""
+    """Return True if only the names of variables are iterated: `os` itself copies them, so that is safe."""
     named = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id in ("list", "sorted")
     return named or (isinstance(parent, ast.For | ast.comprehension) and parent.iter is node)
 

@@ -25,7 +25,7 @@ def test_a_reason_is_known_and_true_of_this_machine() -> None:
 
 
 def test_no_reason_is_believed_without_a_look() -> None:
-    """What only an attempt can tell is attempted again: where it succeeds, the reason is not so."""
+    """A reason that only an attempt can show is attempted again: if it succeeds, the reason is wrong."""
     with pytest.MonkeyPatch.context() as elsewhere:
         elsewhere.setattr(skips, "_permits", lambda *_, **__: True)
         asked = ("no such file system", "nobody may trace", "the newest Dagster", "torch", "no mount", "no small")

@@ -62,7 +62,7 @@ class Desk:
         self.store = open_store(self.settings.store, self.settings.deployment)
 
     def task(self, requirements: Sequence[str]) -> dict[str, object]:
-        """What a host is told of its environment and its tools."""
+        """The environment and the tools of a host."""
         found = locked_for(requirements, HOSTS, environ=self.environ)
         assert found.lock is not None
         wanted = {"python": HERE, "packages": found.lock.packages, "lock": found.lock.digest}
@@ -103,7 +103,7 @@ def says(python: str, program: str) -> str:
 def test_a_machine_without_an_index_builds_from_what_was_staged(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under another Python than the job's: uv, the interpreter and every wheel come from the store."""
+    """The machine has another Python than the job: uv, the interpreter and every wheel come from the store."""
     (tmp_path / "requirements.txt").write_text("beta\n")
     assert main(["stage-tools", "--offline", str(tmp_path / "requirements.txt"), "--accelerator", "v5e-4"]) == 0
     shown = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Somebody who can write to the bucket changes every object in it, one by one. Nothing of theirs is ever run."""
+"""A writer of the bucket changes every object in it, one by one. None of the changes is ever run."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def site(tmp_path: Path, home: Path, storage: StorageServer, monkeypatch: pytest
 
 
 def refusal(attempt: Attempt) -> str:
-    """What the host says when it has seen what was done to its records."""
+    """The host's error when it has read the changed records."""
     attempt.start()
     verdict = attempt.verdict()
     assert verdict.kind == wire.ABORTED
@@ -476,7 +476,7 @@ def test_a_host_refuses_another_tool(site: Site, tmp_path: Path) -> None:
 
 
 def test_a_host_fetches_no_more_than_its_spec_and_its_tree_say(site: Site, tmp_path: Path) -> None:
-    """Whoever can write to the bucket fills no disk."""
+    """A writer of the bucket fills no disk."""
     blobs, digest = Blobs(site.records, str(tmp_path / "blobs")), "b" * 64
     site.records.put(names.blob(digest), b"x" * 5000)
     with pytest.raises(prepare.NotReady, match=rf"{digest} .*has 5,000 bytes, more than 4,999 bytes.* It was removed"):

@@ -1,4 +1,4 @@
-"""Who may go on with a job in a bucket, and whose values are unpickled."""
+"""The processes that may continue a job in a bucket, and the values that are unpickled."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_a_home_remembers_is_read_again_only_when_it_has_changed(
 
 @pytest.fixture
 def stranger(monkeypatch: pytest.MonkeyPatch, shared_home: Path, tmp_path: Path) -> Path:
-    """From now on this process has another home, and so knows nothing of what was submitted before."""
+    """Give this process another home, without knowledge of earlier submissions."""
     monkeypatch.setenv("KINETIC_STORE", str(shared_home / "store"))
     monkeypatch.setenv("KINETIC_HOME", str(tmp_path / "elsewhere"))
     return tmp_path / "elsewhere"
@@ -182,7 +182,7 @@ def test_the_signature_of_one_job_is_none_for_another(stranger: Path) -> None:
 def test_a_signature_that_a_flipped_bit_damaged_vouches_for_nothing_and_a_job_of_this_machine_goes_on(
     stranger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who submitted it knows it still; to others it is as if it had none."""
+    """The submitter still knows it; for others it has no signature."""
     monkeypatch.setenv("KINETIC_SIGNING_KEY", KEY)
     job = submitted(plain)
     store, name = job._job.store, names.signature(job.job_id, job._job.spec_digest)

@@ -80,7 +80,7 @@ def test_of_jobs_here_that_nobody_reads_what_is_alike_is_kept_once(store: LocalS
 
 
 def test_what_devices_do_is_kept_of_jobs_that_somebody_reads(store: LocalStore) -> None:
-    """Of no two hosts it is alike, and it is more than all the rest of what they say."""
+    """Samples differ between hosts, and are larger than all the rest of a heartbeat."""
     sample = {"at": 1.5, "cpu": 0.5, "kind": "tpu", "busy": [50.0] * 16}
     for job in (ONE, TWO):
         beat(store, job, devices=sample)
@@ -134,7 +134,7 @@ def test_a_placement_keeps_no_history_that_it_does_not_have(store: LocalStore) -
 
 
 def test_each_caller_has_a_watcher_of_its_own_which_asks_as_that_caller(tmp_path: Path) -> None:
-    """Of two connections of an orchestrator in one process, one may see less of a store than the other."""
+    """One of two connections of an orchestrator in one process may see less of a store than the other."""
     backend = LocalBackend(tmp_path, 1, str(tmp_path), "test")
 
     def opened(caller: object) -> GcsStore:
@@ -187,7 +187,7 @@ class Listing(TpuVmBackend):
 
 
 class OfOneJob:
-    """What a watcher knows of a follower."""
+    """The watcher's view of a follower."""
 
     def __init__(self, place: Place, number: int) -> None:
         self.job_id = f"job-{number:012d}"
@@ -261,7 +261,7 @@ class Seeing(LocalBackend):
 def test_of_a_zone_that_may_not_be_looked_at_yet_nothing_is_known_and_nothing_is_new(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its hosts say is heard all the same, and a zone beside it is looked at."""
+    """The messages of its hosts are read all the same, and another zone is polled."""
     monkeypatch.setattr(rate_limit, "_paces", {("p", "here"): rate_limit.Pace(per_second=1e-9, at_once=1)})
     backend = Seeing(Path(store.root), 1, store.url, "test")
     places = {ONE: {"project": "p", "zone": "here", "job": ONE}, TWO: {"project": "p", "zone": "there", "job": TWO}}
@@ -355,7 +355,7 @@ def test_each_follower_of_a_job_is_woken_and_sees_the_look_that_woke_it_though_a
 def test_who_looked_when_the_zone_might_not_be_looked_at_is_woken_when_it_was_though_it_be_as_before(
     paced: Callable[..., Place],
 ) -> None:
-    """What the watcher saw before is what the follower has not seen: without a ring it would sleep for ten seconds."""
+    """The follower has not seen what the watcher saw before: without a notification it would sleep for ten seconds."""
     place = paced(per_second=2.0, at_once=1)
     watcher, job = PollingWatcher(place.store, place.backend), OfOneJob(place, 1)
     job.cache.attempt = 1
@@ -385,7 +385,7 @@ def test_a_verification_looks_as_often_as_it_likes() -> None:
 
 
 def test_the_place_of_an_attempt_that_was_intended_is_looked_at_once(paced: Callable[..., Place]) -> None:
-    """As its hosts are asked for after that look."""
+    """Its hosts are requested after that poll."""
     place = paced(per_second=1e-9, at_once=1)
     job = OfOneJob(place, 1)
     job.cache.attempt, job.cache.subscribed = 1, True

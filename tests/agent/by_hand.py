@@ -44,7 +44,7 @@ def intended(
 
 
 def words_of(job: Job, host: int = 0) -> tuple[str, ...]:
-    """What the launcher of one host of the job is told."""
+    """The command-line words for the launcher of one host of the job."""
     assert isinstance(job.backend, LocalBackend)
     intent = look(job.store, job.backend, job.job_id, 1, 1).intent
     assert intent is not None

@@ -165,7 +165,7 @@ def test_before_the_stores_first_word_a_machine_asks_again_and_trusts_its_own_cl
 def test_a_metadata_server_that_talks_nonsense_ends_neither_the_deadline_nor_the_money(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what the guard of the deadline does, one try: it is made again until the slice is gone."""
+    """The guard of the deadline makes one try here; it repeats it until the slice is gone."""
 
     def confused() -> dict[str, str]:
         raise ValueError("this is no JSON")
@@ -320,7 +320,7 @@ def test_a_vm_that_cannot_delete_itself_says_so_on_its_console(site: Site, jobs:
 def test_an_agent_that_cannot_begin_is_told_and_the_deadline_stays(
     site: Site, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What becomes of the startup script can fail, too, and nobody else would say so."""
+    """The program of the startup script can fail, too, and no other process would report it."""
     monkeypatch.setattr(agent_zip, "_MAIN", "import a_module_that_is_nowhere\n")
     site.apis.refusals = [503] * 1000  # until its processes were seen
     attempt = site.admit(jobs.attempt).start()
@@ -348,7 +348,7 @@ def test_an_agent_of_another_version_that_has_this_module_elsewhere_is_become_al
 
 
 def test_a_container_that_cannot_be_started_is_told(site: Site, jobs: Any, tmp_path: Path) -> None:
-    """By a docker that is gone once it has pulled."""
+    """The docker here is gone once it has pulled."""
     attempt = site.admit(jobs.attempt)
     told = {"kinetic": json.dumps(attempt.told(image="r/i:1"))}
     vm = site.machines.create(Machine("emulated", "us-central2-b", attempt.name, "v4-8", "2x2x1", "b", metadata=told))
@@ -447,7 +447,7 @@ def test_an_old_python_is_enough(site: Site, jobs: Any) -> None:
 
 
 def test_a_named_image_runs_the_same_agent(site: Site, jobs: Any, tmp_path: Path) -> None:
-    """By a docker that only writes down what it is told."""
+    """The docker here only writes down its arguments."""
     attempt = site.admit(jobs.attempt)
     vm = site.machines.create(
         Machine(

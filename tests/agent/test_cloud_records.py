@@ -46,7 +46,7 @@ class TestCloudRecords(StoreContract):
 
     @pytest.fixture(autouse=True)
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of a hundred instead of a thousand objects."""
+        """Set pages of a hundred instead of a thousand objects."""
         monkeypatch.setattr(bucket_records, "PAGE", 100)
 
     @pytest.fixture
@@ -58,7 +58,7 @@ class TestCloudRecords(StoreContract):
         return records
 
     def test_what_does_not_exist_is_an_answer(self, store: CloudRecords, tmp_path: Path) -> None:  # type: ignore[override]
-        """As in the contract, in which a refusal is the client's."""
+        """The same as in the contract, in which a refusal is the client's."""
         store.create("jobs/a", b"x")
         for name in ("nothing", "jobs/b", "jobs/a/below", "jobs"):
             assert store.read(name) is None
@@ -165,7 +165,7 @@ def test_bytes_that_arrive_otherwise_are_read_again_and_then_refused(
 def test_what_has_no_checksum_is_read_once_more(
     records: CloudRecords, storage: StorageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Google's of what was composed, of which the emulator tells one."""
+    """Google's composed objects have no checksum, of which the emulator reports one."""
     once = records.bucket._once
 
     def without(*args: Any, **more: Any) -> bootstrap.Reply:
@@ -187,7 +187,7 @@ def test_what_has_no_checksum_is_read_once_more(
 def test_a_header_that_cannot_be_read_is_an_answer_that_may_pass(
     records: CloudRecords, monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
 ) -> None:
-    """As of a server that speaks nonsense for a while."""
+    """A server may send invalid headers for a while."""
     made = records.put("small", b"whole")
     once, answers = records.bucket._once, [told]
 

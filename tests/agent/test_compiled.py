@@ -179,7 +179,7 @@ def test_a_changed_entry_is_not_loaded_and_makes_room_for_the_right_one(
 def test_a_list_without_the_word_of_such_a_machine_is_not_believed(
     cloud: Cloud, machines: Machines, forged: str
 ) -> None:
-    """Whoever can merely write to the bucket gets nothing loaded."""
+    """A user who can merely write to the bucket gets nothing loaded."""
     machines.run("step")
     (name,) = machines.stored("lists/")
     record = machines.records.read(name)

@@ -1,4 +1,4 @@
-"""How the hosts of a slice find each other. JAX itself is a small stand-in here; tests/backends has the real one."""
+"""The way in which the hosts of a slice find each other. JAX is a small stand-in here; tests/backends has the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent's record store does beyond the contract of every store (see tests/contracts)."""
+"""The agent's record store beyond the contract of every store (see tests/contracts)."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_object_that_grows_is_read_from_where_the_reader_was(store: FileRecor
 
 
 def test_a_lock_that_a_cleaner_removed_excludes_nobody_wrongly(store: FileRecords, tmp_path: Path) -> None:
-    """Somebody empties the temporary folder that the store is in: the next one makes the lock again."""
+    """A cleaner empties the temporary folder that the store is in: the next writer makes the lock again."""
     store.put("a", b"x")
     for lock in (tmp_path / ".locks").iterdir():
         lock.unlink()
@@ -269,7 +269,7 @@ def test_an_older_python_on_a_host_can_use_the_records(tmp_path: Path) -> None:
 
 
 def test_a_host_waits_for_room_until_none_of_its_threads_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is small finds room before what is large does, and then whoever asks must still be told of the disk."""
+    """A small object finds room before a large one, and then the host must still report the disk."""
     room = 0
     put = FileRecords.put
 

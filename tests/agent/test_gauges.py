@@ -1,4 +1,4 @@
-"""What a host measures of its devices: from /proc of real processes; accelerators by stand-ins at the boundary.
+"""The measurements of a host's devices: from /proc of real processes; accelerators by stand-ins at the boundary.
 
 No accelerator is at hand. Where the vendor's library would be, there is a module of its name with its documented
 functions (docs.cloud.google.com/tpu/docs/tpu-monitoring-library; nvidia-ml-py), or a program named nvidia-smi.
@@ -187,7 +187,7 @@ time.sleep(60)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ptrace")
 def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_path: Path) -> None:
-    """As one that hangs in a driver: a process that is traced cannot be collected before its tracer lets go of it."""
+    """A reader may hang in a driver: a traced process cannot be reaped before its tracer releases it."""
     told, program, python = tmp_path / "told", tmp_path / "hangs.py", tmp_path / "python"
     program.write_text(HANGS.format(told=str(told)), encoding="utf-8")
     # An interpreter's path may hold spaces, which a first line that names it may not.
@@ -212,7 +212,7 @@ def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_p
 
 
 def ended(reading: Gauges) -> list[tuple[int, int]]:
-    """As the agent collects what has ended, and tells of it."""
+    """Reap ended processes like the agent, and return the reader's."""
     found = processes.reap()
     return [each for each in found if each[0] == reading._reader]
 

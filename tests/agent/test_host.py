@@ -370,7 +370,7 @@ def test_a_machine_that_ends_all_its_processes_is_a_preemption_and_no_failure_of
 
 @pytest.mark.slow
 def test_a_host_that_others_have_left_behind_soon_shows_where_it_waits(shared_home: Path, tmp_path: Path) -> None:
-    """As one does whose last collective has a partner less."""
+    """Such a host's last collective misses a partner."""
     begun, go = tmp_path / "begun", tmp_path / "go"
 
     def waits_on_host_1() -> int:
@@ -568,7 +568,7 @@ def waits_long() -> None:
 def test_a_job_that_nobody_takes_ends_and_one_whose_machine_slept_waits_for_whoever_wakes_later(
     tmp_path: Path, slept: bool
 ) -> None:
-    """By the clock of the store, the record of who hands it over is then as old as the sleep was long."""
+    """The record of the hand-over is then as old as the sleep was long, by the store's clock."""
     job = intended(waits_long, orchestrator="airflow", retry=NONE)
     within = 30.0 if slept else 2.0
     job.store.put(names.keeper(job.job_id), wire.encode({"keeper": "gone", "within": within}))

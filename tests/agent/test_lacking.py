@@ -1,4 +1,4 @@
-"""What is said of an exception that comes of what a host does not have."""
+"""The advice for an exception due to a package that a host lacks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NONE = kinetic.Retry(infra=0, preemption=0)
 
 
 def shuts_down_on_host_0() -> int:
-    """As code does that takes it for the business of one process."""
+    """Shut down like code that takes it for the task of one process."""
     import jax
 
     if jax.process_index() == 0:
@@ -30,7 +30,7 @@ def shuts_down_on_host_0() -> int:
 
 
 def cannot_say_that_it_failed() -> int:
-    """As on a disk that is full."""
+    """Fail without room for a report, as on a full disk."""
     import resource
 
     import jax
@@ -53,7 +53,7 @@ def fails_on_host_1_and_shuts_down() -> int:
 
 
 def stuck_on_host_1(shuts_down: bool) -> int:
-    """As in a collective that host 0 takes no part in."""
+    """Hang as in a collective that host 0 does not join."""
     import jax
 
     if jax.process_index() == 1:
@@ -84,7 +84,7 @@ def test_a_host_that_fails_before_a_shutdown_says_so_at_once() -> None:
 def test_hosts_that_wait_for_one_that_shows_nothing_say_where_it_is_and_are_given_up_at_last(
     tmp_path: Path, shuts_down: bool
 ) -> None:
-    """In an hour, else their chips would cost for as long as a job may run."""
+    """The limit is an hour, else their chips would cost for as long as a job may run."""
     job = intended(functools.partial(stuck_on_host_1, shuts_down), accelerator=TWO_HOSTS, retry=NONE)
     for host in range(2):
         start_broken(

@@ -96,7 +96,7 @@ def test_a_value_that_is_dropped_frees_its_memory_at_once(tmp_path: Path) -> Non
 
 
 def _times_open(path: Path) -> int:
-    """In this process, whose other files may come and go."""
+    """The number of times that this process, which opens and closes other files, has it open."""
     wanted, found = path.stat(), 0
     for file in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):
@@ -358,7 +358,7 @@ def test_a_value_written_by_this_python_is_read_by_the_oldest_agent(tmp_path: Pa
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measured in /proc")
 def test_resident_memory_is_not_doubled(tmp_path: Path) -> None:
-    """In a process of its own: dump and load of 128 MiB of anything take little beside it."""
+    """Dump and load of 128 MiB take little in addition, in a process of its own."""
     code = f"""
         import pathlib
         import numpy as np

@@ -1,4 +1,4 @@
-"""What a host with a machine of its own prepares side by side, by its own timeline and by what waits for what."""
+"""The concurrent preparations of a host with a machine of its own, by its timeline and their dependencies."""
 
 from __future__ import annotations
 

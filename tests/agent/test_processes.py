@@ -1,4 +1,4 @@
-"""Who descends from whom, and how all of them end: with real processes."""
+"""The descent of processes, and their termination: with real processes."""
 
 from __future__ import annotations
 

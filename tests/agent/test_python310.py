@@ -25,7 +25,7 @@ def test_each_file_is_written_in_python_3_10(path: Path) -> None:
 
 
 def test_nothing_is_named_that_only_a_later_standard_library_has() -> None:
-    """What people reach for without thinking, as far as it can be seen without a Python 3.10."""
+    """The usual names of later versions, as far as they can be found without a Python 3.10."""
     later = {
         "tomllib",
         "StrEnum",

@@ -1,4 +1,4 @@
-"""How long host 0 waits for the others before it deletes their slice. What VMs do, is in test_vm."""
+"""The time that host 0 waits for the others before it deletes their slice. test_vm covers the VMs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int = 0, hosts: int = 3) -> float:
-    """How long a host waits with its delete."""
+    """The seconds for which a host waits with its delete."""
     deleted: list[str] = []
     monkeypatch.setattr(bootstrap, "end_slice", lambda resource, **_: deleted.append(resource))
     at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
@@ -92,7 +92,7 @@ def test_a_store_that_is_gone_keeps_no_slice_alive(
 
 
 def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the slice is charged for ends there. The call is made again until the slice is gone."""
+    """The charge for the slice ends there. The call is repeated until the slice is gone."""
     answers = [403, 200, 200, 404]
     at_delete: list[float | None] = []
 

@@ -1,4 +1,4 @@
-"""What a host does next, rule by rule, and which rule goes first."""
+"""The next action of a host, rule by rule, and the precedence of rules."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_host_that_fell_silent_is_lost_also_while_the_others_only_wait_for_it(
 
 
 def test_a_failure_that_looks_like_an_echo_is_that_of_a_host_which_is_silent_since() -> None:
-    """Where hosts see each other through a store, an echo is waited out for longer."""
+    """Hosts that see each other through a store wait longer for the cause of an echo."""
     echo = Exit(1, wire.USER, "Connection reset by peer")
     waiting = view(exit=echo, echo=True, echo_limit=12.0, exits=((0, 1, 11.0),), quiet=((1, 11.0),))
     assert decide(waiting) == Wait()

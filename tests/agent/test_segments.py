@@ -31,7 +31,7 @@ def records(storage: StorageServer, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def texts(records: CloudRecords) -> list[str]:
-    """What each segment holds."""
+    """The text of each segment."""
     found = []
     for entry in records.list(names.host(*KEY, "log/")):
         record = records.read(entry.name)

@@ -1,4 +1,4 @@
-"""What a host sees of a store at a distance, and when it looks."""
+"""The view of a host on a store at a distance, and the times of its reads."""
 
 from __future__ import annotations
 

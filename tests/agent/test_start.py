@@ -1,4 +1,4 @@
-"""How a host begins: quickly, and with a program that is as fresh as from a shell."""
+"""The start of a host: quickly, and with a program that is as fresh as from a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which large files are known to be what they were hashed as, and which are hashed again."""
+"""Large files that are known to match their digest, and those that are hashed again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Sent:
         Verified(self.home).wrote(self.path, self.digest, (found.st_dev, found.st_ino, found.st_size))
 
     def change_a_byte(self) -> None:
-        """In the middle of the array, by the file's own size and modification time."""
+        """Change a byte in the middle of the array, and keep the file's size and modification time."""
         before = self.path.stat()
         with self.path.open("r+b") as file:
             file.seek(before.st_size // 2)

@@ -46,7 +46,7 @@ def running(attempt: Attempt, hosts: int = 1) -> Attempt:
 
 
 def generation(attempt: Attempt) -> int:
-    """Of its only host's beat."""
+    """The generation of its only host's heartbeat."""
     name = names.beat(attempt.job, 1, 0)
     (found,) = [signal for signal in attempt.site.records.signals(names.beats_of(attempt.job)) if signal.name == name]
     return found.generation

@@ -13,7 +13,7 @@ from tests.leftovers import left_in
 
 @pytest.fixture(scope="module")
 def whole() -> dict[int, Told]:
-    """By its seed, each run of a file that was whole."""
+    """Each run of a file that was whole, by its seed."""
     return {}
 
 

@@ -53,7 +53,7 @@ class Broken(AssertionError):
 
 
 class Told(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
     attempts: int
     hit: list[str]
@@ -125,11 +125,11 @@ class Run:
             time.sleep(0.02)
 
     def can_mount(self) -> bool:
-        """Whether small disks can be had here: the home then lies on one."""
+        """True if small disks are available: the home is then on one."""
         return self.home.parent.is_mount()
 
     def _strike(self, fault: Fault) -> None:
-        """What is not there yet, or not any more, is not hit."""
+        """Apply a fault, unless its target does not exist now."""
         if fault.what in DISKS and not self.can_mount():
             self.unmade.append(fault.what)
             return
@@ -209,7 +209,7 @@ class Run:
         self._end_later(fault, lambda: filler.unlink(missing_ok=True))
 
     def _fill_disk(self, fault: Fault) -> None:
-        """Of one host of the newest attempt."""
+        """Fill the disk of one host of the newest attempt."""
         host = int(fault.whom * len(self.drawn.skews))
         if self.cloud is not None:
             machine = _newest([vm for node in self._nodes() if (vm := self.cloud.vms(node)[host]) is not None])
@@ -224,7 +224,7 @@ class Run:
         self._end_later(fault, lambda: filler.unlink(missing_ok=True))
 
     def _disks(self) -> list[Path]:
-        """Of single hosts on this machine, the newest attempt's last."""
+        """The disks of single hosts on this machine, the newest attempt's last."""
         disks = [path for path in (self.home / "run").glob("*-*/host-*") if path.is_mount()]
         return sorted(disks, key=lambda path: int(path.parent.name.rpartition("-")[2]))
 
@@ -265,7 +265,7 @@ class Run:
     # ---- what must be so
 
     def check(self, tick: float = TICK) -> Told:
-        """After the last fault: somebody asks for the same job again, and all of this holds."""
+        """Submit the same job again after the last fault, and check that all promises hold."""
         if all(one.poll() not in (None, 0) for one in self.people):
             self.unwatched += ASKED_AGAIN
         last = self.submit()
@@ -356,7 +356,7 @@ def _chosen(those: Sequence[T], fault: Fault) -> T:
 
 
 def _status(job_id: str) -> dict[str, Any]:
-    """By the command line."""
+    """The job's status by the command line."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = cli.main(["status", job_id, "--json"])
     if code:
@@ -410,7 +410,7 @@ def play(seed: int, backend: str, root: Path, home: Path, tick: float = TICK) ->
 
 
 def ratio(runs: Sequence[Told]) -> float:
-    """Of what was told to what was charged for, over all of them."""
+    """The ratio of reported to charged time, over all of them."""
     return sum(run.told for run in runs) / max(1e-9, sum(run.charged for run in runs))
 
 

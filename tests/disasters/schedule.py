@@ -1,4 +1,4 @@
-"""What befalls a run, and when: drawn from its seed alone."""
+"""The faults of a run, and their times: drawn from its seed alone."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def test_where_nothing_can_be_mounted_each_fault_that_could_not_be_made_is_told_
 def test_a_mistake_is_found_and_its_seed_is_told(
     seed: int, mistake: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who watches the driver: its jobs get another key each time, or no retries; else the same run is a good one."""
+    """Test the driver: its jobs get another key each time, or no retries; without the mistake the same run is a good
+    one."""
     monkeypatch.setenv(work.PLANTED, mistake)
     monkeypatch.setattr(sys, "argv", ["disasters", "--seed", str(seed), "--runs", "1"])
     assert main() == 1

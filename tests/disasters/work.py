@@ -79,7 +79,7 @@ def follow(job: str, report: str) -> None:
 
 
 def give_disks(hosts: list[int]) -> None:
-    """From now on the folder of each of these hosts is a small file system before the host begins."""
+    """Mount a small file system as the folder of each of these hosts before the host begins."""
     assign = backend.LocalBackend.assignment
 
     def assignment(self: backend.LocalBackend, plan: Any, job_id: str, spec: str, intent: Any, host: int) -> Any:

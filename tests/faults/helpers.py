@@ -1,4 +1,4 @@
-"""What the tests of faults share: who is who among a job's processes, and hosts that break at a chosen line."""
+"""Shared parts of the tests of faults: the roles of a job's processes, and hosts that break at a chosen line."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def trees(job: Job, attempt: int = 1, within: float = 60.0) -> list[Tree]:
 
 
 def kill(*pids: int, number: int = signal.SIGKILL) -> None:
-    """Those that have not ended meanwhile."""
+    """Kill those that have not ended yet."""
     for pid in pids:
         processes.send(pid, number)
 
 
 def stopped(pid: int) -> bool:
-    """Whether SIGSTOP has reached it."""
+    """Return True if SIGSTOP has reached it."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
 
 
@@ -84,7 +84,7 @@ def gone(*pids: int) -> bool:
 
 
 def kill_host(tree: Tree) -> None:
-    """As a machine that loses its power: the guard first, or it would speak for its agent."""
+    """Kill a host like a power failure: the guard first, or it would report for its agent."""
     kill(tree.guard, tree.agent)
     wait_until(lambda: gone(*tree))
 
@@ -124,7 +124,7 @@ def events(job: Job, timeout: float = 60.0) -> list[Event]:
 
 
 def text(heard: list[Event], host: int, kinds: str = "oe", attempt: int | None = None) -> str:
-    """What one host wrote."""
+    """The output of one host."""
     return b"".join(
         event.text
         for event in heard

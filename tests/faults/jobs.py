@@ -188,7 +188,7 @@ def ends(how: str) -> int:
 
 
 def lingers(pid: str, go: str) -> int:
-    """In a library's farewell, when there is no Python any more: it waits for a child, which waits for a file."""
+    """Hang in a library's exit handler, after the end of Python: it waits for a child, which waits for a file."""
     import ctypes
     import subprocess
 
@@ -205,7 +205,7 @@ def returns(what: str) -> Any:
         return (number for number in range(3))
 
     class Odd(Exception):
-        """Whose arguments cannot be pickled."""
+        """An exception whose arguments cannot be pickled."""
 
     raise Odd(1, (number for number in range(2)))
 
@@ -305,7 +305,7 @@ def prints_topology() -> None:
 
 
 def driver_is_busy_at_first(says_so: bool) -> int:
-    """In its traceback, or only in what it printed before it failed otherwise."""
+    """Fail for a busy driver, in the traceback, or only in the output before another failure."""
     if attempt() == 1 and says_so:
         print("E0000 open(/dev/vfio/0): Device or resource busy", file=sys.stderr)
         sys.exit(7)
@@ -315,7 +315,7 @@ def driver_is_busy_at_first(says_so: bool) -> int:
 
 
 def imports_jax(name: str = "jax") -> str:
-    """By a name that no source tells, so that the other jobs of this file need no package."""
+    """Import JAX by a name that no source contains, so that the other jobs of this file need no package."""
     return str(importlib.import_module(name).__version__)
 
 
@@ -327,7 +327,7 @@ def contents(folder: str) -> dict[str, str]:
 
 
 def fingerprint(names: list[str], path: str) -> dict[str, str]:
-    """Of variables, whose values themselves are said nowhere."""
+    """The digests of variables, whose values are not printed."""
     import hashlib
 
     print("running", flush=True)

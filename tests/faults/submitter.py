@@ -42,7 +42,7 @@ def submit(key: str, marks: str, accelerator: str = "cpu") -> Any:
 
 
 def runs(marks: str) -> int:
-    """How many hosts ran the function."""
+    """The number of hosts that ran the function."""
     if not os.path.exists(marks):
         return 0
     with open(marks, encoding="utf-8") as file:  # noqa: PTH123

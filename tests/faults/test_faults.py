@@ -72,7 +72,8 @@ def submit(tmp_path_factory: pytest.TempPathFactory, shared_home: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.turn(4)
 def test_f01_a_submitter_may_be_killed_at_any_line(submit: Any) -> None:
-    """Before the intent, after it, after the create call: who asks for the same key finds one job and one result."""
+    """Killed before the intent, after it, after the create call: the next submitter of the key finds one job and one
+    result."""
     found = submit("lines", "7")
     assert found["wrong"] == []
     assert found["killed"] > 15
@@ -194,7 +195,7 @@ def test_f18_a_zombie_attempt_cannot_commit_late(jobs: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("commits_first", [True, False], ids=["and loses the reply", "before it writes"])
 def test_f19_a_store_that_refuses_for_a_moment_costs_nothing(jobs: Any, tmp_path: Path, commits_first: bool) -> None:
-    """At the verdict, at the log and at the start of a host: one attempt, every line once."""
+    """The store refuses at the verdict, at the log and at the start of a host: one attempt, every line once."""
     job = _with_arguments(jobs.writes_lines, 50)
     start_broken(job, tmp_path, f"""
         def refuse(verb, mark):

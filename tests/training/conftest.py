@@ -29,7 +29,7 @@ class Host:
         self.output = folder / "out"
 
     def environ(self, attempt: int, job: str = JOB) -> dict[str, str]:
-        """What tells a program that it runs there."""
+        """The variables by which a program knows that it runs there."""
         told = {
             "JOB_ID": job, "ATTEMPT": str(attempt), "HOST_INDEX": "0", "HOST_COUNT": "1", "OUTPUT_DIR": str(self.output),
             "CHECKPOINT_DIR": str(self.checkpoints), "PARTITION_KEY": "", "EVENTS": str(self.events),
@@ -38,7 +38,7 @@ class Host:
         return {f"KINETIC_{name}": value for name, value in told.items()}
 
     def told(self, kind: str) -> list[dict[str, Any]]:
-        """What the program reported: metrics (m) or progress (p)."""
+        """The program's reports: metrics (m) or progress (p)."""
         lines = self.events.read_text().splitlines() if self.events.exists() else []
         return [json.loads(line[1:]) for line in lines if line[0] == kind]
 
@@ -48,7 +48,7 @@ class Host:
         part.rename(self.notice)
 
     def steps(self, name: str = "t") -> list[int]:
-        """Of the checkpoints that are there."""
+        """The steps of the existing checkpoints."""
         return sorted(
             int(commit.parent.name.split("-")[1]) for commit in (self.checkpoints / name).glob("step-*/commit.json")
         )

@@ -25,9 +25,9 @@ def counts(
     cut_off: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Without any framework: each host at a speed of its own, with numbers of its own. `full`: the host whose files
-    cannot grow from that step on. `large`: an array that is changed in its place counts as one. `cut_off`: the first
-    attempt comes to no end by itself, and the one after it goes on for so many steps.
+    """Count without any framework: each host at a speed of its own, with numbers of its own. `full`: the host whose
+    files cannot grow from that step on. `large`: an array that is changed in place counts as one. `cut_off`: the first
+    attempt does not end by itself, and the one after it continues for that many steps.
     """
     host = kinetic.current()
     chance = random.Random(host.host_index)

@@ -1,4 +1,4 @@
-"""What only a process with Keras can show of `KineticCallback`: each that is named, with a line of what came of it.
+"""Behaviour of `KineticCallback` that needs a process with Keras: each named case prints a line with its result.
 
 python keras_moments.py plain twice …
 """
@@ -50,7 +50,7 @@ def twice() -> None:
 
 
 def stream() -> None:
-    """As on torch, which this environment lacks: Keras only says that it is its backend."""
+    """Act as on torch, which this environment lacks: Keras only reports that it is its backend."""
     real, keras.backend.backend = keras.backend.backend, lambda: "torch"
     try:
         fit(model(), kinetic.KineticCallback(stream=True, name="stream"))
@@ -61,7 +61,7 @@ def stream() -> None:
 
 
 def unbuilt() -> None:
-    """As on TensorFlow, where Keras begins a fit of data of unknown shapes without any variables."""
+    """Act as on TensorFlow, where Keras begins a fit of data of unknown shapes without any variables."""
     callback = kinetic.KineticCallback(name="unbuilt")
     callback.set_model(keras.Sequential([keras.layers.Dense(1)]))  # type: ignore[attr-defined]
     try:
@@ -142,7 +142,7 @@ def passes() -> None:
 
 
 def endless() -> None:
-    """What it says of data that an epoch takes up where the one before left them, and of others."""
+    """Print the messages about data that continue from epoch to epoch, and about others."""
 
     class Endless(keras.utils.PyDataset):  # type: ignore[misc]
         num_batches = None
@@ -185,7 +185,7 @@ def elsewhere() -> None:
 
 
 def memory() -> None:
-    """How much more there was, at most, while a model of 84 MB was restored: in parts of it."""
+    """Print the peak of additional memory during the restoration of a model of 84 MB, as a share of it."""
     from kinetic_orchestration.program import loop
 
     size = 1448

@@ -68,7 +68,7 @@ class Score(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Counts(keras.callbacks.Callback):  # type: ignore[misc]
-    """As a user writes it: it relies on what a batch is told with, and keeps what it counts."""
+    """A user's callback: it relies on the logs of a batch, and stores its counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Forgets(keras.callbacks.EarlyStopping):  # type: ignore[misc]
 
 
 class Stateful(keras.callbacks.Callback):  # type: ignore[misc]
-    """Nobody can keep what it knows."""
+    """A callback whose state cannot be stored."""
 
 
 def callbacks_of_keras(file: str) -> list[Any]:
@@ -133,7 +133,7 @@ class Two(keras.Model):  # type: ignore[misc]
         return self.parts[0](x, training=training) + self.parts[1](x, training=training)
 
     def apply(self, state: Any, x: Any, y: Any) -> Any:
-        """On JAX, where each step is told all variables and gives them back."""
+        """A step on JAX, which takes all variables and returns them."""
         import jax
 
         trained, fixed, others, metrics = state
@@ -155,7 +155,7 @@ class Two(keras.Model):  # type: ignore[misc]
         return {"loss": loss}, (moved, fixed, others, metrics)
 
     def learn(self, x: Any, y: Any) -> Any:
-        """On the other backends, where a step changes them in place."""
+        """A step on the other backends, which changes the variables in place."""
         if keras.backend.backend() == "tensorflow":
             with sys.modules["tensorflow"].GradientTape() as tape:
                 loss = keras.ops.mean((self(x, training=True) - y) ** 2)

@@ -1,4 +1,4 @@
-"""What `profile=` does in a program with JAX: one after another, each as if it were a host's whole program.
+"""`profile=` in a program with JAX: one case after another, each as if it were a host's whole program.
 
 python profile_program.py FOLDER [gs://BUCKET/PREFIX]
 """
@@ -173,7 +173,7 @@ def main(bucket: str) -> None:
 
 
 def no_more_threads(_: threading.Thread) -> None:
-    """As Python 3.12 has it once a program is at its end."""
+    """Raise like Python 3.12 once a program is at its end."""
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 

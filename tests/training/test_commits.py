@@ -1,4 +1,4 @@
-"""What makes a checkpoint one, and what is no longer needed: pure rules."""
+"""The commits of checkpoints, and their pruning: pure rules."""
 
 from __future__ import annotations
 

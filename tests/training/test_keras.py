@@ -259,7 +259,7 @@ def test_a_callback_travels_as_an_argument_and_can_be_subclassed(monkeypatch: py
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
-    """What one attempt said of each of its moments, in one process, and what the next one said in another."""
+    """The output of each case in one attempt's process, and in the next one's."""
     there = Host(tmp_path_factory.mktemp("moments"))
 
     def said(attempt: int, *names: str) -> dict[str, str]:

@@ -264,7 +264,8 @@ def test_numbers_that_are_none_in_the_part_of_any_host_are_passed_over(
     host: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(until: int) -> list[int]:
-        """On both hosts: where each began. The second one's own state goes bad at step 4, and the loss with it."""
+        """Train on both hosts, and return their first steps. The second one's own state goes bad at step 4, and the
+        loss with it."""
         monkeypatch.setenv("KINETIC_HOST_COUNT", "2")
         trainings = []
         for index in "01":
@@ -459,7 +460,7 @@ def test_hosts_that_try_again_in_the_same_program_agree_anew(host: Become, monke
     monkeypatch.setenv("KINETIC_HOST_COUNT", "2")
 
     def train(until: int) -> list[int]:
-        """On both hosts: where each began."""
+        """Train on both hosts, and return their first steps."""
         trainings = []
         for index in "01":
             monkeypatch.setenv("KINETIC_HOST_INDEX", index)
@@ -610,7 +611,7 @@ def line(process: subprocess.Popen[str], wanted: str) -> None:
 def test_on_a_full_disk_the_training_goes_on_or_ends_and_the_last_good_checkpoint_stays(
     host: Become, choice: str, code: int
 ) -> None:
-    """As a limit of a file's size makes one, after the second checkpoint."""
+    """A limit of the file size acts as a full disk, after the second checkpoint."""
     there = host()
     full = "number >= 12 and resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))"
     process = program(before=f"kinetic.Training.fill = staticmethod(lambda number: {full})", size=50_000,
@@ -700,7 +701,7 @@ def test_a_disk_without_room_for_one_more_than_are_kept_keeps_the_newest(host: B
 
 
 def on_a_small_disk(code: str, folder: Path) -> tuple[str, str]:
-    """Of two million bytes."""
+    """Run it on a disk of two million bytes."""
     (folder / "disk").mkdir()
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
@@ -757,7 +758,7 @@ def test_the_programs_own_handler_is_called_too_and_is_back_in_its_place_afterwa
 
 
 def test_a_handler_in_c_stays_as_it_is(host: Become) -> None:
-    """As JAX installs one when its hosts join: Python does not know of it, and it keeps the process alive."""
+    """JAX installs one when its hosts join: Python does not know of it, and it keeps the process alive."""
     there = host()
     before = "import faulthandler; faulthandler.register(signal.SIGTERM, chain=False)"
     process = program(before=before, every="None", steps=10_000, pause=0.005)
@@ -770,7 +771,7 @@ def test_a_handler_in_c_stays_as_it_is(host: Become) -> None:
 
 
 def test_a_worker_that_was_forked_ends_at_a_sigterm_as_it_would_without_us(host: Become) -> None:
-    """As those of a data loader do, or of a pool: at once, wherever it stands, not at Python's next look."""
+    """The workers of a data loader or a pool end immediately, at any point, not at Python's next check."""
     host()
     code = (
         "import os, signal\nimport kinetic_orchestration as kinetic\n"

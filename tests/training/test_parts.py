@@ -87,7 +87,7 @@ def test_a_nested_state_comes_back_in_its_structure(tmp_path: Path) -> None:
 
 
 class Attributes(dict[str, Any]):
-    """As programs have them that write `state.w`."""
+    """A dictionary for programs that write `state.w`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,7 +95,7 @@ class Attributes(dict[str, Any]):
 
 
 def test_dictionaries_of_another_kind_stay_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a program without JAX has them, which knows no other kinds."""
+    """A program without JAX knows no other kinds."""
     monkeypatch.delitem(sys.modules, "jax")
     state = {"seen": collections.defaultdict(int, a=1), "count": collections.Counter(b=2), "empty": {}}
     given = {"seen": collections.defaultdict(int, a=0), "count": collections.Counter(b=5), "empty": {}}
@@ -120,7 +120,7 @@ def test_jax_arrays_and_keys_come_back_where_the_given_ones_are(tmp_path: Path) 
 
 def test_generators_and_iterators_go_on_where_they_were(tmp_path: Path) -> None:
     class Data:
-        """As Grain's iterators are."""
+        """A stand-in for Grain's iterators."""
 
         place = 0
 
@@ -190,7 +190,7 @@ def test_a_kind_that_is_told_counts_for_torch_too(monkeypatch: pytest.MonkeyPatc
 
 
 class DTensor:
-    """As torch's, of which this environment has none; tests/training_frameworks has the real one."""
+    """A stand-in for torch's, which this environment lacks; tests/training_frameworks has the real one."""
 
     __module__ = "torch.distributed.tensor"
 
@@ -285,7 +285,7 @@ def test_nothing_is_pickled_and_a_kept_state_that_would_have_to_be_is_refused() 
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
-    """By its format's page: a length, a header whose offsets follow each other to the end, and no gaps."""
+    """The format's page demands a length, a header whose offsets follow each other to the end, and no gaps."""
     state = {"a": np.arange(3, dtype=np.float32), "b": ARRAYS[ml_dtypes.bfloat16], "c": ARRAYS["complex128"], "n": 1}
     parts.write(str(tmp_path / "part"), trees.apart(state))
     data = (tmp_path / "part").read_bytes()

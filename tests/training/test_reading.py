@@ -33,7 +33,7 @@ def state(value: float) -> dict[str, Any]:
 
 @pytest.fixture
 def place(host: Become, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a training kept three checkpoints; this process is no longer its host."""
+    """The folder of a training's three checkpoints; this process is no longer its host."""
     there = host()
     with kinetic.Training(every=1, name="t") as training:
         training.restore(state(0))

@@ -1,4 +1,4 @@
-"""What all the small programs train on, and how their losses are compared."""
+"""The data of all the small training programs, and the comparison of their losses."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_flax_with_optax_trains_as_one(frameworks: Path) -> None:
 
 
 def test_the_second_run_in_an_environment_of_its_own_starts_as_fast_as_without_one(frameworks: Path) -> None:
-    """From the submission to the function's first line, in turns."""
+    """Measured from the submission to the function's first line, in turns."""
 
     def start() -> float:
         return time.time()

@@ -17,7 +17,7 @@ Curves = dict[int, dict[str, list[float]]]
 
 
 def plain() -> list[float]:
-    """As torch's own tutorial has it: nothing says where the others are."""
+    """Train like torch's own tutorial: no argument names the other hosts."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

@@ -30,7 +30,7 @@ def bucket() -> Iterator[tuple[str, str]]:
 
 
 def models() -> tuple[Any, Any, Any]:
-    """For Hugging Face and for Lightning, with the rows of both."""
+    """The models for Hugging Face and for Lightning, with the rows of both."""
     import lightning
     import torch
 

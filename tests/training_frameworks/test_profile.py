@@ -1,4 +1,4 @@
-"""What `profile=` captures of each framework, opened by XProf itself in an environment of its own."""
+"""The traces of `profile=` for each framework, opened by XProf itself in an environment of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fit() -> None:
 
 
 def opened(places: list[str]) -> list[dict[str, Any]]:
-    """What XProf's own library, on whose data its pages stand, finds below each log directory."""
+    """The tools that XProf's own library, the base of its pages, finds below each log directory."""
     import collections
     import glob
     import json

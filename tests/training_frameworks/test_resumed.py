@@ -26,7 +26,7 @@ Part = Callable[[str, bool], dict[str, Any]]
 
 
 def each_killed_once(parts: dict[str, Part]) -> dict[str, list[dict[str, Any]]]:
-    """What each training comes to after a kill, and undisturbed: the n-th is killed in the n-th attempt."""
+    """The result of each training after a kill, and undisturbed: the n-th is killed in the n-th attempt."""
     attempt = kinetic.current().attempt
     killed = {name: part(name, number == attempt) for number, (name, part) in enumerate(parts.items(), 1)}
     return {name: [killed[name], part(f"{name}-whole", False)] for name, part in parts.items()}
@@ -210,7 +210,7 @@ def in_flax(name: str, dies: bool) -> dict[str, Any]:
 
 
 def in_orbax(source: str) -> Part:
-    """What docs/training.md has: killed while Orbax writes, just before it waits for that."""
+    """The example of docs/training.md: killed while Orbax writes, just before the wait for it."""
 
     def part(name: str, dies: bool) -> dict[str, Any]:
         import jax

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.turn(1)]
 
 
 def trained(folder: Path, **environ: str) -> str:
-    """Where the example's job, whose first attempt was killed after step 13, has left what it tells others."""
+    """The folder in which the example's job, whose first attempt was killed after step 13, has left its tracked
+    data."""
     folder.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "training_trackers.py")], cwd=folder, capture_output=True, text=True,
@@ -43,7 +44,7 @@ def trained(folder: Path, **environ: str) -> str:
 def test_a_job_whose_host_was_killed_has_one_run_of_each_with_every_step_once(
     frameworks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder and in a bucket."""
+    """Checks a folder and a bucket."""
     here = trained(tmp_path / "an empty folder")
     with StorageServer() as storage:
         bucket = {"STORAGE_EMULATOR_HOST": storage.url, "KINETIC_STORE": storage.make_bucket("trackers") + "/kinetic"}
@@ -69,7 +70,7 @@ def test_a_job_whose_host_was_killed_has_one_run_of_each_with_every_step_once(
 
 
 def test_once_it_is_built_its_environment_costs_a_job_less_than_two_seconds(frameworks: Path) -> None:
-    """From the call to the function's first line, with the requirements of the example and without any."""
+    """Measured from the call to the function's first line, with the requirements of the example and without any."""
 
     def begin() -> tuple[float, str]:
         return time.time(), sys.prefix

@@ -1,4 +1,4 @@
-"""What TensorBoard and W&B themselves find in what a job has told them: runs in an environment that has both."""
+"""The view of TensorBoard and W&B on a job's data: runs in an environment that has both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read(folders: list[str]) -> list[dict[str, Any]]:
-    """What the two programs find there."""
+    """The data that the two programs find there."""
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -50,7 +50,7 @@ def read(folders: list[str]) -> list[dict[str, Any]]:
 
 
 def told_twice(trackers: Any, folder: str) -> dict[str, Any]:
-    """What is found of a run whose first attempt had all on the disk, more than its checkpoint knows of."""
+    """The data of a run whose first attempt had all on the disk, more than its checkpoint knows of."""
     import dataclasses
 
     import kinetic_orchestration as kinetic

@@ -1,4 +1,4 @@
-"""Nothing that is somebody's comes into a report, wherever the cloud may have put it."""
+"""No private value comes into a report, from any part of an answer."""
 
 from __future__ import annotations
 
