@@ -109,7 +109,7 @@ class TpuNode:
 
 
 class Odds(NamedTuple):
-    """What may go wrong with the slices of one seed."""
+    """The probabilities of faults in the slices of one seed."""
 
     harm: float = 0.0
     lag: float = 0.0
@@ -409,7 +409,7 @@ class Cloud:
         self.world.at(queued.until, lambda: self.settle(queued))
 
     def settle(self, queued: QueuedResource) -> None:
-        """What is being deleted is gone when its nodes are."""
+        """Remove a resource that is being deleted once its nodes are gone."""
         left = [node for node in self.nodes_of(queued) if not node.orphan]
         if queued.state == states.DELETING and self.world.now >= queued.until and not left:
             self._forget(queued)

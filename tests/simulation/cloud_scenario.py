@@ -82,7 +82,7 @@ MOST = {
 
 
 class Distance:
-    """What lies between clients and machines: each process has a watcher and a backend of its own."""
+    """The distance between clients and machines: each process has a watcher and a backend of its own."""
 
     def __init__(self, world: World, ground: CloudGround) -> None:
         self.world = world
@@ -103,7 +103,7 @@ class Distance:
         return self.watchers[process]
 
     def backend_of(self, process: Task) -> tpu_vm.TpuVmBackend:
-        """What a process knows of its calls ends with it."""
+        """The backend of a process, which holds its knowledge of calls."""
         if process not in self.backends:
             settings = _settings(f"process {process.number}")
             backend = tpu_vm.TpuVmBackend(settings)
@@ -112,7 +112,7 @@ class Distance:
         return self.backends[process]
 
     def pace_of(self, placement: Mapping[str, Any]) -> Pace:
-        """Of this process; slower than a real one, so that many a look is left out."""
+        """The rate limit of this process; slower than a real one, so that many polls are left out."""
         assert self.world.current is not None
         key = self.world.current.process, placement["zone"]
         return self.paces.setdefault(key, Pace(per_second=0.1, at_once=3))
@@ -172,12 +172,12 @@ class CloudJudge(Judge):
             self.world.at(self.world.now + ENDED, lambda: self._check_deleted(parts[1], int(parts[3])))
 
     def _act(self, job: str) -> None:
-        """Somebody did something, and whatever they saw before is old."""
+        """Record an action: anything that the task read before is old."""
         if self.world.current is not None:
             self.acted[self.world.current, job] = self.world.now
 
     def check_seen(self, task: Task, job: str, acted: float, seen: float) -> None:
-        """What a follower's step rested on is not older than what it had done itself before."""
+        """Check that the data of a follower's step are not older than its own last action."""
         if seen < acted:
             raise Violation(f"{task.name} believes of {job} what was so {acted - seen:.1f} s before its own last act")
 
@@ -233,7 +233,7 @@ class CloudJudge(Judge):
             self._check_zone(job, attempt)
 
     def _check_zone(self, job: str, attempt: int) -> None:
-        """What the last attempt was told decides where this one goes."""
+        """Check the zone of this attempt against the messages of the last one."""
         zone, world = self.zones[job, attempt], self.world
         before, verdict = self.zones[job, attempt - 1], self.verdicts[job, attempt - 1]
         if "reservation" in self.plan.cloud and zone != ZONES[0]:
@@ -258,7 +258,7 @@ class CloudJudge(Judge):
             raise Violation(f"attempt {attempt} of {job} stays in {zone} after {row} internal errors")
 
     def _open_zones(self) -> list[str]:
-        """Where the project may have something at all."""
+        """The zones in which the project may have anything at all."""
         known = self.ground.api.zones
         closed = {zone.rsplit("-", 1)[0] for zone in self.plan.zones if known[zone].weather == api.NEVER_REGION}
         return [
@@ -283,7 +283,7 @@ class CloudJudge(Judge):
         return left
 
     def without_hosts_since(self, job: str, attempt: int) -> float:
-        """Since when, as far as anybody can say, the job has been waiting for hardware."""
+        """The time since which the job is known to have been waiting for hardware."""
         while attempt > 1 and self.verdicts[job, attempt - 1].cause in FREE:
             attempt -= 1
         return self.intents.get((job, attempt), self.world.now)
@@ -347,7 +347,7 @@ class CloudJudge(Judge):
         return bool(truth.harm & {"unready", "denied", api.REFUSED})
 
     def _late(self, job: str, attempt: int, verdict: Verdict) -> bool:
-        """Nobody was there to make the hosts in time."""
+        """Return True if no process was there to create the hosts in time."""
         return self.world.suspended > 0 or bool(self.ground.host_odds.error)
 
     # ---- slices --------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class CloudJudge(Judge):
             raise Violation(f"{queued.id} may wait for {queued.valid:.0f} s in a zone that is worth {patience:.0f} s")
 
     def may_delete(self, name: str, what: QueuedResource | TpuNode) -> None:
-        """Nobody takes away what is not ours, or what lives and is wanted."""
+        """Check that a deletion is of our resource, and not of one that lives and is needed."""
         world, task = self.world, self.world.current
         assert task is not None
         if name in self.foreign:
@@ -448,7 +448,7 @@ class CloudJudge(Judge):
         return [one.name for one in mine if has(one, "started.json") and has_spoken(one) and not has(one, "done.json")]
 
     def check_requests(self) -> None:
-        """Of a healed world: nobody asks more than who they are and how long they live explain."""
+        """Check in a healed world that no task makes more requests than its kind and its life explain."""
         for task in self.world.tasks:
             kind = next((kind for kind in MOST if kind in task.name), "")
             at_once, a_second = MOST[kind]
@@ -459,7 +459,7 @@ class CloudJudge(Judge):
                 raise Violation(f"{task.name} asked {task.asked} times in {task.last - task.first:.0f} s")
 
     def check_logs(self) -> None:
-        """Of each host in the store: its lines once and in their order, and all of them if nothing befell it."""
+        """Check each host's log in the store: its lines once and in order, and all of them if no fault befell it."""
         for (job, attempt, host), printed in self.ground.lines.items():
             prefix = names.host(job, attempt, host, "log/")
             segments = sorted(name for name in self.world.records if name.startswith(prefix))
@@ -470,7 +470,7 @@ class CloudJudge(Judge):
                 raise Violation(f"host {host} of attempt {attempt} of {job} printed {printed} lines, and shows {lines}")
 
     def judged(self, job: str, attempt: int) -> bool:
-        """Whether the hosts ended it themselves, and so had the time to say all."""
+        """Return True if the hosts ended it themselves, and so had the time to write all."""
         verdict = self.verdicts.get((job, attempt))
         return verdict is not None and verdict.kind == wire.COMMITTED
 
@@ -578,7 +578,7 @@ class CloudSchedule(Schedule):
         self.ground.api.rate_until = self.world.now + seconds
 
     def _strangers(self) -> None:
-        """What is in the project and not ours: unlabelled, another deployment's, or only named as ours are."""
+        """Resources in the project that are not ours: unlabelled, another deployment's, or only named like ours."""
         cloud, now = self.ground.api, self.world.now
         parent = f"projects/p/locations/{ZONES[0]}"
         labels = {
@@ -623,7 +623,7 @@ class CloudSchedule(Schedule):
             world.at(world.now + draw.choice((30.0, 300.0)) * draw.random(), self._leave)
 
     def _leave(self) -> None:
-        """Whoever was there is gone, and all at once."""
+        """Kill all clients at the same time."""
         for task in self.world.tasks:
             if task.process is task and task.name.startswith(("launch", "attach", "owner")) and not task.greenlet.dead:
                 self.world.kill(task)
@@ -648,7 +648,8 @@ class CloudSchedule(Schedule):
             self._client(self._reap, when)
 
     def _reap_if_nobody_else_may(self) -> None:
-        """On its schedule, of which the rest of the world hides how much the others do."""
+        """Run the reaper on its schedule, if machines lack the permission to delete; it would hide the others' work
+        elsewhere."""
         if any(machine.denied for machine in self.ground.living):
             self.world.reached.add("machines waited for the reaper, for want of rights")
             self._client(self._reap, 0.0)
@@ -773,13 +774,13 @@ class CloudSchedule(Schedule):
             pass
 
     def _reap_early(self, queued: QueuedResource) -> None:
-        """Somebody reaps a moment before the deadline of what still runs."""
+        """Run the reaper a moment before the deadline of a running slice."""
         if self.ground.api.queued.get(queued.name) is queued and queued.state == states.ACTIVE:
             self.world.reached.add("the reaper came just before a deadline")
             self._client(self._reap, 0.0)
 
     def _reap_all(self, task: Task) -> None:
-        """As often as a schedule does, until nothing is left."""
+        """Run the reaper as often as a schedule does, until nothing is left."""
         store, backend = self._place(task)
         for _ in range(8):
             for reaped in reaper._placements(store, backend, dry_run=False):
@@ -861,7 +862,7 @@ class CloudSchedule(Schedule):
 
 
 class Reader:
-    """Somebody who reads a job's log and changes."""
+    """A reader of a job's log and changes."""
 
     def __init__(self, schedule: CloudSchedule, job: str) -> None:
         self.schedule = schedule
@@ -881,7 +882,7 @@ class Reader:
                 raise Violation(f"an attempt without hosts is shown: {event.message}")
 
     def check(self, outcome: Outcome) -> None:
-        """Of each host the lines in their order, and all of a job that ended well."""
+        """Check each host's lines in their order, and all of a job that succeeded."""
         for (attempt, host), texts in self.lines.items():
             numbers = [int(line.split()[1]) for text in texts for line in text.splitlines()]
             if numbers != list(range(1, len(numbers) + 1)):

@@ -1,4 +1,4 @@
-"""Where the code under test meets the world: clocks, chance, threads and machines come from the simulated one."""
+"""The edges between the code under test and the world: clocks, randomness, threads and machines are simulated."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from tests.simulation.world import World
 
 @contextmanager
 def simulated_edges(worlds: list[World]) -> Iterator[None]:
-    """Whoever asks for a clock, a sleep, a thread, a random token, this boot of this machine or free ports gets them
-    from the last of `worlds`. Every process has a skew of its own: an age that is not judged by the store's time is
-    wrong by minutes.
+    """Replace clocks, sleeps, threads, random tokens, this boot of this machine and free ports by those of the last of
+    `worlds`. Every process has a skew of its own: an age that is not judged by the store's time is wrong by minutes.
     """
     threads, real_sleep, RealThread = Threads(worlds), time.sleep, threading.Thread
 
@@ -84,7 +83,7 @@ def simulated_edges(worlds: list[World]) -> Iterator[None]:
 
 
 def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
-    """Of machines, and of those who follow them, from afar: `World.distance` stands for what is between them."""
+    """Replace the edges of machines and of their followers, at a distance: `World.distance` is between them."""
     watcher_of, exchange, prepared, store_time = (
         drivers.watcher_of,
         bootstrap.exchange,
@@ -118,8 +117,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         return prepared(*args, **how) if distance is None else distance.ground.machine().agent._prepared()
 
     def look(store: Any, *args: Any, **how: Any) -> Any:
-        """What is decided rests on it. Not each read of an intent begins one: that of the attempt before is read when
-        the next is intended.
+        """Record the start of a poll, on which decisions rest. Not each read of an intent begins one: the intent of the
+        previous attempt is read when the next is written.
         """
         task = worlds[-1].current if worlds else None
         if task is not None:

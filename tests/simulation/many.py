@@ -20,7 +20,7 @@ SIZE = 40  # seeds that a process plays before it tells what came of them
 
 
 class Part(NamedTuple):
-    """What came of some seeds."""
+    """The results of some seeds."""
 
     seeds: Sequence[int]
     broken: list[tuple[int, str]]
@@ -51,7 +51,7 @@ def play_part(seeds: Sequence[int], kind: type[Schedule], stop: bool) -> Part:
 def played_by(
     processes: int, seeds: Sequence[int], kind: type[Schedule], *, stop: bool = False
 ) -> Iterator[Iterator[Part]]:
-    """In the order of the seeds, whoever plays them. `stop`: nobody goes on with a part in which a promise is broken."""
+    """Yield the parts in the order of the seeds. `stop`: no process continues a part in which a promise is broken."""
     parts = [seeds[start : start + SIZE] for start in range(0, len(seeds), SIZE)]
     if processes < 2 or len(parts) < 2:
         yield map(play_part, parts, repeat(kind), repeat(stop))

@@ -309,7 +309,7 @@ def copy_with(changes: Sequence[Change], folder: Path) -> None:
 
 
 def broken_with(changes: Sequence[Change], *options: str) -> list[str]:
-    """What `python -m tests.simulation OPTIONS` tells of broken promises in such a copy: a line for each seed."""
+    """The broken promises that `python -m tests.simulation OPTIONS` reports in such a copy: a line for each seed."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy_with(changes, Path(folder))
         played = subprocess.run(

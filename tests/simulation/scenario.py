@@ -134,7 +134,7 @@ class Judge:
                 raise Violation(f"attempt {attempt} of {job} exceeds the {budget} budget")
 
     def _left(self, job: str, attempt: int) -> Counter[str]:
-        """Of each budget, after so many attempts."""
+        """The rest of each budget, after that many attempts."""
         left = Counter({budget: getattr(self.plan.retry, budget) for budget in ("user", "preemption", "infra")})
         left.subtract(BUDGETS[self.verdicts[job, number].cause] for number in range(1, attempt + 1))
         return left
@@ -165,7 +165,8 @@ class Judge:
             raise Violation(f"attempt {attempt} of {job} was ended for no reason: {verdict}")
 
     def _check_place(self, job: str, attempt: int, unplaced: bool) -> None:
-        """By what a verdict says of its attempt's place are attempts counted, whatever intent is written after it."""
+        """Check what a verdict records of its attempt's place: attempts are counted by it, even if an intent is written
+        later."""
         intent, task = self.intents.get((job, attempt)), self.world.current
         assert task is not None
         if unplaced and intent is not None and intent < min(task.look_began, task.look_called):
@@ -189,7 +190,7 @@ class Judge:
             raise Violation(f"{job} commits a value that its program did not return")
 
     def _justified(self, job: str, attempt: int, verdict: wire.Verdict) -> bool:  # noqa: PLR0911 - a table
-        """Whether the world did to this attempt what its verdict says."""
+        """Return True if the world did to this attempt what its verdict states."""
         truth, world, limits = self.ground.truth(job, attempt), self.world, self.plan.limits
         intent, cause = self.intents.get((job, attempt)), verdict.cause
         if cause == wire.CANCELLED and "owner" in verdict.reason:
@@ -223,7 +224,7 @@ class Judge:
         return bool(truth.harm - {"deadline", "slow boot", "stuck"})
 
     def _unnoticed(self, job: str, attempt: int) -> bool:
-        """Nobody was there to make the hosts that the submitter left out when it died."""
+        """Return True if no process was there to create the hosts that the submitter left out when it died."""
         place = self.ground.places.get(f"{job}-{attempt}")
         return (
             self.orphaned
@@ -242,7 +243,7 @@ class Judge:
         return looked - silent > (lifecycle.SILENT_BEATS if last else lifecycle.SILENT_START)
 
     def told(self, job: str, outcome: Outcome) -> None:
-        """Somebody was told how a job ended."""
+        """Record that a task read the end of a job."""
         world = self.world
         if names.spec(job) not in world.records:
             return  # it was forgotten at this very moment
@@ -347,7 +348,7 @@ class Schedule:
         )  # fmt: skip
 
     def _heal(self) -> None:
-        """From here on nothing fails any more, and somebody who wants the job is there."""
+        """Stop all faults, and start a client that wants the job."""
         world = self.world
         world.note("healed")
         self.judge.healed = world.now
@@ -384,7 +385,7 @@ class Schedule:
             self.world.reached.add("a failed job was asked for again")
 
     def _launched(self, task: Task) -> Job:
-        """As launch.launch, without the packing."""
+        """Launch like launch.launch, without the packing."""
         store, backend = self._place(task)
         job, is_new = launch.claim(store, backend, self.identity)
         written = None
@@ -403,7 +404,7 @@ class Schedule:
         return launched
 
     def _own(self, job: Job, task: Task) -> None:
-        """As the owner's thread, which ends with its process."""
+        """Act as the owner's thread, which ends with its process."""
         while not task.greenlet.dead and job.job_id not in self.judge.outcomes:
             job.store.put(names.owner(job.job_id), wire.encode({"owner": task.name}))
             self.world.sleep(rules.OWNER_BEAT)
@@ -451,7 +452,7 @@ class Schedule:
             pace = min(60.0, pace * 1.1)
 
     def _cleaned(self, job: Job, outcome: Outcome) -> None:
-        """As JobHandle.cleanup."""
+        """Release all attempts like JobHandle.cleanup."""
         try:
             for attempt in range(1, outcome.attempt + 1):
                 actions.release(job, attempt)
@@ -506,9 +507,10 @@ class Schedule:
             self._forget()
 
     def _was_to_be_freed(self, place: Place) -> bool:
-        """By who followed its job to the end where it is. A job that failed, and has a successor, may have been followed
-        there by nobody who lived: whoever asks for it anew follows the successor. And who comes there when others,
-        elsewhere, have gone through many attempts, frees the last two and leaves the rest to the reaper.
+        """Return True if a follower to the job's end was to free the place. A job that failed and has a successor may
+        have had no living follower there: a client that asks for its key again follows the successor. And a follower
+        that arrives after others, elsewhere, went through many attempts, frees the last two and leaves the rest to the
+        reaper.
         """
         newest = place.job == job_id_of(self.identity, self.judge.generation)
         there = any(job == place.job and place.machine in ("", machine) for job, machine in self.followed)

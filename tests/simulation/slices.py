@@ -44,7 +44,7 @@ FAREWELL_PATIENCE = 2.0
 
 
 class Truth:
-    """What really happened in one attempt, by which every verdict is judged."""
+    """The true events of one attempt, by which every verdict is judged."""
 
     def __init__(self) -> None:
         self.harm: set[str] = set()  # what the world did to its hosts
@@ -107,7 +107,7 @@ class Place:
 
 
 class Ground:
-    """Where slices live, and what the weather does to them."""
+    """The ground on which slices live, and the faults that hit them."""
 
     def __init__(self, world: World, *, cloud: bool) -> None:
         self.world = world
@@ -249,7 +249,7 @@ class Ground:
     # ---- hosts live --------------------------------------------------------------------------------------
 
     def _live(self, box: Box, task: Task) -> None:
-        """As the agent's `main`: the agent, and the guard that speaks for it if it fails."""
+        """Act as the agent's `main`: the agent, and the guard that reports for it if it fails."""
         agent = box.agent = SimulatedHost(self, box)
         try:
             agent.live()
@@ -366,7 +366,7 @@ class SimulatedHost(host.Host):
         self._set_state(wire.RUNNING)
 
     def _check_alone(self) -> None:
-        """On one machine, an attempt's program finds its devices free: that of the attempt before has ended."""
+        """Check that an attempt's program finds its devices free on one machine: the previous attempt's has ended."""
         for other in self.ground.running:
             lives = other.minder.child and other.box.task is not None and not other.box.task.dead
             same = other.at.job == self.at.job and other.box.place.machine == self.box.place.machine
@@ -577,7 +577,7 @@ class SimulatedBackend:
         return Freed.DONE
 
     def _check_release(self, place: Place) -> None:
-        """Nobody frees what may still be wanted: hosts that live and whose attempt goes on, or has just ended."""
+        """Check that no hosts are freed that live and whose attempt is running, or has just ended."""
         records, now, task = self._world.records, self._world.now, self._world.current
         verdict = records.get(names.verdict(place.job, place.attempt))
         assert task is not None
@@ -587,10 +587,10 @@ class SimulatedBackend:
             return names.host(place.job, place.attempt, box.index, what) in records
 
         def worked(box: Box) -> bool:
-            """What only begins after its attempt was ended, nobody wants, though it stands where a killed one had worked:
-            a submitter that was slow has made it. A machine whose host had said nothing when its releaser looked is not
-            waited for: it may never say anything, and each minute of it is paid for. One that began between that look
-            and the release has at most begun to prepare.
+            """Return True for a host that had begun to work before its attempt ended: a slow submitter may create one
+            later, which is not needed. A machine whose host had reported nothing when its releaser polled is not waited
+            for: it may never report anything, and each minute of it costs. One that began between that poll and the
+            release has at most begun to prepare.
             """
             started = records.get(names.host(place.job, place.attempt, box.index, "started.json"))
             if started is None or (verdict is not None and max(started.updated, box.made) >= verdict.updated):

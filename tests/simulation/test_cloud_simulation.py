@@ -163,7 +163,7 @@ def test_every_promise_holds_in_thousands_of_schedules_and_seldom_states_were_re
 
 
 def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> None:
-    """Whatever was played before it, and in whatever order sets are gone through."""
+    """The schedule depends neither on earlier runs nor on the iteration order of sets."""
     seed, root = 24, Path(__file__).parents[2]
     worlds: list[World] = []
     with simulated_edges(worlds):
@@ -178,11 +178,12 @@ def test_the_same_seed_is_the_same_schedule_byte_for_byte_in_every_process() -> 
 
 
 class _Seen(BaseException):
-    """What was to be seen of a world was seen."""
+    """Raised when the test has seen enough of a world."""
 
 
 def _asked_in_an_hour(jobs: int) -> tuple[int, int]:
-    """How often one process that follows so many jobs in a queue asks: its watcher, and all its followers together."""
+    """The number of requests of one process that follows that many queued jobs: its watcher's, and all its
+    followers'."""
     worlds = [World(1)]
     world = worlds[0]
     cloud = Cloud(world, {zone: Zone(zone, QUEUE, float("inf")) for zone in ZONES}, Odds())
@@ -278,7 +279,7 @@ def _at_once(_at: Any) -> None:
 def test_a_wrong_rule_is_found_and_its_seed_is_told(
     monkeypatch: pytest.MonkeyPatch, module: Any, rule: str, wrong: Callable[..., Any]
 ) -> None:
-    """Who watches the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
+    """Test the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
     monkeypatch.setattr(module, rule, wrong)
     worlds: list[World] = []
     told = r"python -m tests\.simulation --seed \d+ --cloud"

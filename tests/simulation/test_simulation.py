@@ -260,7 +260,7 @@ def _first_exit_is_enough(view: rules.View) -> bool:
 def test_a_wrong_rule_is_found_and_its_seed_is_told(
     monkeypatch: pytest.MonkeyPatch, module: Any, rule: str, wrong: Callable[..., Any]
 ) -> None:
-    """Who watches the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
+    """Test the simulation: with one rule replaced by a wrong one, some of the first seeds must fail."""
     monkeypatch.setattr(module, rule, wrong)
     worlds: list[World] = []
     with simulated_edges(worlds), pytest.raises(Failed, match=r"python -m tests\.simulation --seed \d+"):

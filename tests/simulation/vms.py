@@ -128,7 +128,7 @@ class Machine:
             self.over.set()
 
     def stop(self) -> None:
-        """Nothing of it runs any more."""
+        """Kill all tasks of the machine."""
         for task in self.tasks:
             if not task.dead and not task.greenlet.dead:
                 self.ground.world.kill(task)
@@ -175,7 +175,7 @@ class Machine:
     # ---- its life ------------------------------------------------------------------------------------------
 
     def _deadline(self, _task: Task) -> None:
-        """As boot.arm, which forks for it."""
+        """Act as boot.arm, which forks for it."""
         while not boot._is_deleted(self.told["resource"], self.told["deadline"]):
             self.ground.world.sleep(10.0)
 
@@ -187,7 +187,7 @@ class Machine:
         )
 
     def end_program(self) -> None:
-        """What ends a machine ends its programs first."""
+        """End the programs before the machine."""
         agent = self.agent
         if (
             agent is None
@@ -223,7 +223,7 @@ class Machine:
             over.set()
 
     def _guard(self, over: Event, clean: list[bool]) -> None:
-        """As guard.be_the_guard: speaks for an agent that died, and sees to the end of the machine."""
+        """Act as guard.be_the_guard: report for an agent that died, and end the machine."""
         over.wait()
         world = self.ground.world
         if not clean:
@@ -243,7 +243,7 @@ class Machine:
     # ---- what it may ask -----------------------------------------------------------------------------------
 
     def answer(self, path: str) -> tuple[int, str]:
-        """Of its metadata server."""
+        """Answer as its metadata server."""
         path, _, query = path.partition("?")
         if path == "instance/preempted":
             if "wait_for_change" in query and not self.notice:
@@ -262,14 +262,14 @@ class Machine:
         return 404, ""
 
     def _wait_for_notice(self) -> None:
-        """Who waits hears of it a little later than who asks then."""
+        """Wait for the notice; a waiting request is answered a little later than a new one."""
         world = self.ground.world
         if self.noticed.wait(60.0):
             world.sleep(world.random.choice((0.0, 3.0)) * world.random.random())
 
 
 class CloudGround:
-    """Where slices of VMs live, and what the weather does to them."""
+    """The ground on which slices of VMs live, and the faults that hit them."""
 
     cloud = True
     on_value: Any = staticmethod(lambda: None)
@@ -308,7 +308,7 @@ class CloudGround:
         self.harm(box.node.queued, kind)
 
     def machine(self) -> Machine | None:
-        """On which the current process runs."""
+        """The machine on which the current process runs."""
         current = self.world.current
         return None if current is None else self.machine_of.get(current.process)
 
@@ -428,7 +428,7 @@ class CloudGround:
     def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Any = None, timeout: float = 30.0
     ) -> boot.Reply:
-        """As boot.exchange, by which machines ask everybody but the store."""
+        """Act as boot.exchange, by which machines make all requests but those to the store."""
         machine, world = self.machine(), self.world
         assert machine is not None
         try:
@@ -508,7 +508,7 @@ class VmHost(SimulatedHost):
         self.bell.set()
 
     def _check_may_start(self) -> None:
-        """What it knows of others may be as old as its cadence, and older while the store refuses."""
+        """Check nothing: its view of others may be as old as its cadence, and older while the store refuses."""
 
     def _prepared(self) -> Any:
         self.world.sleep(self.world.random.random() * 20.0)

@@ -36,7 +36,7 @@ class Unreachable(Exception):
 
 
 class Odds(NamedTuple):
-    """How likely a request is disturbed, before it takes effect and again after it."""
+    """The probabilities that a request is disturbed, before it takes effect and again after it."""
 
     delay: float = 0.1  # others may run in between
     stall: float = 0.0  # so long that everybody has gone on
@@ -178,7 +178,7 @@ class World:
                 self.at(self.now, thread)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no events are left."""
         latest, requests = self.limits
         queue = self._queue
         while queue:
@@ -200,7 +200,7 @@ class World:
             latest, requests = self.limits
 
     def end(self) -> None:
-        """Whoever is still there ends now, without effect."""
+        """End all remaining tasks now, without effect."""
         for task in self.tasks:
             task.dead = True
             if task.greenlet:
@@ -271,7 +271,8 @@ class World:
 
 
 def _not_after_a_violation() -> None:
-    """What is asked for on the way out, in a `finally`, must not hide why."""
+    """Raise a violation again if the caller runs because of it, as in a `finally`: its requests must not hide the
+    cause."""
     raised = sys.exc_info()[1]
     while raised is not None:
         if isinstance(raised, Violation):
@@ -315,7 +316,7 @@ class SimulatedStore:
         return self._world.write(name, data)
 
     def _look_begins(self, name: str) -> bool:
-        """Whether a look begins with this read: here each begins with a clock (`edges`)."""
+        """Return True if a poll begins with this read: here each begins with a clock (`edges`)."""
         del name
         return False
 
