@@ -1,4 +1,4 @@
-"""The only reader of the environment and of profile files. Everybody else is handed frozen `Settings`.
+"""The only reader of the environment and of profile files. All other modules are passed frozen `Settings`.
 
 Precedence: argument > `KINETIC_*` variable > profile file > default; `sources` remembers where each value came from.
 """
@@ -245,7 +245,7 @@ def load(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings
 
 
 def stated(name: str, environ: Mapping[str, str] | None = None) -> str:
-    """What a variable or the profile file says of a setting, as text; "" if neither does."""
+    """Return a setting from its variable or profile, as text; "" if neither has it."""
     values, sources = _resolved(copies.environ() if environ is None else environ, {})
     return "" if sources[name] == "default" else values[name]
 
@@ -281,7 +281,7 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
 
 
 def _text(value: Any) -> str:
-    """As a variable would hold it: a list with commas, a table as name=value."""
+    """The value as a variable would hold it: a list with commas, a table as name=value."""
     if isinstance(value, Mapping):
         return ",".join(f"{name}={entry}" for name, entry in value.items())
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

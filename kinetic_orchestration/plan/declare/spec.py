@@ -48,7 +48,7 @@ _GONE: Mapping[str, str] = {
 
 
 def refuse_gone(whose: str, given: _Named) -> _Named:
-    """Return what is given; refuse the name of an option that there is no more, with what to do instead.
+    """Return the given options; refuse the name of a removed one, with its replacement.
 
     Raises UsageError.
     """
@@ -60,7 +60,8 @@ def refuse_gone(whose: str, given: _Named) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class TpuVm:
-    """What only Cloud TPU understands. `accelerator_type` is Cloud TPU's own name, which counts cores for v2 to v5p."""
+    """Options specific to Cloud TPU VMs. `accelerator_type` is Cloud TPU's own name, which counts cores for v2
+    to v5p."""
 
     zones: Sequence[str] = ()
     num_slices: int = 1
@@ -133,16 +134,16 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)  # variables of the program; they override captured ones
     meant: tuple[str, ...] = ()  # what else of the launch means Google Cloud, as its user wrote it
     origin: Mapping[str, str] = field(default_factory=dict)  # who launches it, by an orchestrator's own names
-    require_hardware: bool = False  # whatever the settings say; True refuses every emulation
+    require_hardware: bool = False  # overrides the settings; True refuses every emulation
 
 
-ON_CONFLICT = ("return", "error")  # what becomes of a key that names a job of another call
+ON_CONFLICT = ("return", "error")  # the handling of a key that names a job of another call
 
 OPTION_NAMES = frozenset(entry.name for entry in fields(Options))
 
 
 def check_options(options: Options) -> Options:
-    """Everything about the options that can be wrong whatever the backend."""
+    """Check everything about the options that does not depend on the backend."""
     if callable(options.accelerator):
         raise UsageError("run got a function where its accelerator belongs: write @kinetic.run() with parentheses")
     if not isinstance(options.accelerator, str):
@@ -280,8 +281,8 @@ def slice_of(options: Options) -> accelerators.Slice:
 
 
 def not_on_cloud(slice_: accelerators.Slice) -> str:
-    """Return why the cloud backend cannot have a slice, and what works instead; "" if it can. Everybody who refuses one
-    says this: `plan`, a launch, an orchestrator's task.
+    """Return the reason why the cloud backend cannot have a slice, and the alternative; "" if it can. All refusals use
+    it: `plan`, a launch, an orchestrator's task.
     """
     if slice_.kind != "tpu":
         gpus = "GPU" if slice_.chips == 1 else "GPUs"
@@ -378,11 +379,11 @@ def _inside_kinetic(function: Any) -> Callable[..., Any] | None:
 
 
 def check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """What Python would say of the call, said before anything is sent."""
+    """Check call arguments against the signature, as Python does, before anything is sent."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # what a wrapper takes is what counts
     except (TypeError, ValueError):
-        return  # a builtin that does not tell
+        return  # a builtin without a signature
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
