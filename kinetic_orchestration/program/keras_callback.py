@@ -496,8 +496,8 @@ def _batch_size() -> int:
 
 
 def _what_goes_on() -> tuple[str, str] | None:
-    """If the data of the calling fit continue from epoch to epoch, their kind and the alternative to use; None if each
-    epoch starts them again. Keras keeps one iterator for all epochs with a given number of steps
+    """The kind of the calling fit's data, and the alternative to use, if they continue from epoch to epoch; None if
+    each epoch starts them again. Keras keeps one iterator for all epochs with a given number of steps
     (keras/src/trainers/epoch_iterator.py)."""
     iterator = _iterator()
     if iterator is None:

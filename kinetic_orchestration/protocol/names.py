@@ -162,12 +162,13 @@ def beats_of(job_id: str) -> str:
 
 
 def ring(job_id: str) -> str:
-    """In a store without a bell: changed by the writer of a cancel or a verdict, so that all hosts read them now."""
+    """The notification in a store without a bell: the writer of a cancel or a verdict changes it, so that all hosts
+    read them."""
     return f"{BEATS}{job_id}/ring"
 
 
 def eye(job_id: str) -> str:
-    """In a store without a bell: fresh while the job's log is being read."""
+    """The mark, in a store without a bell, that the job's log is being read."""
     return f"{BEATS}{job_id}/eye"
 
 

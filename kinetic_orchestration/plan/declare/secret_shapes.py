@@ -195,8 +195,8 @@ def _entropy(text: str) -> float:
 
 # ---- files -----------------------------------------------------------------------------------------------------
 #
-# The name says who looks into a file: nobody, for it is decisive or says nothing, or one that knows its kind. Whoever
-# looks gets its head. A copy (`.env~`, `id_rsa.bak`) is judged as what it is a copy of.
+# The name selects the check of a file's contents: none, as the name is conclusive or harmless, or that of its kind. A
+# check gets the head. A copy (`.env~`, `id_rsa.bak`) is checked like the original.
 
 HEAD: Final = 64 << 10  # of a file, only its beginning is checked
 _FIRST = 4096  # where a private key begins, perhaps behind comments; and a file that is one token
@@ -239,7 +239,7 @@ _ZIP = b"PK\x03\x04"
 _KEEPASS_HEAD = b"\x03\xd9\xa2\x9a"
 _PUBLIC_HEAD = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*(?:CERTIFICATE|PUBLIC KEY|X509 CRL|DH PARAM)")
 _PRIVATE_HEAD = re.compile(_PRIVATE_KEY.encode())
-# On a line of its own, and no prose about keys: behind it there is something of one.
+# On a line of its own, and no prose about keys: a part of one follows.
 _PRIVATE_LINE = re.compile(
     rb"(?m)^[ \t]*(?:-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----\s+[A-Za-z0-9+/]{4}"
     rb"|AGE-SECRET-KEY-1[A-Z0-9]{20,})"

@@ -289,7 +289,7 @@ def sides(slice: Slice) -> tuple[int, ...]:
 
 
 def wraps(slice: Slice) -> tuple[bool, ...]:
-    """For each side, True if its ends are linked as well; False if unknown."""
+    """Return for each side if its ends are linked as well; False if unknown."""
     lengths = sides(slice)
     if len(lengths) == 3:
         return (all(side % 4 == 0 for side in lengths),) * 3

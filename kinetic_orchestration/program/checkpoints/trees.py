@@ -333,8 +333,8 @@ Look = Callable[[str, Start, tuple[int, ...]], object]
 
 
 def together(state: Any, plain: Mapping[str, Any], fetch: Fetch, look: Look = lambda *_: None) -> Callable[[], Any]:
-    """Restore the checkpoint's state in the structure, and with the sharding, of this one. Everything needed is checked
-    before; until the result is called, no object with a state of its own is changed."""
+    """Return a function that restores the checkpoint's state in the structure, and with the sharding, of this one.
+    Everything that it needs is checked before; until it is called, no object with a state of its own is changed."""
     made: dict[str, Any] = {}
     kept: list[tuple[str, Callable[[Any], Any]]] = []
     places: list[tuple[str, Place]] = []
@@ -455,7 +455,7 @@ def _is_jax(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """Return True for one of JAX's typed random keys, whose bytes are read by a function."""
+    """Return True for one of JAX's typed random keys, whose bytes are not directly accessible."""
     jax = sys.modules.get("jax")
     return jax is not None and hasattr(value, "dtype") and str(value.dtype).startswith("key<")
 

@@ -192,7 +192,7 @@ def base_of(name: str) -> str:
 
 
 def thinned(points: Sequence[tuple[float, float]], columns: int) -> list[Point]:
-    """At most the lowest and the highest point of each column, and the ends; gaps stay gaps."""
+    """The lowest and the highest point of each of up to `columns` columns, and the ends; gaps stay gaps."""
     if len(points) <= 2 * columns:
         return [Point(*point) for point in points]
     low, high = points[0][0], max(point[0] for point in points)

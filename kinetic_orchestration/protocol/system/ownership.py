@@ -7,7 +7,7 @@ import stat
 
 
 def others_write(status: os.stat_result) -> bool:
-    """Return True if users other than its owner, and a group that is its owner alone, may write it."""
+    """Return True if it is writable for users other than its owner, or for a group with more members than its owner."""
     mode = status.st_mode
     return bool(mode & stat.S_IWOTH) or (bool(mode & stat.S_IWGRP) and not is_own_group(status.st_gid))
 
