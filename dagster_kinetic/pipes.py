@@ -63,7 +63,7 @@ class PipesKineticClient(dg.PipesClient, TreatAsResourceParam):
     """Runs commands and functions on accelerators in a Pipes session.
 
     `kinetic`: the settings that all its jobs share; without any, they run on this machine. `options`: those of
-    `kinetic_orchestration.run`, for every job that does not say otherwise.
+    `kinetic_orchestration.run`, for every job that does not override them.
     """
 
     def __init__(

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class KineticHook(Connection):
-    """The connection that a task names, of the type `google_cloud_platform`, and the jobs of the place that is named
-    beside it, for a `PythonOperator` or an operator of one's own. A place on this machine needs no connection.
+    """The connection that a task names, of the type `google_cloud_platform`, and the jobs of a location, for a
+    `PythonOperator` or a custom operator. A location on this machine needs no connection.
 
     :param gcp_conn_id: its name
     :param impersonation_chain: the service account to act as, or a list that ends with it
-    :param store: where jobs lie; by default as set for Airflow
+    :param store: the store of the jobs; by default as set for Airflow
     :param deployment: the prefix in it; by default as set for Airflow
-    :param backend: where they run; by default as set for Airflow
+    :param backend: the backend of the jobs; by default as set for Airflow
     :param project_id: by default the connection's
     """
 

@@ -92,21 +92,21 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
     :param op_args: the function's positional arguments, or the script's (templated)
     :param op_kwargs: the function's keyword arguments (templated)
     :param accelerator: such as ``v5e-8`` (templated)
-    :param name: what the job is called; by default as its function or script (templated)
-    :param env: variables of the program, which all who read the store can read: secrets go in `secrets` (templated)
+    :param name: the job's name; by default that of its function or script (templated)
+    :param env: variables of the program, visible to all readers of the store: secrets go in `secrets` (templated)
     :param gcp_conn_id: the connection to Google Cloud, ``google_cloud_default`` if none is named. A job on this machine
-        needs none, and a task that names one is not emulated for want of a store (templated)
+        needs none, and a task that names one is not emulated because a store is missing (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     :param project_id: by default the connection's (templated)
     :param deferrable: wait on a triggerer instead of on a worker
-    :param durable: a retry finds the job of the try before, if it lives or succeeded, instead of a second one. Only a
-        task that is waited for on a worker may do without
-    :param cancel_on_kill: the job ends when the task is cleared, marked or stopped by somebody, or out of time
-    :param poll_interval: while deferred, so many seconds at least lie between two looks at the job; 0: as it rings
-    :param on_clear: what a clear of the task means while its job has succeeded, as when Airflow itself failed the task:
+    :param durable: a retry finds the job of the previous try, if it runs or succeeded, instead of a second one. Only a
+        task that waits on a worker may do without
+    :param cancel_on_kill: cancel the job when the task is cleared, marked or stopped by a user, or times out
+    :param poll_interval: while deferred, the minimum seconds between two polls of the job; 0: at its notifications
+    :param on_clear: the effect of a clear of the task if its job has succeeded, as when Airflow itself failed the task:
         ``"rerun"`` (the default) runs another job, ``"adopt"`` takes that job's value
-    :param wait: False submits and succeeds at once with the job's id; nobody of Airflow's looks after the job then
-    :param get_logs: write the hosts' lines to the task's log, not only what becomes of the job
+    :param wait: False submits and succeeds immediately with the job's id; no process of Airflow's then follows the job
+    :param get_logs: write the hosts' lines to the task's log, not only changes of the job
 
     All other parameters are those of `kinetic_orchestration.run`. The job's metrics are in the `extra` of the events of
     the task's outlets. `execution_timeout` counts while the task is deferred, too, from the beginning of each try.
@@ -443,7 +443,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             request = asked.open(pinned_identity)
             new: AbstractContextManager[Ahead[object] | None] = nullcontext()
             if pinned is not None and kept is None:
-                # At once: whoever comes next, while this one packages, means the same job. Of a new life it is known
+                # Immediately: the next process, while this one packages, means the same job. Of a new life it is known
                 # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
                 pinned = pinned._replace(job_id=job_id_of(request.identity, 1))
                 new = beside(task_identity.keep, context, pinned)

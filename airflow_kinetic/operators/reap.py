@@ -20,13 +20,13 @@ DELETION_PATIENCE = 60.0
 class KineticReapOperator(BaseOperator):
     """Release slices whose job is over, past its deadline or unknown, in all zones, and records past their time.
 
-    Never what is live within its deadline, and never what this deployment did not make. Its value lists what went. It
-    fails, and so tells somebody, if something that costs money could neither be deleted nor looked at.
+    It never removes live slices within their deadline, or resources of others. Its value lists the removed ones. It
+    fails, and so notifies the users, if a resource that costs money could neither be deleted nor read.
 
-    :param dry_run: only tell what would go
-    :param store: of which deployment's; by default as set for Airflow (templated)
+    :param dry_run: only report what would be removed
+    :param store: the deployment's store; by default as set for Airflow (templated)
     :param deployment: the prefix in it; by default as set for Airflow (templated)
-    :param backend: where its jobs run; by default as set for Airflow
+    :param backend: the backend of its jobs; by default as set for Airflow
     :param project_id: by default the connection's (templated)
     :param gcp_conn_id: the connection to Google Cloud. Jobs on this machine need none (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)

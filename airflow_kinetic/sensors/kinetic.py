@@ -33,9 +33,9 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     """Succeed when a job has, with its value by the same rule as a task of its own; fail as it failed.
 
     :param job_id: the job (templated)
-    :param store: where it lies; by default as set for Airflow (templated)
+    :param store: its store; by default as set for Airflow (templated)
     :param deployment: the prefix in it; by default as set for Airflow (templated)
-    :param backend: where it runs; by default as set for Airflow
+    :param backend: its backend; by default as set for Airflow
     :param gcp_conn_id: the connection to Google Cloud. A job on this machine needs none (templated)
     :param impersonation_chain: the service account to act as, or a list that ends with it (templated)
     :param project_id: by default the connection's (templated)

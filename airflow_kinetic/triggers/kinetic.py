@@ -46,7 +46,7 @@ LEAVING = 1.0  # from the deferral to the end of the task's process
 HEARTBEAT = 5  # seconds between those of a worker, by default
 STALLED = 900.0  # of a scheduler, after which it is no longer waited for
 LOOK_AGAIN = 1.0  # for its heartbeat
-# Airflow closes a task's log once it hears, by one socket, that its trigger has ended; the lines of all triggers come
+# Airflow closes a task's log once one socket reports the end of its trigger; the lines of all triggers come
 # by another one, of which it reads 4 KB between two rounds of questions to its database (`TriggerRunnerSupervisor` in
 # airflow/jobs/triggerer_job_runner.py). Those that it reads after that are in the triggerer's own log.
 LAST_WORDS = 0.5  # the time that they take; longer if any trigger has just written many:
@@ -68,15 +68,15 @@ class KineticJobTrigger(BaseTrigger):
 
     :param job_id: the job
     :param place: the fields of its `Place`
-    :param cursor: how far its log was written before
-    :param deferred: when the task was
-    :param deadline: when it is out of time, if ever
-    :param poll_interval: so many seconds at least lie between two looks
-    :param get_logs: whether the hosts' lines are written, or only what becomes of the job
+    :param cursor: the position up to which its log is written
+    :param deferred: the time of the deferral
+    :param deadline: the time at which the task times out, if any
+    :param poll_interval: the minimum seconds between two polls
+    :param get_logs: whether the hosts' lines are written, or only changes of the job
     :param keeps: whether the job is the task's own, and ends when the task is killed; else it is only watched
-    :param metrics: those that were told before
+    :param metrics: those that were logged before
     :param limit: the seconds from the task's beginning to the deadline
-    :param heard: whether the worker's supervisor hears of the end of the task's process at once
+    :param heard: whether the worker's supervisor is notified of the end of the task's process immediately
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class KineticJobComponent(dg.Component, dg.Model, dg.Resolvable):
     """Assets that are made by one job on accelerators.
 
     A `function` gets `arguments` by name, and the context of its host as in `kinetic_asset`. It returns a dict, the
-    metadata of its one asset, or a MaterializeResult for each asset. A `script` beside this file, or a `command`,
+    metadata of its one asset, or a MaterializeResult for each asset. A `script` next to this file, or a `command`,
     reports by Dagster Pipes, and finds `arguments` in its extras.
     """
 

@@ -53,10 +53,10 @@ def kinetic_asset(
 
     Takes every keyword of `dagster.asset`, and every option of `kinetic_orchestration.run`. A parameter annotated
     `HostContext`, or a first one named `host`, receives the context of the host; inputs and Config arrive as usual,
-    and so does a ConfigurableResource that is nothing but settings. A body without Config of its own is launched with
+    and so does a ConfigurableResource of settings only. A body without Config of its own is launched with
     `KineticRunConfig`: the run config may name another slice, other zones or limits.
 
-    `detached`: the run only submits the job and is over; `build_kinetic_completion_sensor` starts the run that makes
+    `detached`: the run only submits the job and ends; `build_kinetic_completion_sensor` starts the run that makes
     the asset when the job has ended, so that no worker waits.
     """
     given = two_runs(keywords) if detached else keywords

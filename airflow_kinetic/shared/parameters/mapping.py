@@ -27,7 +27,7 @@ class CheckedPartial(OperatorPartial):
     @classmethod
     def of(cls, made: OperatorPartial, declared: Mapping[str, Any]) -> CheckedPartial:
         fields = _fields(made)
-        made._expand_called = True  # it is another one that is expanded: Airflow would say that this one never was
+        made._expand_called = True  # another one is expanded: Airflow would warn that this one never was
         return cls(**fields, declared=declared)
 
     def expand(self, **mapped: Any) -> MappedOperator:
@@ -47,9 +47,9 @@ class CheckedPartial(OperatorPartial):
 
 
 def checked_task(made: Any, operator: type) -> Any:
-    """Return the task that `@task.kinetic` makes of a function, whose arguments are what is mapped.
+    """Return the task that `@task.kinetic` makes of a function, whose arguments are the mapped ones.
 
-    `operator`: the class whose parameters are those of the task, which the decorator's own class only hands on.
+    `operator`: the class that has the task's parameters, which the decorator's own class only passes on.
     """
     kind: Any = type(made)
     return _checked(kind, operator)(**_fields(made))

@@ -1,10 +1,10 @@
 """The identity of a task's job over its tries, stored in the task's state, which outlives workers, retries and clears.
 
-A retry means the same job. A clear means another: Airflow tells of it by the number of tries that a task may have,
-which becomes those that it had and `retries` more. An edit of `retries` changes that number for no task that has run,
-so it moves no job. Together, a lower `retries` and a clear can give the number that there was: then the clears in the
-whole DAG run, which are counted, tell them apart. A DAG run that was deleted takes its tasks' state with it, and the
-next one may have its name: so each task's state has a name of its own, its life, which is part of who the job is.
+A retry means the same job. A clear means another: it changes the maximum number of tries of a task in Airflow,
+which becomes its past tries plus `retries`. An edit of `retries` changes that number for no task that has run,
+so it affects no job. Together, a lower `retries` and a clear can give the old number: then the count of clears in the
+whole DAG run distinguishes them. A DAG run that was deleted takes its tasks' state with it, and the
+next one may have its name: so each task's state has a name of its own, its life, which is part of the job's identity.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Redaction of API answers: values that are known to be harmless stay, and placeholders replace the rest.
 
-By a list of what may be shown, never by one of what may not. Of a structure, the names of its fields stay; a value
-stays if its field is listed here and it has the form that the field's values have. Of a text stay the words that this
-package is written with itself, so that an error of Google's can still be recognised. The same name is the same
-placeholder throughout a report. Zones and accelerator types stay: without them a report says nothing.
+It uses a list of values that may be shown, never one of values that may not. Names of fields stay; a value
+stays if its field is listed here and it has the form of the field's values. In a text, the words that this
+package's own source contains stay, so that an error of Google's can still be recognised. The same name is the same
+placeholder throughout a report. Zones and accelerator types stay: without them a report is useless.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SHOWN: Mapping[str, str] = {
     "verb": _VERB,
     "kind": r"storage#[A-Za-z]{1,30}",
     "scope": r"https://www\.googleapis\.com/auth/[a-z._-]{1,60}",
-    **dict.fromkeys(("check", "of", "header"), r"[A-Za-z][A-Za-z -]{0,40}"),  # ours: what a host or `doctor` looked at
+    **dict.fromkeys(("check", "of", "header"), r"[A-Za-z][A-Za-z -]{0,40}"),  # ours: the checks of a host or `doctor`
 }
-# Of which kind a value is, as hosts tell it of their metadata.
+# The kind of a value, as hosts report it of their metadata.
 FORMS = frozenset(
     {
         "text", "number", "addresses", "triples with addresses", "lines of NAME: 'value'", "nothing", "no answer",
@@ -56,7 +56,7 @@ FORMS = frozenset(
 SHOWN_NUMBERS = frozenset(
     {"code", "nodeCount", "hosts", "slices", "pageSize", "status", "state", "stateInitiator", "health", "symptomType"}
 )
-# Tables whose keys anybody may choose: only these are shown.
+# Tables with arbitrary keys: only these are shown.
 _TABLES = ("labels", "metadata", "annotations", "tags", "attributes")
 _KEYS = frozenset(
     {
@@ -126,7 +126,7 @@ class Redactor:
         return self._text_of(str(value), field)
 
     def key(self, key: str, field: str = "") -> str:
-        """The name of a field within another; in a table whose keys anybody may choose, only those that are known."""
+        """The name of a field within another; in a table with arbitrary keys, only known ones."""
         shown = key in _KEYS or (field not in _TABLES and _is_a_field(key) and not self._is_known(key))
         return key if shown else self.placeholder("KEY", key)
 
