@@ -259,7 +259,7 @@ def _requests(
 ) -> Callable[[int], Request]:
     """Return what opens the request of one input, in the thread that submits it.
 
-    Each input's job is one of its own, whatever became of the others when the step was tried before.
+    The job of each input is independent of the results of the others in an earlier try of the step.
     """
     deployment = asked.settings.deployment
     direct = context is None or _compat.is_direct(context)

@@ -465,7 +465,7 @@ def submitted(job: Job, here: Settings) -> JobHandle[Any]:
 
 
 def runs(job: Job, here: Settings | None = None) -> str:
-    """Word what runs, and where: for the first line that anybody reads of a job.
+    """Describe what runs, and where, for the first line about a job.
 
     here: the settings that it was launched by; by default this process's own.
     """
@@ -542,7 +542,7 @@ def check_terminal(here: Settings) -> None:
 
 
 def run_to_end(job: Job, here: Settings) -> Any:
-    """Stream the lines of all hosts, print the cost, return the value: what a blocking call does. Ctrl-C cancels.
+    """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels it.
 
     here: the settings that the job was launched by.
     """

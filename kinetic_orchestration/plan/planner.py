@@ -61,9 +61,9 @@ DEBUG_PORT = 5678  # the default port of editors for debugpy
 
 
 def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | None = None) -> Plan:
-    """From what was asked and what is set to what will be done. `environ` is where captured variables come from.
+    """Make the plan from the request and the settings. `environ` is the source of captured variables.
 
-    Zones that nobody named are all that have the slice, until the store's bucket is `located`.
+    Unless zones are named, they are all that have the slice, until the store's bucket is `located`.
     """
     options = spec.options
     emulation.check(spec, settings)

@@ -55,7 +55,7 @@ class Exit(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a program says that it came to."""
+    """A program's report of its outcome."""
 
     kind: str
     code: int

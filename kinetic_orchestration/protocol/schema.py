@@ -4,7 +4,7 @@ Any writer of a store may have written any record in it. So each kind of record 
 each field as a check of its type, its bounds and its characters; no field of a record is used before its table has
 accepted it. Unknown fields are of a later version and are ignored; fields with a default may be missing.
 
-The tables of what hosts and clients both read are in `wire` and its `task`; those that clients alone read are in the
+The tables of records that hosts and clients both read are in `wire` and its `task`; those for clients alone are in the
 core's `records`.
 """
 

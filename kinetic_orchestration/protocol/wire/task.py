@@ -1,8 +1,8 @@
-"""The task of a job: what each of its hosts runs, and in what.
+"""The task of a job: the program of each of its hosts, and its environment.
 
 A client writes it into the spec, and hosts alone act on it; both use the classes of this module, so that a field is
-stated once. `TASK` says what each field may hold. A task of an older version lacks the fields that came later, which
-then have their defaults.
+declared once. `TASK` declares the valid values of each field. A task of an older version lacks later fields, which then
+have their defaults.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Environment(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has no package: any Python of the version will do."""
+        """True if it has no package: any Python of the version will do."""
         return self.packages == 0
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Environment(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the hosts of a job run."""
+    """The program that a job's hosts run, and the parameters of its run."""
 
     name: str
     argv: tuple[str, ...]  # of a command; a function has a payload
@@ -159,7 +159,7 @@ class Task(NamedTuple):
     extra_path: tuple[str, ...]
     data: tuple[DataPiece, ...]
     packages: tuple[Package, ...]
-    volumes: Mapping[str, int]  # where each is shown, and which of `data` it is
+    volumes: Mapping[str, int]  # the path of each, and its index in `data`
     environment: Environment | None  # None: the Python at `python`
     python: str
     env: Mapping[str, str]
@@ -181,10 +181,10 @@ class Task(NamedTuple):
     slices: int
     secrets: Mapping[str, str]  # for each variable the secret in Secret Manager
     tools: Mapping[str, str]  # digests of uv and an interpreter in the store
-    beside: Mapping[str, str]  # modules beside the code that stay on the submitter's machine, and where
+    beside: Mapping[str, str]  # modules next to the code that stay on the submitter's machine, and their paths
     image: str
     owned: bool  # the job ends with its submitter
-    kept: bool  # a process looks after the job, and hands it over to another
+    kept: bool  # a process owns the job, and hands it over to another
     compile_cache: bool
     device_metrics: bool
     quick: bool  # preparing takes less time than starting a thread for it
