@@ -88,7 +88,7 @@ class Told(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A message of a launch, as that may take long."""
+    """A message of one input's launch while it is in progress."""
 
     place: int
     text: str

@@ -167,8 +167,8 @@ class TpuVmBackend:
             return None, True
 
     def _still_made(self, resource: str, asked: Asked) -> str:
-        """Return a waiting state if a queued resource that was requested and does not exist yet may still appear, else
-        ""."""
+        """Return a waiting state if a requested queued resource that is not visible yet may still appear, else "".
+        Raises BackendError if its creation failed or it stays invisible for too long."""
         if (operation := self._operations.get(resource)) is None:  # another follower of the job has seen its end
             return ""
         try:

@@ -20,7 +20,7 @@ from kinetic_orchestration.protocol import wire
 WITHOUT_HOSTS = (wire.STOCKOUT, wire.QUOTA, wire.INTERNAL)
 
 TWICE = 2  # so often a zone is asked again after an error of the cloud's own making,
-PAUSE = 4.0  # seconds, multiplied each time
+PAUSE = 4.0  # seconds, times the number of tries
 RATE_PAUSE = 30.0
 FIRST_WAIT = 30.0  # after the first round with nothing; doubled by each further one,
 LONGEST_WAIT = 300.0  # up to this
