@@ -52,6 +52,7 @@ agent/test_frames agent/test_parts agent/test_payload
 agent/test_python310 agent/test_rules agent/test_tree agent/test_verified airflow_kinetic/test_arguments
 airflow_kinetic/test_task_log backends/test_gpus backends/test_tpu_request backends/test_tpu_states backends/test_zones packaging/test_arguments
 packaging/test_builds packaging/test_payload packaging/test_requirements packaging/test_tree stores/test_local
+test_structure
 training/test_commits training/test_parts verify/test_budget verify/test_comparison verify/test_redaction
 """
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 SECTIONS = {
+    "structure": "structure",
     "import": "imports",
     "packaging": "packaging",
     "launch": "launch",
