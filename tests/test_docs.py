@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -191,6 +192,33 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
     text = path.read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
+
+
+API = {
+    "kinetic_orchestration": "python",
+    "kinetic_orchestration.testing": "testing",
+    "dagster_kinetic": "dagster",
+    "airflow_kinetic": "airflow",
+}
+
+
+@pytest.mark.parametrize("package", API)
+def test_every_public_name_is_on_its_page_of_the_api(package: str) -> None:
+    text = page(f"docs/api/{API[package]}.md")
+    tree = ast.parse(page(f"{package.replace('.', '/')}/__init__.py"))
+    public = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    missing = [name for name in public if not re.search(rf"(?m)^::: {package}\.{name}$|`{package}\.{name}`", text)]
+    assert not missing
+
+
+def test_each_protocol_of_a_platform_is_on_its_page_of_the_api() -> None:
+    text = page("docs/api/platforms.md")
+    assert "\n::: kinetic_orchestration.platforms.backend.Backend\n" in text
+    assert "\n::: kinetic_orchestration.platforms.store.Store\n" in text
 
 
 ROOMS = ("api", "cli", "host", "jobs", "packaging", "plan", "platforms", "program", "protocol")
