@@ -1,4 +1,4 @@
-"""The protocol of a backend, on which attempts run. Backends do not know each other."""
+"""The protocol of a backend, on which attempts run. Backends do not import each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ class Submission:
 
 
 class Backend(Protocol):
-    """Synchronous, bounded, idempotent verbs. A host starts its own agent: after `submit` the client observes."""
+    """The operations by which a client creates, observes and releases the hosts of an attempt.
+
+    Each operation is synchronous, bounded in time and idempotent: any number of clients may call it for the same
+    attempt, and each may die in the middle. A host starts its own agent, so after `submit` a client only observes. A
+    placement is the JSON object that `place` returned; it is stored in the attempt's intent, and every later operation
+    receives it from there.
+    """
 
     @property
     def charges(self) -> bool:
@@ -42,7 +48,14 @@ class Backend(Protocol):
         """How many calls may usefully be under way at once; 1 if a call takes microseconds."""
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan that can never run here, before anything is sent."""
+        """Refuse a plan that can never run on this backend. Sends nothing.
+
+        Args:
+            plan: The plan of a job that is about to be submitted.
+
+        Raises:
+            UsageError: The backend cannot run this plan. The message says what to change.
+        """
 
     def prepare(self) -> None:
         """Load in the background the modules that the first call needs. Makes no request."""
@@ -57,7 +70,19 @@ class Backend(Protocol):
         """Choose the placement of this attempt: JSON with a deterministic name. Creates nothing. Raises NoPlace."""
 
     def submit(self, asked: Submission) -> str:
-        """Make the placement's hosts if they are not there. Returns a sentence if it must wait, else ''."""
+        """Create the hosts of a placement unless they exist.
+
+        Args:
+            asked: The attempt, with everything that its hosts receive.
+
+        Returns:
+            A sentence if the call has to be repeated later, which the user sees as the reason for waiting; "" if it was
+                accepted.
+
+        Raises:
+            BackendError: The hosts cannot be created. Its `cause` decides whether and where the next attempt is made.
+            CredentialsError: The caller has no credentials, or they are refused.
+        """
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """Return the current state of many placements, in their order."""
@@ -66,7 +91,12 @@ class Backend(Protocol):
         """Return True if this process's own settings name the place, by its project and zone, regardless of records."""
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
-        """Wake the hosts, so that they see the cancel record now."""
+        """Notify the hosts of a placement that the job's cancel record was written. Hosts also find it without this
+        call, but later.
+
+        Args:
+            placement: The placement of the newest attempt.
+        """
 
     def leftovers(self) -> Iterable[dict[str, Any]]:
         """Every placement of this deployment that can be found, for the reaper.
@@ -78,10 +108,25 @@ class Backend(Protocol):
         """
 
     def secrets(self) -> Iterable[tuple[str, str]]:
-        """The job and the name of each secret that is still kept for hosts outside the store."""
+        """Return job and name of each secret that is still stored for hosts outside the store."""
 
     def forget(self, secret: str, job_id: str) -> bool:
-        """Destroy one of them, if it is this deployment's and the job's own; True once it is gone."""
+        """Delete a stored secret if it belongs to this deployment and to the job.
+
+        Args:
+            secret: Name of the secret, as `secrets` returned it.
+            job_id: Its job.
+
+        Returns:
+            True once it no longer exists.
+        """
 
     def release(self, placement: Mapping[str, Any]) -> Freed:
-        """Free everything of this placement. What cannot be freed now is no exception."""
+        """Free everything that a placement holds. A refusal is a result, and no exception.
+
+        Args:
+            placement: The placement of an attempt that has ended, or that no job wants.
+
+        Returns:
+            DONE if nothing is left, UNDER_WAY if the deletion has begun, REFUSED if it has to be requested again.
+        """

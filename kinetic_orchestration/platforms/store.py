@@ -11,18 +11,19 @@ from kinetic_orchestration.protocol.records.files import Bell
 
 
 class Store(Protocol):
-    """Put-if-absent and compare-and-swap by generation, ranged reads, listing by prefix, delete.
+    """Objects with put-if-absent and compare-and-swap by generation, ranged reads, listing by prefix, and deletion.
 
-    Names are relative to one deployment's prefix. Every verb is synchronous and bounded; a condition that
-    does not hold is an answer (None, False), never an exception.
+    Names are relative to the prefix of one deployment. Every operation is synchronous and bounded in time. A condition
+    that does not hold is a result (None, False) and never an exception; every other refusal is a StoreError, and
+    Unreachable if the store did not answer.
     """
 
     url: str
-    """What a name of this store is relative to: the folder or prefix of one deployment."""
+    """Address to which names are relative: the folder or prefix of one deployment."""
     address: str
-    """Where it is in all the world: two stores of the same address are one."""
+    """Address that is the same for two stores only if they are one."""
     caller: object
-    """Who asks there: its credentials, which are the same object for the same caller; None where nobody is asked."""
+    """The credentials, one object for each account that sends requests; None if no request is sent."""
     remote: bool
     """Whether others may write there, so that nothing counts without proof."""
     metered: bool
@@ -36,22 +37,50 @@ class Store(Protocol):
         """Write `name` if it is absent; its generation, or None if another writer was first."""
 
     def swap(self, name: str, data: bytes, generation: int) -> int | None:
-        """Write `name` if its generation still is `generation`; the new one, or None."""
+        """Replace an object if its generation is unchanged.
+
+        Args:
+            name: The object's name.
+            data: Its new content.
+            generation: The generation that the caller has read.
+
+        Returns:
+            The new generation, or None if another process has replaced or deleted the object.
+        """
 
     def put(self, name: str, data: bytes) -> int:
         """Write `name` regardless of its current state. For heartbeats, of which only the newest matters."""
 
     def signal(self, name: str, data: bytes) -> int:
-        """A put of a few hundred bytes that come with a listing, at no request more."""
+        """Write an object of a few hundred bytes whose content is returned with a listing (`signals`), without a
+        request for each.
+
+        Args:
+            name: The object's name.
+            data: Its content.
+
+        Returns:
+            Its generation.
+        """
 
     def signals(self, prefix: str) -> Iterator[Signal]:
-        """All signals whose name begins with `prefix`, with their bytes, in the order of their names."""
+        """Return all signals whose names begin with `prefix`, with their content, ordered by name."""
 
     def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
-        """The bytes from start to end (as in a slice), or None if there is no such object.
+        """Read an object, or a part of it.
 
-        To the end of an object that has more than `limit` bytes from there (by default, than a record of its name has:
-        `names.limit_of`) nothing is read: StoreError.
+        Args:
+            name: The object's name.
+            start: First byte, as in a slice.
+            end: End of the range, as in a slice; None for the end of the object.
+            limit: Bytes that the part from `start` to the end may have at most; by default the limit of a record of
+                this name (`names.limit_of`). Without an `end`, nothing is read of an object that has more.
+
+        Returns:
+            The bytes with generation and time, or None if the object does not exist.
+
+        Raises:
+            StoreError: The object is larger than `limit`, or the store refused.
         """
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
@@ -70,10 +99,17 @@ class Store(Protocol):
         """Return the write time of the object whose write has just given this generation."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """All objects whose name begins with `prefix`, in the order of their names."""
+        """Return the entries of all objects whose names begin with `prefix`, ordered by name."""
 
     def delete(self, name: str) -> bool:
-        """True if this call deleted it, False if it was not there."""
+        """Delete an object.
+
+        Args:
+            name: The object's name.
+
+        Returns:
+            True if this call deleted it, False if it did not exist.
+        """
 
     def sweep(self, older_than: float = 86400.0) -> int:
         """Delete the leftovers of uploads that were killed that many seconds ago; the number of objects."""
@@ -85,8 +121,16 @@ class Store(Protocol):
         """
 
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
-        """Write the object to the file `path`, whole or not at all. Raises StoreError if it is not there, or has more
-        than `most` bytes: by default, than an object of its name has (`names.file_limit_of`).
+        """Write an object to a file, completely or not at all.
+
+        Args:
+            name: The object's name.
+            path: The file, which is replaced.
+            most: Bytes that the object may have at most; by default the limit of an object of this name
+                (`names.file_limit_of`).
+
+        Raises:
+            StoreError: The object does not exist, or is larger than `most`.
         """
 
     def local_path(self, name: str) -> str | None:
@@ -103,9 +147,16 @@ class Store(Protocol):
         raises."""
 
     def now(self) -> float:
-        """The store's own time, by which every age is judged."""
+        """Return the time by the store's clock, by which all ages are measured."""
 
 
 def too_large(name: str, url: str, limit: int, size: int | None = None) -> StoreError:
-    """Refuse an object than which nothing of this package's making is as large."""
+    """Return the error for an object that is larger than anything this package writes under its name.
+
+    Args:
+        name: The object's name.
+        url: The store's address.
+        limit: The limit of its name, in bytes.
+        size: Its size, where it is known.
+    """
     return StoreError(str(TooLarge(name, url, limit, size)))
