@@ -1,4 +1,4 @@
-"""Every exception of the project, in one tree.
+"""All exceptions of the project, in one tree.
 
     KineticError
     ├── UsageError(ValueError)            invalid request; nothing was started
@@ -44,7 +44,7 @@ class KineticError(Exception):
     """The root: `except KineticError` catches every exception that this project raises itself."""
 
     def __str__(self) -> str:
-        """It may quote what a job wrote, and ends up on terminals."""
+        """Return the message with control characters escaped, since it may quote what a job wrote."""
         return visible.log(super().__str__())
 
 
@@ -53,7 +53,7 @@ class UsageError(KineticError, ValueError):
 
 
 class UnknownAccelerator(UsageError):
-    """No such slice; the message lists what is near."""
+    """No slice has this name. The message lists similar names."""
 
 
 class NotPicklable(UsageError, TypeError):
@@ -65,31 +65,33 @@ class NotAFunction(UsageError, TypeError):
 
 
 class DataNotFound(UsageError, FileNotFoundError):
-    """A Data path that is not there."""
+    """The path of a `Data` does not exist."""
 
 
 class ConflictingSettings(UsageError):
-    """Two settings that exclude each other."""
+    """Two settings exclude each other."""
 
 
 class KeyTaken(UsageError):
-    """A key that names a job of another call, or a step that has one. Nothing has run."""
+    """The key names a job of another call, and `on_conflict="error"` was given, or a step that has a job already.
+    Nothing was started.
+    """
 
 
 class Unsupported(UsageError):
-    """A wish that this backend refuses by name."""
+    """The backend does not have this option."""
 
 
 class NotEmulated(UsageError):
-    """Hardware is meant, and only an emulation of it is there: nothing was run."""
+    """Real hardware was required, and only an emulation of it is available. Nothing was started."""
 
 
 class TooBig(UsageError):
-    """More hosts than this machine can hold."""
+    """The slice has more hosts than this machine can emulate."""
 
 
 class StoreError(KineticError):
-    """The store refused, is full, or cannot keep its promises."""
+    """The store refused a request, is full, or lacks a guarantee that records need."""
 
 
 class Denied(StoreError):
@@ -97,15 +99,15 @@ class Denied(StoreError):
 
 
 class Unreachable(StoreError):
-    """The store gave no answer for as long as was waited. Worth another try."""
+    """The store did not answer in time. Worth another attempt."""
 
 
 class NewerWire(StoreError):
-    """Written by a newer version of this package."""
+    """The record was written by a newer version of this package."""
 
 
 class Corrupt(StoreError):
-    """The bytes are not those that were sent."""
+    """The content of an object is not what was written."""
 
 
 class RequirementsError(KineticError):
@@ -125,11 +127,11 @@ class BackendError(KineticError):
 
 
 class NoPlace(KineticError):
-    """Nowhere is left where the hosts could be made."""
+    """No place is left in which the hosts could be created."""
 
 
 class CheckpointError(KineticError):
-    """A checkpoint could not be written. Those before it are untouched."""
+    """A checkpoint could not be written or read. Earlier checkpoints are unchanged."""
 
 
 class CheckpointDiffers(CheckpointError, ValueError):
@@ -137,15 +139,21 @@ class CheckpointDiffers(CheckpointError, ValueError):
 
 
 class JobNotFound(KineticError, LookupError):
-    """No such job in this store."""
+    """The store has no such job."""
 
 
 class Superseded(KineticError):
-    """This attempt of the job is over, and another one may be running. Nothing outside is to be written by it."""
+    """This attempt of the job is over, and another one may be running. It must not write anything outside the job."""
 
 
 class JobError(KineticError):
-    """A job ended without a value."""
+    """A job ended without a value.
+
+    Attributes:
+        job_id: The job.
+        host: The host that decided the end, if one did.
+        cause: The cause in the job's verdict.
+    """
 
     def __init__(self, message: str, *, job_id: str = "", host: int | None = None, cause: str = "") -> None:
         super().__init__(message)
@@ -155,7 +163,7 @@ class JobError(KineticError):
 
 
 class JobFailed(JobError):
-    """The job's own code failed, and the exception could not come back as itself."""
+    """The job's own code failed, and its exception could not be restored as an object."""
 
 
 class JobCancelled(JobError):
@@ -163,11 +171,11 @@ class JobCancelled(JobError):
 
 
 class JobTimedOut(JobError, TimeoutError):
-    """One of the job's limits passed."""
+    """A limit of the job passed."""
 
 
 class JobLost(JobError):
-    """The job's hosts or its environment failed it."""
+    """The job's hosts or its environment failed."""
 
 
 class ResultNotTrusted(JobError):
