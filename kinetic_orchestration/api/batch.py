@@ -47,7 +47,14 @@ INPUT_MODES = ("auto", "single", "args", "kwargs")
 
 
 class BatchError(KineticError):
-    """Some jobs of a batch failed; `partial_results` has what the others returned, and None in the gaps."""
+    """Some jobs of a batch failed.
+
+    Attributes:
+        group_id: Id of the batch.
+        failures: Handles of the jobs that failed.
+        partial_results: Values of the other jobs in the order of the inputs, with None in the gaps.
+        submission_failures: Exceptions of jobs that could not be submitted, by the position of their input.
+    """
 
     def __init__(
         self,
@@ -75,7 +82,15 @@ class BatchError(KineticError):
 
 
 class BatchHandle(Generic[R]):
-    """The jobs of one group, in the order of their inputs. A place is None until its job is submitted."""
+    """The jobs of one batch, in the order of their inputs.
+
+    Attributes:
+        group_id: Id of the batch.
+        name: Its name, or None.
+        tags: JSON that was stored with it.
+        jobs: Handles by position; None until the job is submitted.
+        submission_failures: Exceptions of jobs that could not be submitted, by position.
+    """
 
     def __init__(
         self,
@@ -110,10 +125,11 @@ class BatchHandle(Generic[R]):
         return f"<BatchHandle {self.group_id} {self.name or ''} {self.status_counts()}>"
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
-        """The state of every submitted job, by its place."""
+        """Return position and status of every submitted job."""
         return [(index, job.status()) for index, job in enumerate(self.jobs) if job is not None]
 
     def status_counts(self) -> dict[str, int]:
+        """Return the number of submitted jobs with each status."""
         return dict(collections.Counter(status.value for _, status in self.statuses()))
 
     def wait(self, timeout: float | None = None) -> None:
@@ -122,7 +138,15 @@ class BatchHandle(Generic[R]):
             pass
 
     def as_completed(self, poll_interval: float | None = None, timeout: float | None = None) -> Iterator[JobHandle[R]]:
-        """Jobs as they end, while others are still being submitted."""
+        """Return the jobs as they end, also while others are still being submitted.
+
+        Args:
+            poll_interval: Without effect; the end of a job is an event.
+            timeout: Seconds to wait for all of them; None for no limit.
+
+        Raises:
+            TimeoutError: Some jobs have not ended, and continue.
+        """
         del poll_interval  # Keras Kinetic's: here the end of a job is an event
         deadline = None if timeout is None else time.monotonic() + timeout
         seen: set[int] = set()
@@ -164,7 +188,18 @@ class BatchHandle(Generic[R]):
         cleanup: bool = True,
         return_exceptions: bool = False,
     ) -> list[R]:
-        """Every value, in the order of the inputs (or, with `ordered=False`, of their ends)."""
+        """Wait for all jobs and return their values.
+
+        Args:
+            timeout: Seconds to wait; None for no limit.
+            ordered: Return the values in the order of the inputs, else in the order in which the jobs ended.
+            cleanup: Release what earlier attempts still hold.
+            return_exceptions: Return the exception of a job in place of its value.
+
+        Raises:
+            BatchError: A job failed or could not be submitted, and `return_exceptions` is False.
+            TimeoutError: Some jobs have not ended, and continue.
+        """
         try:
             order = [self.jobs.index(job) for job in self.as_completed(timeout=timeout)]
         except KeyboardInterrupt:
@@ -196,7 +231,7 @@ class BatchHandle(Generic[R]):
         return [values[index] for index in [*order, *rest]]
 
     def failures(self) -> list[JobHandle[R]]:
-        """The jobs that failed; after `results()`, those that gave it no value."""
+        """Return the jobs that failed; after `results()`, those without a value."""
         if self._failures is not None:
             return list(self._failures)
         return [job for job in self.jobs if job is not None and job.status() is JobStatus.FAILED]
@@ -222,7 +257,12 @@ class BatchHandle(Generic[R]):
             raise unreadable[0]
 
     def cleanup(self, k8s: bool = True, gcs: bool = True) -> None:
-        """Release what the jobs hold of compute; their records live on by retention."""
+        """Release the hosts of jobs that have ended. Their records stay until their retention passes.
+
+        Args:
+            k8s: False does nothing.
+            gcs: Without effect.
+        """
         for job in self.jobs:
             if job is not None:
                 job.cleanup(k8s=k8s, gcs=gcs)
@@ -261,7 +301,22 @@ def submit_all(
     name: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> BatchHandle[Any]:
-    """One job for each input; what `run_async_map` does."""
+    """Submit one job for each input, as `RemoteCallable.run_async_map` does.
+
+    Args:
+        spec_of: Makes the spec of a call from its positional and keyword arguments.
+        inputs: Arguments of the calls.
+        input_mode: As `run_async_map` takes it.
+        max_concurrent: As `run_async_map` takes it.
+        retries: As `run_async_map` takes it.
+        fail_fast: As `run_async_map` takes it.
+        cancel_running_on_fail: As `run_async_map` takes it.
+        name: Name of the batch.
+        tags: JSON that is stored with it.
+
+    Raises:
+        UsageError: An option or an input is invalid. No job was submitted.
+    """
     if max_concurrent is not None and max_concurrent < 1:
         raise UsageError(f"max_concurrent is {max_concurrent}: at least one job must be able to run, or None for all")
     if retries < 0:
@@ -494,6 +549,7 @@ def _is_named(item: Any) -> bool:
 
 
 def child(deployment: str, group_id: str, index: int) -> Identity:
+    """Return the identity of a batch's job."""
     return Identity(deployment, "group", group_id, "", str(index))
 
 
@@ -506,7 +562,21 @@ def attach_batch(
     store: str | None = None,
     deployment: str | None = None,
 ) -> BatchHandle[Any]:
-    """The handle of a batch, from any process. If its submitter still submits, the places fill as it does."""
+    """Return the handle of a batch, in any process that can reach its store.
+
+    Args:
+        group_id: Id of the batch.
+        project: Project of Google Cloud; by default the setting.
+        cluster: Without effect.
+        poll_interval: Without effect.
+        poll_timeout: Seconds for which to look for jobs that the submitter has not submitted yet; None for no limit.
+        store: Folder or address of the store; by default the setting.
+        deployment: Prefix in the store; by default the setting.
+
+    Raises:
+        JobNotFound: The store has no such batch.
+        Corrupt: The batch's record was changed.
+    """
     del poll_interval
     opened, backend, here = place_of(project=project, cluster=cluster, store=store, deployment=deployment)
     is_one = isinstance(group_id, str) and group_id.replace("-", "").isalnum()

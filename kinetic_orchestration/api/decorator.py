@@ -1,4 +1,4 @@
-"""`@run`: a function becomes a job. And `command`, for what is no function."""
+"""`@run` makes a function a job; `command` runs a command as one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ Record = TypeVar("Record")
 
 
 class Decorate(Protocol):
-    """What `run(...)` returns. A coroutine function is run to its end on the host, so its job has the plain value."""
+    """The decorator that `run(...)` returns. A coroutine function runs to completion on the host, and its job has the
+    plain value.
+    """
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> RemoteCallable[P, R]: ...
@@ -89,9 +91,12 @@ class RemoteCallable(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name_of(function))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it as a job: every host's lines appear as they are printed, and its value is returned.
+        """Run the function as a job, print every host's lines as they arrive, and return its value. Ctrl-C cancels the
+        job.
 
-        On a host it is the plain function, which runs there.
+        Raises:
+            KineticError: The job could not be submitted, or ended without a value. An exception of the function itself
+                is raised as itself.
         """
         if client_only.is_host():
             return self.__kinetic_function__(*args, **kwargs)
@@ -116,7 +121,14 @@ class RemoteCallable(Generic[P, R]):
         return cast(R, run_to_end(job, request.settings))
 
     def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Submit it and return; the job needs this process no more."""
+        """Submit the job and return. It does not need this process any more.
+
+        Returns:
+            A handle of the job.
+
+        Raises:
+            KineticError: The job could not be submitted.
+        """
         _refuse_on_host("run_async")
         return cast("JobHandle[R]", _submitted(self._spec(args, kwargs)))
 
@@ -134,7 +146,28 @@ class RemoteCallable(Generic[P, R]):
         project: str | None = None,
         cluster: str | None = None,
     ) -> BatchHandle[R]:
-        """One job for each input: a dict is passed as keyword arguments, a list or tuple as positional ones."""
+        """Submit one job for each input.
+
+        Args:
+            inputs: Arguments of the calls. They are checked before the first job is submitted.
+            input_mode: `"auto"` passes a dict as keyword arguments, a list or tuple as positional ones, and anything
+                else as the only argument; `"kwargs"` and `"args"` accept only the first two; `"single"` passes each
+                input as it is.
+            max_concurrent: Jobs that run at the same time; None for all.
+            retries: Further attempts that each job may make after a failure of its own code.
+            fail_fast: Submit no more after the first failure.
+            cancel_running_on_fail: With `fail_fast`, also cancel the jobs that are running.
+            name: Name of the batch.
+            tags: JSON that is stored with the batch.
+            project: Without effect, with a warning.
+            cluster: Without effect, with a warning.
+
+        Returns:
+            A handle of the batch. If not all jobs may run at once, a thread of this process submits the others.
+
+        Raises:
+            UsageError: An option or an input is invalid. No job was submitted.
+        """
         _refuse_on_host("run_async_map")
         from kinetic_orchestration.api.batch import submit_all
 
@@ -150,7 +183,7 @@ class RemoteCallable(Generic[P, R]):
         return JobSpec(name_of(self.__kinetic_function__), self.options, self.__kinetic_function__, args, kwargs)
 
     def __reduce__(self) -> Any:
-        """Travels as the plain function: called on a host, it runs there."""
+        """Pickle the plain function: called on a host, it runs there."""
         from kinetic_orchestration.protocol.content.payload import itself
 
         return itself, (self.__kinetic_function__,)
@@ -175,7 +208,16 @@ def command(
 ) -> JobHandle[None]:
     """Run a command with the project around it as a job: no pickle, and any Python on the host.
 
-    The options are those of `run`. "python" is the interpreter of the job's environment.
+    Args:
+        argv: Words of the command. `"python"` is the interpreter of the job's environment.
+        cwd: Folder in which it runs; by default the current one.
+        **options: Options of `run`, except `debug`.
+
+    Returns:
+        A handle of the job, whose value is None.
+
+    Raises:
+        KineticError: The job could not be submitted.
     """
     _refuse_on_host("command")
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):

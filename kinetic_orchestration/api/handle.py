@@ -117,7 +117,7 @@ class JobHandle(Generic[R]):
         return handle
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what finds the job again, and what it was when it was submitted; plain JSON, without what is None."""
+        """Return the job's address and its description as JSON, without entries that are None."""
         told = {
             "job_id": self.job_id, "store": os.path.dirname(self._job.store.url), "deployment": self._deployment(),
             "backend": self.backend, "project": self.project, "bucket_name": self.bucket_name,
@@ -129,31 +129,33 @@ class JobHandle(Generic[R]):
 
     @property
     def project(self) -> str:
-        """The Google Cloud project that it runs in; "" on this machine."""
+        """Google Cloud project in which the job runs; "" on this machine."""
         return self._job.plan().project
 
     @property
     def zone(self) -> str:
-        """Return the zone where its newest attempt has or awaits hosts; "" before there is one, and on this machine."""
+        """Zone in which the newest attempt has or awaits hosts; "" before there is one, and on this machine."""
         return self.peek().zone
 
     @property
     def bucket_name(self) -> str:
-        """The bucket of its store; "" where that is a folder."""
+        """Bucket of the store; "" if the store is a folder."""
         scheme, _, rest = self._job.store.url.partition("://")
         return rest.partition("/")[0] if scheme == "gs" else ""
 
     @property
     def image_uri(self) -> str:
-        """The container image that was named for it; "" for none."""
+        """Container image of the job; "" if it has none."""
         return self._job.plan().image
 
     @property
     def display_name(self) -> str:
+        """Name of the job for people."""
         return f"kinetic-{self.func_name}-{self.job_id}"
 
     @property
     def group_kind(self) -> str | None:
+        """Kind of the batch: "map", or None for a job of no batch."""
         return None if self.group_id is None else "map"
 
     @property
@@ -213,8 +215,10 @@ class JobHandle(Generic[R]):
         )
 
     def history(self, *, all: bool = True) -> list[Attempt]:
-        """Every attempt with its times and its end, as the records have them; with `all=False`, of those that never had
-        hosts only the newest.
+        """Return the attempts with their times and verdicts.
+
+        Args:
+            all: Include attempts that never had hosts. Otherwise only the newest of these is included.
         """
         store, times = self._job.store, attempts.times(self._job.store, self.job_id)
         wanted = set(times)
@@ -235,7 +239,11 @@ class JobHandle(Generic[R]):
         ]
 
     def logs(self, follow: bool = False) -> str | None:
-        """All lines so far; with `follow`, printed as they come until the job ends."""
+        """Return all lines so far, or print them until the job ends.
+
+        Args:
+            follow: Print the lines as they arrive, and return None when the job has ended.
+        """
         if not follow:
             return "".join(self._lines())
         with self._detaching():
@@ -244,11 +252,11 @@ class JobHandle(Generic[R]):
         return None
 
     def tail(self, n: int = 100) -> str:
-        """The last `n` lines."""
+        """Return the last `n` lines."""
         return "".join(deque((line for text in self._lines() for line in text.splitlines(keepends=True)), max(0, n)))
 
     def events(self) -> Iterator[Event]:
-        """Everything recorded so far, attempt by attempt: output, metrics, progress."""
+        """Return everything that was recorded so far, attempt by attempt: output, metrics and progress."""
         for attempt in attempts.with_hosts(self._job.store, self.job_id, self._newest()):
             logs = map(LogReader(self._job, attempt).of_host, self._hosts_there(attempt))
             yield from heapq.merge(*logs, key=lambda event: getattr(event, "time", 0.0))
@@ -295,7 +303,13 @@ class JobHandle(Generic[R]):
             return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
 
     def cancel(self, reason: str = "", cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
-        """Ask the job to end and wait until it has, and its hosts are gone."""
+        """Cancel the job and wait until it has ended and its hosts are released.
+
+        Args:
+            reason: Text for the job's verdict.
+            cleanup_timeout: Seconds to wait at most.
+            cleanup_poll_interval: Without effect.
+        """
         del cleanup_poll_interval
         reason, by = reason or "cancelled by its user", f"{socket.gethostname()}:{os.getpid()}"
         try:
@@ -316,7 +330,14 @@ class JobHandle(Generic[R]):
     def cleanup(
         self, k8s: bool = True, gcs: bool = True, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2
     ) -> None:
-        """Release what the job holds of compute. Its records (Keras Kinetic's `gcs`) live on by retention."""
+        """Release the hosts of a job that has ended. Its records stay until their retention passes.
+
+        Args:
+            k8s: False does nothing.
+            gcs: Without effect.
+            cleanup_timeout: Without effect; releasing is bounded.
+            cleanup_poll_interval: Without effect.
+        """
         del gcs, cleanup_timeout, cleanup_poll_interval
         if k8s and self.status().final:
             actions.release_all(self._job, self._newest())
@@ -343,11 +364,12 @@ class JobHandle(Generic[R]):
 
     @property
     def output_dir(self) -> str:
+        """Folder of the job's outputs, for all attempts and hosts."""
         return self._job.task().output_dir
 
     @property
     def where(self) -> str:
-        """Return where it runs: "Cloud TPU v5litepod-8", "emulated on this machine's CPU", …"""
+        """Text that says where the job runs, such as "Cloud TPU v5litepod-8" or "emulated on this machine's CPU"."""
         return self._job.plan().where
 
     @property
@@ -371,12 +393,12 @@ class JobHandle(Generic[R]):
         return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
 
     def links(self) -> dict[str, str]:
-        """The console's pages of its records and its slices; none of a job on this machine."""
+        """Return the addresses of the console's pages of the records and the slices; empty on this machine."""
         plan = self._job.plan()
         return links.of_job(self._job.store.url, self.job_id, plan.project) if plan.remote else {}
 
     def picture(self) -> bytes | None:
-        """The picture (SVG) of its metrics and of its devices, which the hosts keep; None as long as there is none."""
+        """Return the job report (SVG) with its metrics and devices, or None as long as there is none."""
         found = self._job.store.read(names.picture(self.job_id), limit=PICTURE_LIMIT)
         return None if found is None else bytes(found.data)
 
@@ -395,7 +417,7 @@ class JobHandle(Generic[R]):
         return ""
 
     def age(self) -> float:
-        """Seconds since the job was made, by the store's clock."""
+        """Return the seconds since the job was submitted, by the store's clock."""
         return self._job.store.now() - self._job.policy.created
 
     def _hosts_there(self, attempt: int) -> list[int]:
@@ -495,7 +517,7 @@ def another(request: Request, job: Job) -> tuple[str, bool]:
 
 
 def tell_of_another(request: Request, job: Job) -> None:
-    """Warn of what differs between a job that was found again by its key and its launch now."""
+    """Warn about the differences between a job that was found by its key and this request."""
     told, ended = another(request, job)
     if told and ended:
         warn(
@@ -577,9 +599,19 @@ def attach(
     store: str | None = None,
     deployment: str | None = None,
 ) -> JobHandle[Any]:
-    """The handle of a job, from any process or machine that reaches its store.
+    """Return the handle of a job, in any process that can reach its store.
 
-    Instead of its id, the address of it, or of what belongs to it, in a store: what Airflow's XCom has of a value.
+    Args:
+        job_id: Id of the job, or the address of the job or of one of its objects in a store, as
+            `gs://bucket/kinetic/production/jobs/job-…`.
+        project: Project of Google Cloud; by default the setting.
+        cluster: Without effect.
+        store: Folder or address of the store; by default the setting.
+        deployment: Prefix in the store; by default the setting.
+
+    Raises:
+        JobNotFound: The store has no such job.
+        ConflictingSettings: The address is in another store than the one given.
     """
     job_id, place = located(job_id, project=project, cluster=cluster, store=store, deployment=deployment)
     return JobHandle(open_job(job_id, "", "", **place))
@@ -616,7 +648,19 @@ def list_jobs(
     store: str | None = None,
     deployment: str | None = None,
 ) -> list[JobHandle[Any]]:
-    """All jobs of the deployment that have not ended, the newest first, as in Keras Kinetic."""
+    """Return the handles of all jobs of the deployment that have not ended, the newest first.
+
+    Args:
+        project: Project of Google Cloud; by default the setting.
+        zone: Zone; by default the setting.
+        cluster: Without effect.
+        namespace: Without effect.
+        store: Folder or address of the store; by default the setting.
+        deployment: Prefix in the store; by default the setting.
+
+    Raises:
+        StoreError: The store refused, or did not answer.
+    """
     place = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
     return [handle for handle, _ in live_jobs(warn, **place, store=store, deployment=deployment)]
 
@@ -688,8 +732,15 @@ def all_jobs(
 
 
 def find_job(text: str, **place: str | None) -> JobHandle[Any]:
-    """The job of an id, or of the beginning of one, that no other job shares; `job-` may be left out. Or of an address
-    in a store, as `attach` takes it.
+    """Return the job with this id or this beginning of an id.
+
+    Args:
+        text: Id, beginning of an id (`job-` may be left out), or an address as `attach` takes it.
+        **place: Settings of the place.
+
+    Raises:
+        JobNotFound: There is none.
+        UsageError: Several jobs have this beginning.
     """
     wanted, opened, backend, here = _looked_up(text, **place)
     return JobHandle(reopened(wanted, opened, {here.backend: backend}, here))
@@ -703,7 +754,7 @@ class Unread:
         self.why = why
 
     def cancel(self, reason: str, patience: float) -> bool:
-        """End it; whether nothing of it is left."""
+        """Cancel the job and return True if nothing of it is left."""
         by = f"{socket.gethostname()}:{os.getpid()}"
         return actions.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
 
@@ -744,7 +795,13 @@ _IN_STORE = re.compile(r"(?P<store>.+)/(?P<deployment>[^/]+)/(?:jobs|outputs)/(?
 
 
 def located(text: str, **place: str | None) -> tuple[str, dict[str, str | None]]:
-    """The job that an address in a store is of, and the place with that store; what is no address stays as it is."""
+    """Split an address in a store into a job id and its place; any other text is returned unchanged.
+
+    Raises:
+        ConflictingSettings: Another store or deployment is given.
+        JobNotFound: The folder is not a store of this machine.
+        UsageError: The store is not the configured one and cannot be trusted.
+    """
     found = _IN_STORE.fullmatch(links.address_of(text)) if isinstance(text, str) else None
     if found is None:
         return text, place
@@ -785,6 +842,7 @@ def _check_folder(text: str, store: str, deployment: str, *, in_force: bool) -> 
 
 
 def open_place(**arguments: str | None) -> tuple[Store, Backend]:
+    """Return the store and the backend that the settings name."""
     opened, backend, _ = place_of(**arguments)
     return opened, backend
 
