@@ -26,6 +26,7 @@ class JobStatus(enum.Enum):
 
     @property
     def final(self) -> bool:
+        """True if the job has ended, or does not exist."""
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.NOT_FOUND)
 
 
@@ -194,7 +195,7 @@ class Intent(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The attempt before: where it was, and how it ended."""
+    """Placement and end of the attempt before."""
 
     placement: dict[str, Any]
     cause: str
@@ -319,7 +320,7 @@ class Peek(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Whole lines that one host wrote, as bytes, with their ends."""
+    """Whole lines that one host wrote, as bytes with their line ends."""
 
     host: int
     kind: str  # frames.OUT, ERR or NOTE
@@ -331,6 +332,8 @@ class Output(NamedTuple):
 
 
 class Metrics(NamedTuple):
+    """Metrics that one host reported."""
+
     host: int
     time: float
     step: int | None
@@ -339,6 +342,8 @@ class Metrics(NamedTuple):
 
 
 class Progress(NamedTuple):
+    """Progress that one host reported."""
+
     host: int
     time: float
     done: float

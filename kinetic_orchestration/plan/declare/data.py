@@ -1,4 +1,4 @@
-"""Data: a file or folder that a job reads.
+"""`Data`: a file or folder that a job reads. On the host it is a plain path.
 
 An object that holds a `Data` on the client holds a plain path on the host. Responsible for the user's declaration and
 for refusing missing paths; packaging sends the content.
@@ -16,10 +16,18 @@ _SCHEMES = ("gs://", "hf://")
 
 
 class Data:
-    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/` or `hf://dataset?split=train`.
+    """A local file or folder, `gs://bucket/object`, `gs://bucket/folder/` or `hf://dataset?split=train`, for a job.
 
-    Give it as an argument, anywhere inside one, or as a volume; the function receives a path. `fuse=True`
-    mounts instead of copying, where a backend can.
+    Pass it as an argument, inside one, or in `volumes`. The function receives the path of its content on the host.
+
+    Args:
+        path: Path or address.
+        fuse: Mount the data instead of copying them, where the backend can.
+        hf_trust_remote_code: Allow the code of a Hugging Face dataset to run.
+
+    Raises:
+        DataNotFound: The path does not exist.
+        UsageError: The address cannot be used.
     """
 
     def __init__(self, path: str | os.PathLike[str], fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
@@ -50,23 +58,27 @@ class Data:
 
     @property
     def path(self) -> str:
-        """Absolute, or the address as it was given."""
+        """Absolute path, or the address as given."""
         return self._path
 
     @property
     def fuse(self) -> bool:
+        """True if the data are mounted and not copied."""
         return self._fuse
 
     @property
     def hf_trust_remote_code(self) -> bool:
+        """True if the code of the dataset may run."""
         return self._hf_trust_remote_code
 
     @property
     def is_gcs(self) -> bool:
+        """True for an address in Cloud Storage."""
         return self._raw.startswith("gs://")
 
     @property
     def is_hf(self) -> bool:
+        """True for a Hugging Face dataset."""
         return self._raw.startswith("hf://")
 
     @property

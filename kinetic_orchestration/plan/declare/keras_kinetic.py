@@ -295,7 +295,7 @@ def without(owner: str, name: str, said: str) -> str:
 
 
 def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The variables of Keras Kinetic that are set and mean nothing here, each with what does."""
+    """Return the variables of Keras Kinetic that are set without effect, each with its counterpart."""
     for row in table().values():
         if row.name.startswith("KINETIC_") and environ.get(row.name):
             if row.verdict == ABSENT:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds in seconds: waiting for hardware, one attempt, all attempts, without progress; and dollars.
+    """Limits of a job. Times are seconds, or text with a unit ("90s", "15m", "2h", "1d").
 
-    A string with a unit ("90s", "15m", "2h", "1d") is read as well.
+    Attributes:
+        provision: Time to wait for hosts; by default 6 hours on Cloud TPU.
+        run: Time of one attempt; by default a day on Cloud TPU.
+        total: Time of all attempts together.
+        stall: Time without a sign of progress.
+        cost: Dollars for all attempts, by the price table.
     """
 
     provision: float | str | None = None

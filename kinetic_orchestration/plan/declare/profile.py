@@ -24,10 +24,13 @@ _FORMS = "a number of steps (20), a time ('30s'), or kinetic.Profile(steps=20, a
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A trace of some steps of a training, or of some time of any program. It is captured once in each attempt.
+    """A trace of some steps of a training, or of some time of any program, captured once in each attempt.
 
-    `after`: how many steps come before it, or how much time since the framework was imported ("2m"). `hosts`: 0, which
-    is host 0, or "all".
+    Attributes:
+        steps: Number of steps.
+        seconds: Time, in place of steps.
+        after: Number of steps before the trace, or time since the framework was imported ("2m").
+        hosts: 0 for host 0, or "all".
     """
 
     steps: int | None = None

@@ -166,7 +166,7 @@ _SHAPES: Final[Mapping[str, Callable[[str], bool]]] = {
 
 
 def known_token(text: str) -> str:
-    """The kind of the first token of a known shape in a text, or ""."""
+    """Return the kind of the first token of a known form in a text, or ""."""
     return next((kind for kind, pattern in _KNOWN.items() if pattern.search(text)), "")
 
 

@@ -1,4 +1,4 @@
-"""DECLARE: what the user asked for, nothing resolved. Bad input is refused here, before anything runs."""
+"""The declaration of a job: the options as the user gave them, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -50,7 +50,12 @@ _GONE: Mapping[str, str] = {
 def refuse_gone(whose: str, given: _Named) -> _Named:
     """Return the given options; refuse the name of a removed one, with its replacement.
 
-    Raises UsageError.
+    Args:
+        whose: Name of the object that had the option.
+        given: Names, or a mapping of names.
+
+    Raises:
+        UsageError: One was removed. The message says what to do instead.
     """
     for name in given:
         if name in _GONE:
@@ -122,7 +127,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One call: a function with its arguments, or a command with the project it runs in."""
+    """One call: a function with its arguments, or a command with the folder in which it runs."""
 
     name: str
     options: Options
@@ -194,6 +199,12 @@ def _check_types(options: Options) -> None:
 
 
 def check_keras_backend(source: str, name: Any) -> None:
+    """Raise UsageError unless Keras trains on this backend.
+
+    Args:
+        source: The option or variable that names it.
+        name: Its value.
+    """
     if name not in KERAS_BACKENDS:
         import difflib
 
@@ -204,8 +215,11 @@ def check_keras_backend(source: str, name: Any) -> None:
 
 
 def image_of(options: Options) -> str:
-    """The container that the job runs in; "" for none. Keras Kinetic's own two words name images that Kinetic builds:
-    nothing is built here, and hosts get locked packages instead.
+    """Return the container image of the job, or "". Keras Kinetic's own two words name no image here: hosts get locked
+    packages.
+
+    Raises:
+        UsageError: No registry can have an image of this name.
     """
     image = options.container_image
     if not image or image in KINETIC_IMAGES:
@@ -274,7 +288,11 @@ def _check_names(options: Options) -> None:
 
 
 def slice_of(options: Options) -> accelerators.Slice:
-    """The slice that was asked for, by Kinetic's name or by Cloud TPU's; a wrong name is refused with what is near."""
+    """Return the requested slice, by Kinetic's name or by Cloud TPU's.
+
+    Raises:
+        UnknownAccelerator: There is none. The message lists similar names.
+    """
     if options.cloud is not None and options.cloud.accelerator_type:
         return accelerators.from_accelerator_type(options.cloud.accelerator_type)
     return accelerators.parse(options.accelerator)
@@ -305,7 +323,11 @@ def not_on_cloud(slice_: accelerators.Slice) -> str:
 
 
 def processes_of(options: Options, slice_: accelerators.Slice) -> int:
-    """Return how many processes run the function on one machine: 1, or one for each of its GPUs."""
+    """Return the number of processes that run the function on one machine: 1, or one for each of its GPUs.
+
+    Raises:
+        UsageError: The slice cannot be divided like that.
+    """
     asked = options.processes
     if asked is None or (asked == 1 and not isinstance(asked, bool)):
         return 1
@@ -323,7 +345,11 @@ def processes_of(options: Options, slice_: accelerators.Slice) -> int:
 
 
 def options_from(given: Mapping[str, Any]) -> Options:
-    """Options by name; an unknown name is refused with what is near."""
+    """Return the options with these names and values.
+
+    Raises:
+        UsageError: There is no option of a name. The message has the most similar one.
+    """
     for name in given:
         if name not in OPTION_NAMES:
             import difflib
@@ -335,7 +361,11 @@ def options_from(given: Mapping[str, Any]) -> Options:
 
 
 def check_function(function: Any) -> Callable[..., Any]:
-    """The plain function to run, or an error that shows the fix."""
+    """Return the plain function to run.
+
+    Raises:
+        NotAFunction: The object cannot run as a job. The message shows the correction.
+    """
     if isinstance(function, (classmethod, staticmethod)):
         kind = type(function).__name__
         raise NotAFunction(
@@ -391,6 +421,7 @@ def check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: M
 
 
 def name_of(function: Any) -> str:
+    """Return the name of a function, in characters that a job's name can have."""
     target = function
     while isinstance(target, functools.partial):
         target = target.func
@@ -399,4 +430,5 @@ def name_of(function: Any) -> str:
 
 
 def refuse(option: str, backend: str, why: str) -> Unsupported:
+    """Return the error for an option that a backend does not have."""
     return Unsupported(f"{option} is not possible on the {backend} backend: {why}")
