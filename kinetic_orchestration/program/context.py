@@ -1,4 +1,4 @@
-"""`current()`: what a function can ask while it runs on a host, and a harmless stand-in anywhere else."""
+"""`current()`: the host on which a function runs, with a harmless stand-in anywhere else."""
 
 from __future__ import annotations
 
@@ -41,8 +41,12 @@ class HostContext:
         """Return this attempt's fencing token, by which a system outside of the job can refuse requests with a smaller
         one. It counts zones without capacity, too, as `attempt` does not.
 
-        Raises Superseded if the attempt is over by the job's records, or they are gone: another one may have begun.
-        Raises Unreachable if they cannot be read now.
+        Send it along with writes outside the job, to a service that refuses smaller tokens. It grows from attempt to
+        attempt, and also counts zones without capacity, which `attempt` does not.
+
+        Raises:
+            Superseded: The attempt is over by the job's records, or these are gone: another one may have begun.
+            Unreachable: The records could not be read.
         """
         if self._store:
             _check_newest(self._store, self.job_id, self._fence)
@@ -102,7 +106,11 @@ HERE = _Here()
 
 
 def current() -> HostContext:
-    """This host's context."""
+    """Return the context of this host.
+
+    Raises:
+        KineticError: The process is on a host, and its environment was changed.
+    """
     environ = copies.environ()
     if not environ.get("KINETIC_EVENTS"):
         output_dir = environ.get("KINETIC_OUTPUT_DIR") or _temporary("output")

@@ -24,7 +24,7 @@ from kinetic_orchestration.program.loop import Choice, Training
 
 
 class KineticCallback:
-    """Metrics, progress and checkpoints of `model.fit(callbacks=[kinetic.KineticCallback()])`, and its resumption.
+    """Metrics, progress and checkpoints of a Keras `fit`, which resumes after the loss of its hosts.
 
     `every`: steps (a number), time ("90s", "5m") or "epoch" between checkpoints; None for only those at the end and at
     a preemption. `keep`: how many of them. `log_every`: metrics are reported every that many steps, or once a second,
@@ -35,7 +35,26 @@ class KineticCallback:
     hosts, for samples/s and tokens/s in addition to steps/s; on one host the samples are known if the data of `fit`
     have a batch size.
 
-    An instance is a `keras.callbacks.Callback`.
+    An instance is a `keras.callbacks.Callback`; Keras is imported when the first one is made.
+
+    Args:
+        every: Steps (a number), time ("90s", "5m") or "epoch" between checkpoints. None: only at the end and at a
+            preemption.
+        keep: Number of checkpoints to keep.
+        log_every: Steps between reports of metrics. None: once a second, and at the end of each epoch.
+        on_nan: "warn" reports a metric that is not finite, "stop" raises FloatingPointError.
+        on_full_disk: "warn" reports a checkpoint that could not be written, "stop" raises CheckpointError.
+        reshard: Restore checkpoints of another number of hosts or devices as well.
+        stream: The data continue from epoch to epoch (a generator, with `steps_per_epoch`) instead of beginning again.
+            All data that were trained on are skipped after a restoration.
+        name: Name of this fit. The n-th fit of a program without one finds the checkpoints of the n-th.
+        samples: Samples in one step on all hosts together, for samples/s. On one host they are known from the data of
+            `fit`.
+        tokens: Tokens in one step on all hosts together, for tokens/s.
+
+    Raises:
+        ImportError: Keras 3 cannot be imported.
+        UsageError: An option is invalid.
     """
 
     model: Any

@@ -66,7 +66,7 @@ class TrainingEnded(SystemExit):
 
 
 class Training:
-    """A training that survives: its loop calls `restore` once, `step` after each step, and `finish`.
+    """A training loop that resumes after the loss of its hosts.
 
         training = kinetic.Training(every="5m", total=steps)
         state, done = training.restore(state)
@@ -155,7 +155,7 @@ class Training:
     # ---- the three calls ---------------------------------------------------------------------------------------------
 
     def restore(self, state: S) -> tuple[S, int]:
-        """The state and the number of steps done: of the newest whole checkpoint, or the given one and 0.
+        """Restore the newest complete checkpoint.
 
         The given state shows the structure, the shapes and the sharding. Objects with a state of their own (a torch
         module or optimizer, an iterator of Grain, a random generator) are restored in place.
@@ -480,6 +480,7 @@ class Training:
             self.report(done, metrics, speed)
 
     def progress(self, done: float, total: float | None = None, unit: str = "") -> None:
+        """Report progress from host 0."""
         rate = 0.0 if unit else self.speed.rate
         self._host.progress(done, self._total if total is None else total, unit or self._unit, rate=rate)
 

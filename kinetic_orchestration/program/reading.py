@@ -21,7 +21,12 @@ from kinetic_orchestration.program.context import current
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is whole."""
+    """A complete checkpoint.
+
+    Attributes:
+        step: Its step.
+        folder: Its folder.
+    """
 
     step: int
     state: Any
@@ -32,14 +37,21 @@ class Checkpoint:
 
 
 def read_checkpoint(place: str | os.PathLike[str], step: int | None = None, into: Any = None) -> Checkpoint:
-    """The newest whole checkpoint in `<checkpoint_dir>/<name>`, or that of a step; on any machine.
+    """Read the newest complete checkpoint of a training, on any machine.
 
         found = kinetic.read_checkpoint("/checkpoints/training")
         weights = found.state["model/0 sequential/dense/kernel"]
 
-    `into`: a state as `Training.restore` takes it, which shows structure and places; a torch module or optimizer gets
-    its own back in place. Without it arrays are numpy's, torch's if torch was imported, and what each host has of its
-    own is host 0's.
+    Args:
+        place: Folder of the training's checkpoints, `<checkpoint_dir>/<name>`.
+        step: Step of the checkpoint. None: the newest one.
+        into: A state as `Training.restore` takes it, which shows structure and placement; a torch module or optimizer
+            is restored in place. Without it arrays are numpy's, or torch's if torch was imported, and what each host
+            has of its own is host 0's.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+        CheckpointDiffers: The checkpoint is of another model than `into`.
     """
     place = os.fspath(place).rstrip("/")
     if place.startswith("gs://"):

@@ -11,6 +11,8 @@ LEAST = 0.9  # seconds of training from which a rate is reported: a shorter time
 
 
 class Speed:
+    """Steps per second, and samples or tokens per second where their number in a step is known."""
+
     def __init__(self, samples: int = 0, tokens: int = 0) -> None:
         """`samples` and `tokens`: the number in one step, on all hosts together; 0 if unknown."""
         self.samples = samples
@@ -21,7 +23,7 @@ class Speed:
         self._out = 0.0
 
     def begin(self) -> None:
-        """The next step is the first one of this program."""
+        """Mark the next step as the first one of this program."""
         self._since = None
 
     def reached(self, done: int, now: float) -> None:
@@ -57,7 +59,7 @@ class Spent:
         self._is_first = True
 
     def restored(self, done: int, since: float, now: float) -> None:
-        """The next step is the first one of this program."""
+        """Mark the next step as the first one of this program."""
         self._restore += now - since
         self._begun, self._done, self._since, self._is_first = done, done, now, True
 
