@@ -194,6 +194,19 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("add-*.md")), ids=lambda path: path.name)
+def test_every_file_and_test_that_a_how_to_page_names_is_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tracked = r"(?:kinetic_orchestration|dagster_kinetic|airflow_kinetic|tests|docs)/[\w./-]*"
+    named = {name for name in re.findall(tracked, text) if "NAME" not in name}
+    ours = set(re.findall(r"request-v6p(?:-hosts)?\.txt", text))
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists() and Path(name).name not in ours]
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    made = set(re.findall(r"def (test_\w+)", text))
+    assert not [name for name in re.findall(r"`(test_\w+)`", text) if name not in made and f"def {name}(" not in tests]
+
+
 API = {
     "kinetic_orchestration": "python",
     "kinetic_orchestration.testing": "testing",
