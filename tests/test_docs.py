@@ -21,8 +21,9 @@ from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
 from kinetic_orchestration.plan.hardware import cost
-from kinetic_orchestration.plan.values import Limits
+from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
 from kinetic_orchestration.program.context import HostContext
+from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import unserved
 from tests.pages import PAGES, ROOT, SOURCE, page, programs
@@ -192,6 +193,12 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
     text = path.read_text(encoding="utf-8")
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
+
+
+def test_the_picture_of_an_attempt_has_its_phases_and_its_verdicts() -> None:
+    shown = set(re.findall(r'font-weight="600"[^>]*>([^<]+)<', page("docs/attempt.svg")))
+    assert {"submitted", QUEUED, PROVISIONING, "preparing", "running"} <= shown
+    assert {wire.COMMITTED, wire.ABORTED, wire.CLOSED} <= shown
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("add-*.md")), ids=lambda path: path.name)
