@@ -2,37 +2,37 @@
 
     KineticError
     ├── UsageError(ValueError)            invalid request; nothing was started
-    │   ├── UnknownAccelerator            no such slice; the message lists similar ones
-    │   ├── NotPicklable(TypeError)       a function or an argument that cannot be pickled, with the path to the culprit
+    │   ├── UnknownAccelerator            no slice has this name; the message lists similar names
+    │   ├── NotPicklable(TypeError)       a function or an argument cannot be pickled; the message has the path to it
     │   ├── NotAFunction(TypeError)       the decorated object cannot run as a job
-    │   ├── DataNotFound(FileNotFoundError)  a Data path that is not there
-    │   ├── ConflictingSettings           two settings that exclude each other
-    │   ├── KeyTaken                      a key names a job of another call, and `on_conflict="error"` was asked for
-    │   ├── Unsupported                   an option that this backend does not support
-    │   ├── NotEmulated                   hardware is wanted, and only an emulation is available
-    │   └── TooBig                        more hosts than this machine can hold
-    ├── StoreError                        the store refused, is full, or lacks a guarantee
-    │   ├── Denied                        a permission or a policy forbids it; the message names who can change that
-    │   ├── Unreachable                   it did not answer within the time limit; worth another try
-    │   ├── NewerWire                     written by a newer version of this package
-    │   └── Corrupt                       the bytes are not those that were sent
+    │   ├── DataNotFound(FileNotFoundError)  the path of a Data does not exist
+    │   ├── ConflictingSettings           two settings exclude each other
+    │   ├── KeyTaken                      the key names a job of another call, and `on_conflict="error"` was given
+    │   ├── Unsupported                   the backend does not have this option
+    │   ├── NotEmulated                   real hardware was required, and only an emulation is available
+    │   └── TooBig                        the slice has more hosts than this machine can emulate
+    ├── StoreError                        the store refused, is full, or lacks a guarantee that records need
+    │   ├── Denied                        a permission or a policy forbids it; the message says who can change that
+    │   ├── Unreachable                   the store did not answer in time; worth another attempt
+    │   ├── NewerWire                     the record was written by a newer version of this package
+    │   └── Corrupt                       the content is not what was written
     ├── RequirementsError                 the requirements could not be locked or installed
-    ├── CredentialsError                  no usable credentials for Google Cloud, or no project
-    ├── BackendError                      the hosts could not be created; its cause tells whether to try again
-    ├── NoPlace                           no place is left where the hosts could be created
-    ├── CheckpointError                   a checkpoint could not be written, and the user asked for the error
-    │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message names the difference
-    ├── JobNotFound(LookupError)          no such job in this store
+    ├── CredentialsError                  no credentials for Google Cloud, or they lack a permission
+    ├── BackendError                      the hosts could not be created; its cause decides about the next attempt
+    ├── NoPlace                           no place is left in which the hosts could be created
+    ├── CheckpointError                   a checkpoint could not be written or read
+    │   └── CheckpointDiffers(ValueError)  it is of another model or topology; the message lists the differences
+    ├── JobNotFound(LookupError)          the store has no such job
     ├── Superseded                        this attempt is over, and another one may be running
     └── JobError                          a job ended without a value
-        ├── JobFailed                     its own code failed, and the exception could not come back as itself
+        ├── JobFailed                     its own code failed, and the exception could not be restored as an object
         ├── JobCancelled                  it was cancelled
         ├── JobTimedOut(TimeoutError)     one of its limits passed
-        ├── ResultNotTrusted              it succeeded, but only the bucket that holds its value authenticates it
+        ├── ResultNotTrusted              it succeeded, and only the bucket says where its value comes from
         ├── JobLost                       its hosts or its environment failed (infrastructure, preemption)
-        └── ResultNotPicklable            it succeeded, but its value cannot be pickled; the message has its repr
+        └── ResultNotPicklable            it succeeded, and its value cannot be pickled; the message has its repr
 
-A message states what happened, where the evidence is, and what to do next.
+A message says what happened, where the evidence is, and what to do next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kinetic_orchestration.protocol.system import visible
 
 
 class KineticError(Exception):
-    """The root: `except KineticError` catches every exception that this project raises itself."""
+    """Base class of every exception that this project raises itself."""
 
     def __str__(self) -> str:
         """Return the message with control characters escaped, since it may quote what a job wrote."""
@@ -57,7 +57,7 @@ class UnknownAccelerator(UsageError):
 
 
 class NotPicklable(UsageError, TypeError):
-    """A function or an argument that cannot be pickled, with the path to the culprit."""
+    """A function or an argument cannot be pickled. The message has the path to the object that cannot."""
 
 
 class NotAFunction(UsageError, TypeError):
@@ -95,7 +95,7 @@ class StoreError(KineticError):
 
 
 class Denied(StoreError):
-    """A permission or a policy forbids it; the message names who can change that."""
+    """A permission or a policy forbids the request. The message says who can change that."""
 
 
 class Unreachable(StoreError):
@@ -115,11 +115,15 @@ class RequirementsError(KineticError):
 
 
 class CredentialsError(KineticError):
-    """There are no usable credentials for Google Cloud, or no project is named."""
+    """There are no credentials for Google Cloud, or they lack a permission."""
 
 
 class BackendError(KineticError):
-    """The hosts could not be created. The cause, a failure on the wire, tells whether to try again."""
+    """The hosts could not be created.
+
+    Attributes:
+        cause: One of the causes in `protocol.wire`, which decides whether and where the next attempt is made.
+    """
 
     def __init__(self, message: str, cause: str = "infrastructure") -> None:
         super().__init__(message)
@@ -135,7 +139,7 @@ class CheckpointError(KineticError):
 
 
 class CheckpointDiffers(CheckpointError, ValueError):
-    """A checkpoint of another model or topology; the message names the difference."""
+    """The checkpoint is of another model or topology. The message lists the differences."""
 
 
 class JobNotFound(KineticError, LookupError):
@@ -179,8 +183,8 @@ class JobLost(JobError):
 
 
 class ResultNotTrusted(JobError):
-    """The job succeeded, but only the bucket that holds its value authenticates it: it is not unpickled."""
+    """The job succeeded, and its value is not unpickled: only the bucket that holds it says where it comes from."""
 
 
 class ResultNotPicklable(JobError):
-    """The job succeeded, but its value cannot be pickled."""
+    """The job succeeded, and its value cannot be pickled. The message has its repr."""

@@ -133,7 +133,14 @@ class BatchHandle(Generic[R]):
         return dict(collections.Counter(status.value for _, status in self.statuses()))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until every job has ended, successfully or not. The jobs continue when the timeout passes."""
+        """Wait until every job has ended, successfully or not.
+
+        Args:
+            timeout: Seconds to wait; None for no limit.
+
+        Raises:
+            TimeoutError: Some jobs have not ended, and continue.
+        """
         for _ in self.as_completed(timeout=timeout):
             pass
 
@@ -237,7 +244,7 @@ class BatchHandle(Generic[R]):
         return [job for job in self.jobs if job is not None and job.status() is JobStatus.FAILED]
 
     def cancel(self) -> None:
-        """Stop the submission, in any process, and cancel the jobs that have not ended."""
+        """Stop submitting, in whatever process, and cancel all jobs that have not ended."""
         _end(self, CANCELLED)
         self._submitted.wait(60.0)
         reason = f"batch {self.group_id} was cancelled"
@@ -532,7 +539,11 @@ def _checked(spec_of: Any, index: int, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def arguments(item: Any, input_mode: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Convert one input to the arguments of a call."""
+    """Return the positional and the keyword arguments of the call for one input.
+
+    Raises:
+        UsageError: The input does not fit `input_mode`.
+    """
     if input_mode == "args" and not isinstance(item, (list, tuple)):
         raise UsageError(f"input_mode='args' takes lists and tuples, and one input is a {type(item).__name__}")
     if input_mode == "kwargs" and not _is_named(item):

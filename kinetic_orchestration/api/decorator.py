@@ -70,7 +70,53 @@ def taking(make: Callable[P, Record]) -> Callable[[Callable[[Record], R]], Calla
 
 @taking(Options)
 def run(options: Options) -> Decorate:
-    """Run the decorated function as a job on the named accelerator."""
+    """Run the decorated function as a job on the named accelerator.
+
+    The function runs once on every host of the slice, and host 0's value is returned. Without a project and a bucket
+    the slice is emulated by processes of this machine. The first thirteen parameters are those of Keras Kinetic.
+
+    Args:
+        accelerator: Slice by generation and number of chips or topology (`"v5e-16"`, `"v5p-4x4x4"`), or `"cpu"`,
+            `"cpu:8"`, `"gpu:2"`, `"l4"`.
+        container_image: Image in which the program runs. None installs packages on the hosts instead; nothing is built.
+        base_image_repo: Without effect, with a warning.
+        zone: Zone of Google Cloud.
+        project: Project of Google Cloud.
+        capture_env_vars: Variables of this process that the job gets, such as `["NAME", "PREFIX_*"]`.
+        cluster: Without effect, with a warning.
+        backend: `"local"` or `"tpu-vm"`; by default the setting.
+        namespace: Without effect, with a warning.
+        volumes: Data by the absolute path at which hosts have them.
+        spot: Request spot capacity.
+        output_dir: Folder for outputs; by default one of the job's own in the store.
+        debug: Wait for a debugger before the function is called.
+        cloud: Options that only Cloud TPU has.
+        limits: Limits of time and of money.
+        retry: Failures of each kind that the job survives.
+        requirements: Requirements file, list of requirements, or lock file for an environment of the job's own. None:
+            the local environment, or on other machines what the code imports, at the versions installed here.
+        python: Version of Python, for an environment of the job's own.
+        first_party: Packages that are sent as source although they are installed.
+        secrets: Names in Secret Manager by variable.
+        key: Name of the job. A call with the same key finds this job instead of submitting another one; after a failure
+            it begins anew.
+        on_conflict: What a call does whose key names a job of another call: `"return"` reports the differences and
+            returns that job's value, `"error"` raises KeyTaken.
+        store: Folder or `gs://` address of the store; by default the setting.
+        deployment: Prefix in the store; by default the setting.
+        distributed: False leaves the joining of hosts to the function.
+        keras_backend: `"jax"`, `"tensorflow"` or `"torch"`.
+        processes: `"gpu"` runs one process for each GPU of this machine.
+        profile: Steps (`20`) or time (`"30s"`) to trace for XProf, or a `Profile`.
+        partition_key: Value of `current().partition_key` on the hosts.
+        labels: Text that is stored with the job.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        UsageError: An option is invalid, or two exclude each other.
+    """
     check_options(options)
     if options.debug and options.spot:
         warn("debug=True on a spot slice: a preemption would end the session")
@@ -206,7 +252,7 @@ class RemoteCallable(Generic[P, R]):
 def command(
     argv: Sequence[str], *, cwd: str | os.PathLike[str] | None = None, **options: Unpack[OfCommand]
 ) -> JobHandle[None]:
-    """Run a command with the project around it as a job: no pickle, and any Python on the host.
+    """Run a command with the project around it as a job. Nothing is pickled, and the host's Python may be another one.
 
     Args:
         argv: Words of the command. `"python"` is the interpreter of the job's environment.

@@ -64,7 +64,18 @@ UNREADABLE = (Corrupt, NewerWire)  # of one job's records, and nothing that conc
 
 
 class JobHandle(Generic[R]):
-    """One job. Every method reads the records again; any number of processes may hold the same job."""
+    """A job. Every method reads its records again, and any number of processes may hold handles of the same job.
+
+    Attributes:
+        job_id: Id of the job.
+        func_name: Name of its function or command.
+        backend: Backend on which it runs.
+        accelerator: Name of its slice.
+        origin: The orchestrator's names for what submitted it.
+        created_at: Time of submission, in UTC.
+        group_id: Batch that it belongs to, or None.
+        group_index: Its position among the inputs of the batch, or None.
+    """
 
     def __init__(self, job: Job) -> None:
         spec = job.spec()
@@ -102,7 +113,15 @@ class JobHandle(Generic[R]):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> JobHandle[Any]:
-        """The handle from the result of `to_dict`, as `attach` opens it: no other field is trusted."""
+        """Return the handle that `to_dict` described. Only the address is used, as by `attach`.
+
+        Args:
+            d: A result of `to_dict`.
+
+        Raises:
+            UsageError: This is not a description of a job of this package.
+            JobNotFound: The store has no such job.
+        """
         told = [d.get(key) for key in ("store", "deployment", "job_id")]
         if not all(isinstance(value, str) and value for value in told):
             raise UsageError(
@@ -160,7 +179,7 @@ class JobHandle(Generic[R]):
 
     @property
     def debug(self) -> bool:
-        """True if its function waits for a debugger."""
+        """True if the function waits for a debugger."""
         return self._job.plan().debug_port != 0
 
     def status(self) -> JobStatus:
@@ -180,7 +199,7 @@ class JobHandle(Generic[R]):
             return self._follower.status
 
     def peek(self) -> Peek:
-        """Return the state of the job from its records, without advancing it: no attempt is created or closed."""
+        """Return what the records say, without advancing the job: no attempt is created or closed."""
         job, cursor, cache = self._job, Cursor(), AttemptCache(self._job.within)
         while True:
             seen = glimpse(job, cursor.attempt, cache)
@@ -270,7 +289,24 @@ class JobHandle(Generic[R]):
         stream_logs: bool | None = False,
         on_status_change: Callable[[JobStatus], object] | None = None,
     ) -> R:
-        """Wait for the value, or raise the job's error. Ctrl-C detaches: the job continues."""
+        """Wait for the job and return its value. Ctrl-C detaches: the job continues.
+
+        Args:
+            timeout: Seconds to wait; None for no limit.
+            cleanup: Release what earlier attempts still hold.
+            cleanup_timeout: Without effect; releasing is bounded.
+            cleanup_poll_interval: Without effect.
+            stream_logs: Print the hosts' lines as they arrive.
+            on_status_change: Called with each new status.
+
+        Returns:
+            Host 0's value.
+
+        Raises:
+            TimeoutError: The job did not end within `timeout`, and continues.
+            JobError: The job ended without a value. An exception of the job's own code is raised as itself.
+            StoreError: The store refused, or did not answer.
+        """
         timeout = settings.seconds("timeout", timeout)
         del cleanup_timeout, cleanup_poll_interval  # Keras Kinetic's; releasing here is bounded anyway
         emit = Printer(self.hosts, _write, job_id=self.job_id) if stream_logs else None
@@ -295,9 +331,16 @@ class JobHandle(Generic[R]):
         stop: threading.Event | None = None,
         on_step: Callable[[Follower], object] | None = None,
     ) -> Outcome | None:
-        """Pass every event to `emit`, from the first line on, until the job ends, time is up or `stop` is set.
+        """Pass every event to `emit`, from the first line on, until the job ends. Ctrl-C detaches.
 
-        `on_step` gets the follower after each poll, for callers that need no lines. Ctrl-C detaches.
+        Args:
+            emit: Called with each event. None reads no lines.
+            timeout: Seconds after which to stop; None for no limit.
+            stop: Event that ends the wait when it is set.
+            on_step: Called with the follower after each poll.
+
+        Returns:
+            The job's outcome, or None if it has not ended.
         """
         with self._detaching():
             return follow(Follower(self._job), emit, timeout=timeout, stop=stop, on_step=on_step)
@@ -343,7 +386,7 @@ class JobHandle(Generic[R]):
             actions.release_all(self._job, self._newest())
 
     def cost(self) -> Estimate:
-        """Estimate the time and the cost of the job's attempts so far, by list prices or those of the settings here."""
+        """Estimate what the job's attempts have used and cost so far, by list prices or the prices in the settings."""
         return self._cost(settings.load(deployment=self._job.plan().deployment))
 
     def _cost(self, here: Settings) -> Estimate:
@@ -351,11 +394,11 @@ class JobHandle(Generic[R]):
         return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed)
 
     def seconds(self) -> float:
-        """The seconds for which its hosts were held, over all attempts."""
+        """Return the seconds for which hosts were held, over all attempts."""
         return usage.ready_seconds(usage.stays(self._job.store, self.job_id))
 
     def attempts(self) -> int:
-        """The number of attempts that had hosts, as `peek`, `cost` and `ko status` count."""
+        """Return the number of attempts that had hosts, as `peek`, `cost` and `ko status` count them."""
         return self.peek().attempts
 
     def _newest(self) -> int:
@@ -374,21 +417,21 @@ class JobHandle(Generic[R]):
 
     @property
     def emulated(self) -> bool:
-        """True if ordinary processors stand in for its accelerator."""
+        """True if ordinary processors stand in for the accelerator."""
         return self._job.plan().stands_in
 
     @property
     def hosts(self) -> int:
-        """The number of hosts per attempt."""
+        """Number of hosts of each attempt."""
         return self._job.policy.hosts
 
     @property
     def crew(self) -> str:
-        """Its hosts in words: "4 hosts", or "1 host, 2 processes"."""
+        """Text that counts the hosts, such as "4 hosts" or "1 host, 2 processes"."""
         return self._job.policy.crew
 
     def zones(self) -> list[str]:
-        """The zones in which its attempts had hosts, in order; empty on this machine."""
+        """Return the zones in which attempts had hosts, in order; empty on this machine."""
         stays = usage.stays(self._job.store, self.job_id)
         return list(dict.fromkeys(stay.zone for stay in stays if stay.zone and stay.had_hosts))
 
@@ -403,12 +446,12 @@ class JobHandle(Generic[R]):
         return None if found is None else bytes(found.data)
 
     def picture_url(self) -> str:
-        """The URL of that picture; "" until there is one."""
+        """Return the address of the job report, or "" as long as there is none."""
         name = names.picture(self.job_id)
         return links.view(self._job.store.url, name) if self._job.store.find(name) is not None else ""
 
     def profile_dir(self) -> str:
-        """The log directory of the `profile=` trace for XProf (`xprof --logdir`); "" until there is one."""
+        """Return the folder with what `profile=` captured, for `xprof --logdir`, or "" as long as there is nothing."""
         plan, store = self._job.plan(), self._job.store
         for attempt in attempts.with_hosts(store, self.job_id, self._newest()) if plan.profile else ():
             hosts = self._hosts_there(attempt) if plan.profile.get("hosts") == EVERY_HOST else [0]
@@ -480,23 +523,24 @@ def _cause_of(handle: JobHandle[Any]) -> str:
 
 
 def submitted(job: Job, here: Settings) -> JobHandle[Any]:
-    """The handle of a job that this process has just launched; prints its identity and resolved topology."""
+    """Return the handle of a job that this process has just launched, and print where it runs."""
     verb = "runs" if job.written else "was submitted before, by the same key, and is"
     say(f"{job.job_id} {verb} {runs(job, here)}")
     return JobHandle(job)
 
 
 def runs(job: Job, here: Settings | None = None) -> str:
-    """Describe what runs, and where, for the first line about a job.
+    """Return the text of a job's first line: its name, its hardware, and where that is.
 
-    here: the settings that it was launched by; by default this process's own.
+    Args:
+        here: Settings that it was launched with; by default those of this process.
     """
     plan = job.plan()
     return f"{plan.name} on {plan.hardware}{remark(plan, here or settings.load(deployment=plan.deployment))}"
 
 
 def profile_of(job: Job) -> str:
-    """Return the location of a job's profile; "" if there is none, or if the store cannot be read."""
+    """Return the folder of a job's profile, or "" if there is none or the store does not answer."""
     try:
         return JobHandle[Any](job).profile_dir()
     except KineticError:  # it is worth no step
@@ -504,9 +548,14 @@ def profile_of(job: Job) -> str:
 
 
 def another(request: Request, job: Job) -> tuple[str, bool]:
-    """Describe how a job that was found again differs from this launch, and whether it has ended.
+    """Describe how a job found by its key differs from this request.
 
-    Without an answer of the store there are no differences: the job's follower reports that, after more retries.
+    Args:
+        request: The request.
+        job: The job that was found.
+
+    Returns:
+        The differences, or "" if there are none or the store does not answer; and True if the job has ended.
     """
     try:
         other = differences(request, job)
@@ -535,9 +584,9 @@ _told: set[Path] = set()
 
 
 def tell_of_requirements(request: Request, job: Job) -> None:
-    """Warn once, in a launch from a program, of a requirements file next to it that remote hosts do not use.
+    """Print once that a requirements file beside the program is not read, if hosts elsewhere do not get it.
 
-    An orchestrator's project has such a file for other reasons, so its steps and tasks do not warn.
+    Only for programs and notebooks: an orchestrator's project has such a file for other reasons.
     """
     plan = request.plan
     if request.spec.options.requirements is not None or not job.written or not plan.remote or plan.image:
@@ -554,7 +603,7 @@ def tell_of_requirements(request: Request, job: Job) -> None:
 
 
 def check_terminal(here: Settings) -> None:
-    """Refuse a blocking call that waits for a debugger if no user can attach one."""
+    """Raise UsageError if a blocking call waits for a debugger and has no terminal."""
     if here.no_tty_debug or (sys.stdin is not None and sys.stdin.isatty()):
         return
     raise UsageError(
@@ -564,10 +613,7 @@ def check_terminal(here: Settings) -> None:
 
 
 def run_to_end(job: Job, here: Settings) -> Any:
-    """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels it.
-
-    here: the settings that the job was launched by.
-    """
+    """Run a job to its end: print all hosts' lines, print the cost, return the value. Ctrl-C cancels the job."""
     handle: JobHandle[Any] = submitted(job, here)
     try:
         outcome = handle._watch(Printer(handle.hosts, _write, job_id=handle.job_id, changes=_write_error))
@@ -623,8 +669,14 @@ def _attached(job_id: str, store: str, deployment: str, spec_digest: str, ended:
 
 
 def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str | None) -> Job:
-    """Open a job. The digest of its spec, and its end as it was seen before, may be passed in instead of read from the
-    store."""
+    """Open a job of the given or the configured place.
+
+    Args:
+        job_id: The job.
+        spec_digest: Digest of its spec, if the caller knows it from elsewhere than the store.
+        ended: End that the caller has seen, if it has.
+        **place: Settings of the place.
+    """
     opened, backend, here = place_of(**place)
     return reopened(job_id, opened, {here.backend: backend}, here, spec_digest, ended)
 
@@ -632,8 +684,16 @@ def open_job(job_id: str, spec_digest: str = "", ended: str = "", **place: str |
 def reopened(
     job_id: str, store: Store, backends: dict[str, Backend], here: Settings, spec_digest: str = "", ended: str = ""
 ) -> Job:
-    """Open a job with its own backend, which may differ from that of new jobs here. All jobs of a kind share one
-    backend."""
+    """Open a job with the backend that it runs on. Jobs of one backend share an instance.
+
+    Args:
+        job_id: The job.
+        store: Its store.
+        backends: Open backends by name, to which the job's is added.
+        here: The settings.
+        spec_digest: Digest of its spec, if the caller knows it from elsewhere than the store.
+        ended: End that the caller has seen, if it has.
+    """
     job = read_job(job_id, store, backends[here.backend], trust.of(here), spec_digest, ended=ended)
     if job.runs_on not in backends:
         backends[job.runs_on] = open_backend(job.runs_on, here)
@@ -666,8 +726,11 @@ def list_jobs(
 
 
 def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[JobHandle[Any], Peek]]:
-    """Return all jobs that have not ended, each with its state, the newest first. The reason why a job cannot be read
-    is passed to `tell`.
+    """Return all jobs that have not ended, each with its snapshot, the newest first.
+
+    Args:
+        tell: Called with the reason for each job that is left out because its records cannot be read.
+        **place: Settings of the place.
     """
     opened, backend, here = place_of(**place)
     backends = {here.backend: backend}
@@ -702,8 +765,13 @@ def live_jobs(tell: Callable[[str], object], **place: str | None) -> list[tuple[
 def all_jobs(
     newest: int | None = None, after: str = "", within: float | None = None, **place: str | None
 ) -> list[JobHandle[Any]]:
-    """Return the jobs that the store still has, the newest first: at most `newest`; only those that follow the job
-    `after`; only those that were submitted `within` that many seconds.
+    """Return all jobs that the store still has, the newest first.
+
+    Args:
+        newest: Maximum number of jobs; None for all.
+        after: Only jobs that follow this one in the order.
+        within: Only jobs that were submitted within this many seconds.
+        **place: Settings of the place.
     """
     opened, backend, here = place_of(**place)
     written = {
@@ -747,7 +815,7 @@ def find_job(text: str, **place: str | None) -> JobHandle[Any]:
 
 
 class Unread:
-    """A job whose spec cannot be read: its state, and its end, from the names of its records alone."""
+    """A job whose spec cannot be read. It can still be cancelled, by its names alone."""
 
     def __init__(self, text: str, why: str, **place: str | None) -> None:
         self.job_id, self._store, self._backend, _ = _looked_up(text, **place)
@@ -759,7 +827,7 @@ class Unread:
         return actions.abandon(self._store, self._backend, self.job_id, f"{reason}: {self.why}", by, patience=patience)
 
     def attempts(self) -> list[tuple[int, str]]:
-        """The attempts, each with its verdict's reason, if it has one."""
+        """Return the attempts, each with the cause of its verdict or "not yet"."""
         told = []
         for number, when in attempts.times(self._store, self.job_id).items():
             record = self._store.read(name := names.verdict(self.job_id, number)) if when.ended else None
@@ -768,7 +836,7 @@ class Unread:
         return told
 
     def places(self) -> list[str]:
-        """The leftovers of the job, by their names."""
+        """Return the places that still hold something of the job, as text."""
         left = [place for place in self._backend.leftovers() if "unread" not in place and place["job"] == self.job_id]
         return [", ".join(filter(None, (str(it.get("zone", "")), str(it.get("name") or it.get("run"))))) for it in left]
 
@@ -848,7 +916,7 @@ def open_place(**arguments: str | None) -> tuple[Store, Backend]:
 
 
 def place_of(**arguments: str | None) -> tuple[Store, Backend, Settings]:
-    """Open the store and the backend that the settings name, and return the settings."""
+    """Return the store and the backend that the settings name, and the settings."""
     here = settings.load(None, **arguments)
     return open_store(here.store, here.deployment), open_backend(here.backend, here), here
 
@@ -862,7 +930,7 @@ def _write(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line about a job, separate from its output."""
+    """Print a line about a job to stderr."""
     _write_error(f"kinetic: {visible.text(text)}\n")
 
 

@@ -204,7 +204,16 @@ class Past(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The state of a placement as the backend reports it."""
+    """State of a placement as the backend reports it.
+
+    Attributes:
+        state: One of the states below, such as PRESENT.
+        message: Text for people.
+        cause: Cause of the end of hosts that are gone, where it is known.
+        charged: Time before which no host can have been charged for; 0 if unknown.
+        waits: Why hosts that exist cannot continue now.
+        hint: Where to look next if hosts are gone.
+    """
 
     state: str
     message: str = ""
@@ -226,7 +235,7 @@ UNKNOWN = "unknown"  # unknown at the moment: nothing follows from it
 
 
 class Freed(enum.Enum):
-    """The result of releasing a placement's hosts; true once nothing is left of them."""
+    """Result of releasing a placement; true once nothing is left of it."""
 
     DONE = "done"
     UNDER_WAY = "under way"  # need not be requested again
@@ -279,7 +288,15 @@ class Cursor(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a job."""
+    """The result of a job.
+
+    Attributes:
+        status: Its final status.
+        attempt: The attempt that decided it.
+        verdict: That attempt's verdict.
+        cause: Cause of a failure.
+        attempts: Number of attempts that had hosts.
+    """
 
     status: JobStatus
     attempt: int
@@ -289,7 +306,14 @@ class Outcome(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One try to run a job, from its records; times by the store's clock."""
+    """One attempt of a job, from its records; times by the store's clock.
+
+    Attributes:
+        number: Its number, from 1.
+        began: Start of its hosts, or None.
+        ended: Time of its verdict, or None.
+        verdict: Its verdict, or None.
+    """
 
     number: int
     began: float | None
@@ -298,7 +322,24 @@ class Attempt(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """A snapshot of a job from its records alone."""
+    """Snapshot of a job from its records alone.
+
+    Attributes:
+        status: Its status.
+        attempt: Its newest attempt.
+        phase: Phase of that attempt.
+        message: Next action of the next follower, or the reason for waiting.
+        done: Progress that host 0 reported.
+        total: Total of that progress; 0 if unknown.
+        unit: Unit of that progress.
+        outcome: Result, if the job has ended.
+        attempts: Number of attempts that had hosts.
+        zone: Zone of the newest attempt; "" on this machine.
+        resource: Name of its queued resource; "" on this machine.
+        said: State of its hosts as the backend reports it.
+        rate: Progress per second.
+        devices: Latest device sample of each host that sent one recently.
+    """
 
     status: JobStatus
     attempt: int
@@ -354,7 +395,7 @@ class Progress(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """The latest device sample of one host, from `host/devices/sampler.py`; not logged."""
+    """Latest device sample of one host, from `host/devices/sampler.py`. It is in no log."""
 
     host: int
     time: float

@@ -12,7 +12,18 @@ from kinetic_orchestration.plan.values import Freed, Intent, Observation, Past, 
 
 @dataclass(frozen=True)
 class Submission:
-    """An attempt whose hosts are to be created."""
+    """An attempt whose hosts are to be created.
+
+    Attributes:
+        plan: Everything that was decided about the job.
+        staged: Digests of the job's content in the store.
+        job_id: The job.
+        spec_digest: Digest of the job's spec, by which a host recognises the spec that it reads from the store.
+        intent: The attempt, with its number, its placement and its deadline.
+        secrets: Values by the names of their variables. They are never written to the store.
+        key: Key of this attempt, with which its hosts sign their result; "" if the job is not signed.
+        installer: Settings of the package installer for hosts of this machine. They may hold passwords.
+    """
 
     plan: Plan
     staged: Staged
@@ -58,16 +69,41 @@ class Backend(Protocol):
         """
 
     def prepare(self) -> None:
-        """Load in the background the modules that the first call needs. Makes no request."""
+        """Load in the background what the first request needs, such as a client library. Sends no request."""
 
     def emulates(self, slice_: Slice) -> bool:
-        """Return True if ordinary processors stand in for the slice's chips."""
+        """Return True if ordinary processors stand in for the slice's chips.
+
+        Args:
+            slice_: The requested slice.
+        """
 
     def dry_run(self, plan: Plan) -> str:
-        """Return the request of the first attempt as text for users; "" if the backend makes no request."""
+        """Return the request of the first attempt as text for people, or "" if the backend asks no API.
+
+        Args:
+            plan: The plan that `ko plan` prints.
+        """
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
-        """Choose the placement of this attempt: JSON with a deterministic name. Creates nothing. Raises NoPlace."""
+        """Choose a placement for an attempt. Creates nothing.
+
+        Its name is deterministic, so that a client that repeats an attempt finds the hosts that another one created.
+
+        Args:
+            plan: The job's plan.
+            job_id: The job.
+            attempt: Number of the attempt, from 1.
+            previous: Placement and end of the attempt before, or None for the first one.
+
+        Returns:
+            The placement as a JSON object, with the key `backend`. Remote backends also have `zone`, `name` and `wait`,
+                the seconds to wait
+            before `submit`.
+
+        Raises:
+            NoPlace: No place is left in which the hosts could be created.
+        """
 
     def submit(self, asked: Submission) -> str:
         """Create the hosts of a placement unless they exist.
@@ -85,10 +121,24 @@ class Backend(Protocol):
         """
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        """Return the current state of many placements, in their order."""
+        """Return the current state of many placements.
+
+        Args:
+            placements: Placements of any jobs of this deployment.
+
+        Returns:
+            One observation for each, in the same order. A failed request gives UNKNOWN, from which nothing follows.
+        """
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        """Return True if this process's own settings name the place, by its project and zone, regardless of records."""
+        """Return True if this process's own settings name the place: its project, and a zone that exists.
+
+        Placements come from the store. This check keeps a client from sending requests to places that only a forged
+        record names.
+
+        Args:
+            placement: A placement that was read from the store.
+        """
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Notify the hosts of a placement that the job's cancel record was written. Hosts also find it without this
@@ -99,12 +149,14 @@ class Backend(Protocol):
         """
 
     def leftovers(self) -> Iterable[dict[str, Any]]:
-        """Every placement of this deployment that can be found, for the reaper.
+        """Return every placement of this deployment that can be found, for the reaper.
 
-        Each has its `job` and `attempt`, and its `age`, or the time at which it was `created` by a clock that agrees
-        with the store's. One that costs money also has the time at which it `expires` and its `state` in the backend's
-        own words, DELETING once its deletion has begun. A `zone` that could not be read is an entry, too, with the
-        reason in `unread`.
+        Returns:
+            Placements, each with its `job`, its `attempt`, and its `age` in seconds or the time at which it was
+                `created` by the store's
+            clock. One that costs money also has `expires` (its deadline) and `state` in the backend's own words,
+                DELETING once deletion has
+            begun. A `zone` that could not be read is an entry as well, with the reason in `unread`.
         """
 
     def secrets(self) -> Iterable[tuple[str, str]]:

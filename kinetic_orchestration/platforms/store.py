@@ -34,7 +34,15 @@ class Store(Protocol):
     """Objects may grow. If False, an object that was read once changes only by a new generation."""
 
     def create(self, name: str, data: bytes) -> int | None:
-        """Write `name` if it is absent; its generation, or None if another writer was first."""
+        """Write an object if its name is free.
+
+        Args:
+            name: The object's name.
+            data: Its content.
+
+        Returns:
+            Its generation, or None if the name is taken.
+        """
 
     def swap(self, name: str, data: bytes, generation: int) -> int | None:
         """Replace an object if its generation is unchanged.
@@ -49,7 +57,15 @@ class Store(Protocol):
         """
 
     def put(self, name: str, data: bytes) -> int:
-        """Write `name` regardless of its current state. For heartbeats, of which only the newest matters."""
+        """Write an object unconditionally. For beats, of which only the newest matters.
+
+        Args:
+            name: The object's name.
+            data: Its content.
+
+        Returns:
+            Its generation.
+        """
 
     def signal(self, name: str, data: bytes) -> int:
         """Write an object of a few hundred bytes whose content is returned with a listing (`signals`), without a
@@ -84,19 +100,32 @@ class Store(Protocol):
         """
 
     def read_all(self, names: Sequence[str]) -> list[Record | None]:
-        """Read several objects like `read`, concurrently if a read is a request."""
+        """Read several objects, concurrently where a read is a request.
+
+        Args:
+            names: The objects' names.
+
+        Returns:
+            The result of `read` for each, in the same order.
+        """
 
     def find(self, name: str) -> Entry | None:
         """Return the listing entry of one object, or None if it does not exist."""
 
     def renew(self, name: str) -> bool:
-        """Reset an object's age as if it were written now, regardless of its size: its bytes are not sent.
+        """Reset the age of an object to zero, without transferring its content.
 
-        False if it does not exist. Only for objects named by their content, for which every write is the same.
+        Only for objects that are named by their content, which every writer writes alike.
+
+        Args:
+            name: The object's name.
+
+        Returns:
+            False if it does not exist.
         """
 
     def written_at(self, generation: int) -> float:
-        """Return the write time of the object whose write has just given this generation."""
+        """Return the time at which the object was written whose write returned this generation."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """Return the entries of all objects whose names begin with `prefix`, ordered by name."""
@@ -112,12 +141,25 @@ class Store(Protocol):
         """
 
     def sweep(self, older_than: float = 86400.0) -> int:
-        """Delete the leftovers of uploads that were killed that many seconds ago; the number of objects."""
+        """Delete the remains of uploads that were interrupted.
+
+        Args:
+            older_than: Seconds since their last write.
+
+        Returns:
+            The number of objects deleted.
+        """
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        """Create `name` from a file; False if another writer was first.
+        """Create an object from a file.
 
-        With `move` the file may be taken instead of copied, and is gone afterwards in both cases.
+        Args:
+            name: The object's name.
+            path: The file.
+            move: The file may be moved instead of copied, and no longer exists afterwards, whatever is returned.
+
+        Returns:
+            False if the name is taken.
         """
 
     def download(self, name: str, path: str, *, most: int | None = None) -> None:
@@ -134,17 +176,28 @@ class Store(Protocol):
         """
 
     def local_path(self, name: str) -> str | None:
-        """Return the path of the object's file if it can be read without a download."""
+        """Return the path of the object's file if it can be read without a download, else None."""
 
     def bell(self) -> Bell | None:
         """Return what hears every ring of this store at nearly no cost; None if changes are found by listing alone."""
 
     def ring(self, text: str) -> object:
-        """Wake the followers of `text`, a job or a group, if this store can: a hint without guarantee."""
+        """Notify the followers of a job or a batch, if the store can. A hint: followers also poll.
+
+        Args:
+            text: Id of the job or of the batch.
+        """
 
     def hint(self, name: str, data: bytes) -> bool:
-        """Send a signal in one short try, for a message that is repeated anyway. False if it was not sent: it never
-        raises."""
+        """Write a signal in one short attempt, for content that is written again soon. Raises nothing.
+
+        Args:
+            name: The object's name.
+            data: Its content.
+
+        Returns:
+            False if it was not written.
+        """
 
     def now(self) -> float:
         """Return the time by the store's clock, by which all ages are measured."""

@@ -23,7 +23,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """The host on which this code runs. Off a host: one host of one, a temporary output folder, no records."""
+    """The host on which this code runs. Outside a job: one host of one, temporary folders, and nothing is recorded.
+
+    Attributes:
+        job_id: Id of the job; "" outside a job.
+        attempt: Number of the attempt, from 1; attempts that never had hosts are not counted.
+        host_index: Index of this host in the slice.
+        host_count: Number of hosts in the slice.
+        output_dir: Folder that is kept after the job, the same for all attempts and hosts.
+        checkpoint_dir: Folder that is the same for all attempts, and for the next job of the same `key` after a
+            failure.
+        partition_key: The partition of the asset or task, or the option of this name.
+    """
 
     job_id: str = ""
     attempt: int = 1
@@ -38,8 +49,7 @@ class HostContext:
     _store: str = ""
 
     def fence(self) -> int:
-        """Return this attempt's fencing token, by which a system outside of the job can refuse requests with a smaller
-        one. It counts zones without capacity, too, as `attempt` does not.
+        """Return the token of this attempt, after checking that the attempt is the newest.
 
         Send it along with writes outside the job, to a service that refuses smaller tokens. It grows from attempt to
         attempt, and also counts zones without capacity, which `attempt` does not.
@@ -53,11 +63,23 @@ class HostContext:
         return self._fence
 
     def log_metrics(self, step: int | None = None, **values: float) -> None:
-        """Report numbers of a step: live in the orchestrator, stored with the log."""
+        """Report metrics. The orchestrator shows them live, and they are stored with the log.
+
+        Args:
+            step: Step that they belong to, if any.
+            **values: Numbers by name.
+        """
         self._record("m", {"step": step, "values": {name: float(value) for name, value in values.items()}})
 
     def progress(self, done: float, total: float = 0, unit: str = "", *, rate: float = 0) -> None:
-        """Report the progress of the work, and its rate per second; also resets the stall timer."""
+        """Report progress. Also resets the stall timer.
+
+        Args:
+            done: Amount of work done.
+            total: Amount of all work; 0 if unknown.
+            unit: Unit of both.
+            rate: Work done per second; 0 if unknown.
+        """
         told = {"done": float(done), "total": float(total), "unit": unit}
         self._record("p", {**told, "rate": float(rate)} if rate else told)
         if TRACE in os.environ and self._events:
@@ -67,8 +89,17 @@ class HostContext:
                 asked.progressed(done)
 
     def checkpoint_path(self, name: str = "files") -> str:
-        """A local folder for a trainer that writes its own checkpoints as files. With a bucket it is mirrored to
-        `<checkpoint_dir>/<name>`, and holds the files that earlier attempts left there."""
+        """Return a local folder for a trainer that writes checkpoints of its own as files.
+
+        In a bucket the folder is mirrored into `<checkpoint_dir>/<name>`, and contains what earlier attempts left
+        there.
+
+        Args:
+            name: Name of the folder.
+
+        Raises:
+            CheckpointError: The name cannot be a folder's, or the folder cannot be filled.
+        """
         from kinetic_orchestration.program.checkpoints.mirror import folder_of
 
         return folder_of(self, name)

@@ -26,14 +26,7 @@ from kinetic_orchestration.program.loop import Choice, Training
 class KineticCallback:
     """Metrics, progress and checkpoints of a Keras `fit`, which resumes after the loss of its hosts.
 
-    `every`: steps (a number), time ("90s", "5m") or "epoch" between checkpoints; None for only those at the end and at
-    a preemption. `keep`: how many of them. `log_every`: metrics are reported every that many steps, or once a second,
-    and at each epoch's end. `on_nan` and `on_full_disk`: "warn" continues, "stop" raises. `reshard`: restore on another
-    number of hosts or devices too. `stream`: the data continue from epoch to epoch (a generator, with
-    `steps_per_epoch`) and do not start again in each: all data that were trained on are skipped. `name`: of this fit;
-    the n-th fit without one finds the checkpoints of the n-th one. `samples`, `tokens`: how many one step takes on all
-    hosts, for samples/s and tokens/s in addition to steps/s; on one host the samples are known if the data of `fit`
-    have a batch size.
+        model.fit(data, epochs=3, callbacks=[kinetic.KineticCallback(every="5m")])
 
     An instance is a `keras.callbacks.Callback`; Keras is imported when the first one is made.
 

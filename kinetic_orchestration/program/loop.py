@@ -1,7 +1,7 @@
-"""`Training`: the three calls of a loop that resumes where it was: `restore`, `step`, `finish`.
+"""`Training`: a loop that resumes where it was, by three calls: `restore`, `step`, `finish`.
 
-It decides when a checkpoint is due, reports to the orchestrator, and ends a training that has to. The hosts of a slice
-make the same calls with the same steps; they first agree on anything that depends on a clock or on a signal.
+Decides when a checkpoint is due, reports to the orchestrator, and ends a training that has to end. All hosts of a slice
+make the same calls with the same steps; they agree first on everything that depends on a clock or a signal.
 """
 
 from __future__ import annotations
@@ -47,9 +47,14 @@ _finished: dict[str, int] = {}  # and of each name, how many are at their end
 
 
 class TrainingEnded(SystemExit):
-    """This training was asked to end before its last step, and has ended: no code after it should run.
+    """The training was asked to end before its last step, and has ended. Nothing after it should run.
 
-    As a SystemExit it passes every `except Exception`, and ends the program unless it is caught.
+    It is a SystemExit: `except Exception` does not catch it, and uncaught it ends the program.
+
+    Attributes:
+        cause: Why it had to end.
+        step: The last step that was done.
+        saved: True if that step has a checkpoint.
     """
 
     def __init__(self, cause: str, step: int, saved: bool) -> None:
@@ -75,12 +80,25 @@ class Training:
             training.step(number + 1, state, loss=loss)
         training.finish(state)
 
-    `every`: steps (a number) or time ("90s", "5m") between checkpoints; None for only those at the end and at a
-    preemption. `keep`: how many of them. `total`: the number of steps, for the progress. `log_every`: metrics are
-    reported every that many steps, or once a second. `on_nan` and `on_full_disk`: "warn" continues, "stop" raises.
-    `reshard`: restore on another number of hosts or devices too. `name`: of this training, if the program has
-    several; the n-th one without a name finds the n-th one's checkpoints. `hosts`: how many take part, from host 0 on.
-    `samples`, `tokens`: how many one step takes on all hosts together, for samples/s and tokens/s next to steps/s.
+    Args:
+        every: Steps (a number) or time ("90s", "5m") between checkpoints. None: only at the end and at a preemption.
+        keep: Number of checkpoints to keep.
+        total: Number of steps, for the progress; 0 if unknown.
+        unit: Unit of the progress.
+        log_every: Steps between reports of metrics. None: once a second.
+        on_nan: "warn" reports a metric that is not finite, "stop" raises FloatingPointError.
+        on_full_disk: "warn" reports a checkpoint that could not be written, "stop" raises CheckpointError.
+        reshard: Restore checkpoints of another number of hosts or devices as well.
+        name: Name of this training. The n-th training of a program without one finds the checkpoints of the n-th.
+        hosts: Number of hosts that take part, from host 0 on. None: all.
+        samples: Samples in one step on all hosts together, for samples/s.
+        tokens: Tokens in one step on all hosts together, for tokens/s.
+
+    Attributes:
+        restored: Further content of the checkpoint that was restored, or None.
+
+    Raises:
+        UsageError: An option is invalid.
     """
 
     def __init__(
@@ -157,8 +175,16 @@ class Training:
     def restore(self, state: S) -> tuple[S, int]:
         """Restore the newest complete checkpoint.
 
-        The given state shows the structure, the shapes and the sharding. Objects with a state of their own (a torch
-        module or optimizer, an iterator of Grain, a random generator) are restored in place.
+        Args:
+            state: Shows the structure, the shapes and the placement of arrays. Objects with a state of their own (a
+                torch module or optimizer, an iterator of Grain, a random generator) are restored in place.
+
+        Returns:
+            The state and the number of steps done; without a checkpoint the given state and 0.
+
+        Raises:
+            CheckpointDiffers: The checkpoint is of another model or topology.
+            TypeError: A part of the state cannot be stored.
         """
         began = time.monotonic()
         trees.described(state)  # what cannot be kept is refused now, and not when the first checkpoint is due
@@ -184,15 +210,28 @@ class Training:
         return restored, self._done
 
     def step(self, done: int, state: Any, /, **metrics: Any) -> None:
-        """Report the number of steps done, and the state after them, or a function that returns it.
+        """Report that `done` steps are done, and write a checkpoint if one is due.
 
-        Metrics may be arrays that are still being computed: they are read later, and not at every step.
+        Args:
+            done: Number of steps done.
+            state: State after them, or a function that returns it.
+            **metrics: Numbers. Arrays that are still being computed are read later, and not at every step.
+
+        Raises:
+            TrainingEnded: The training was asked to end, and has ended after this step.
+            CheckpointError: A checkpoint could not be written, and `on_full_disk` is "stop".
+            FloatingPointError: A metric is not finite, and `on_nan` is "stop".
         """
         self.advance(done, state, metrics, {})
 
     def finish(self, state: Any = None, done: int | None = None, more: Mapping[str, Any] = NOTHING) -> None:
-        """End the training: write its state, if it is given and was not written already, and stop listening for
-        notices."""
+        """End the training, and write a checkpoint of its state unless there is one.
+
+        Args:
+            state: State after the last step. None writes nothing.
+            done: Number of steps done; by default that of the last call.
+            more: Further content for the checkpoint.
+        """
         self._open()
         try:
             self._done = self._done if done is None else done
@@ -212,7 +251,7 @@ class Training:
     # ---- between the steps -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop listening for notices. `finish` does it; without it, the end of a `with` block."""
+        """End the training without a checkpoint. `finish` calls it, and so does the end of a `with` block."""
         if self._profiler is not None:
             self._profiler.ended()
         try:
@@ -272,7 +311,7 @@ class Training:
     def advance(
         self, done: int, state: Any, metrics: Mapping[str, Any], more: Mapping[str, Any], *, due: bool = False
     ) -> None:
-        """`step`, for callers that store more than the state, or know that a checkpoint is due."""
+        """Like `step`, for a caller that stores more beside the state or knows that a checkpoint is due."""
         self._open()
         if self._profiler is not None:
             self._profiler.reached(done)
@@ -295,8 +334,10 @@ class Training:
             self._save(done, state, more, beside=True)
 
     def between(self, done: int, state: Any, more: Callable[[], Mapping[str, Any]]) -> None:
-        """Report the steps done while other work precedes the next one: end here if that was requested. With several
-        hosts none may, since others may wait for it within that work."""
+        """End the training here if it was asked to end and something else comes before the next step.
+
+        Does nothing on several hosts, since others may wait for this one within what comes.
+        """
         if self._listener is None or self._hosts > 1:
             return
         with self._lock:
@@ -464,7 +505,7 @@ class Training:
         self._spent.leave_out(seconds, stall=stall)
 
     def passed_over(self, seconds: float) -> None:
-        """Add the time in which a restoration skipped data that were trained on before to that of the restoration."""
+        """Count time as restoration: data that were trained on before are taken from their iterator."""
         self._spent.passed_over(seconds)
 
     def _tell_spent(self) -> None:
@@ -485,7 +526,7 @@ class Training:
         self._host.progress(done, self._total if total is None else total, unit or self._unit, rate=rate)
 
     def report(self, done: int, metrics: Mapping[str, Any], speed: Mapping[str, float] = NOTHING) -> None:
-        """Report metrics immediately: to the orchestrator from host 0, and check them on every host."""
+        """Report metrics at once from host 0, and check them on every host."""
         told = _numbers(metrics)
         if self._host.host_index == 0 and (told or speed):
             self._host.log_metrics(step=done, **{**told, **speed})
@@ -509,7 +550,7 @@ class Training:
             self.say(f"{what}. The training goes on; on_nan='stop' would end it")
 
     def say(self, text: str) -> None:
-        """Write a line to the log, in one write."""
+        """Write a line to the log, in one call."""
         sys.stderr.write(f"{self._name}: {text}\n")
         sys.stderr.flush()
 

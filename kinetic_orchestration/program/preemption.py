@@ -24,7 +24,7 @@ SAVES = (wire.PREEMPTION, wire.DEADLINE, wire.STALL)  # another attempt may resu
 
 
 class Notice(NamedTuple):
-    """The reason to end, and the seconds that are left."""
+    """Request to end: the cause, and the seconds that are left."""
 
     cause: str
     grace: float
@@ -35,7 +35,7 @@ class Notice(NamedTuple):
 
     @property
     def together(self) -> bool:
-        """True if all hosts are alive and got the notice: one that failed cannot agree to anything."""
+        """True if all hosts are alive and received the request: one that failed can agree to nothing."""
         return self.saves or self.cause == wire.CANCELLED
 
 
@@ -44,8 +44,12 @@ UNEXPLAINED = Notice(wire.PREEMPTION, GRACE[wire.PREEMPTION])
 
 
 class Listener:
-    """Calls the result of `heard`, once and on a thread of its own, when this program is asked to end. `heard` returns
-    None once its owner is gone."""
+    """Calls a function once, on a thread of its own, when this program is asked to end.
+
+    Args:
+        path: File in which the agent writes the request.
+        heard: Returns the function, or None once its owner is gone.
+    """
 
     def __init__(self, path: str, heard: Callable[[], Callable[[Notice], None] | None]) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""`read_checkpoint`: a training's checkpoint for other tools: evaluation, export, a model in another format.
+"""`read_checkpoint`: reads the checkpoints of a training for other tools, such as evaluation and export.
 
-Takes part in no training: it writes nothing, needs no agreement, and reads the parts of any number of hosts.
+Takes no part in a training: it writes nothing, waits for no host, and reads what any number of hosts wrote.
 """
 
 from __future__ import annotations

@@ -14,7 +14,12 @@ class Speed:
     """Steps per second, and samples or tokens per second where their number in a step is known."""
 
     def __init__(self, samples: int = 0, tokens: int = 0) -> None:
-        """`samples` and `tokens`: the number in one step, on all hosts together; 0 if unknown."""
+        """Start counting.
+
+        Args:
+            samples: Samples in one step on all hosts together; 0 if unknown.
+            tokens: Tokens in one step on all hosts together; 0 if unknown.
+        """
         self.samples = samples
         self.tokens = tokens
         self.rate = 0.0  # steps a second, as reported last
@@ -34,7 +39,7 @@ class Speed:
         self._out += seconds
 
     def told(self, done: int, now: float) -> dict[str, float]:
-        """The rates since the last report, by the names of metrics."""
+        """Return the metrics of the time since the last report, by name."""
         if self._since is None or done <= self._from or (lasted := now - self._since - self._out) < LEAST:
             return {}
         self.rate = (done - self._from) / lasted
@@ -47,9 +52,11 @@ class Speed:
 
 
 class Spent:
-    """The time of a training in one program by its uses, in seconds: a restoration, with the time to skip to its
-    position in the data, the first step, in which programs are compiled, the steps after it, and the waits for
-    checkpoints."""
+    """Seconds of a training in one program by what they were spent on.
+
+    These are the restoration, with the way to the position in the data; the first step, in which programs are compiled;
+    the steps after it; and the waits for checkpoints.
+    """
 
     def __init__(self) -> None:
         self.told = False  # reported in its current state
@@ -82,7 +89,7 @@ class Spent:
             self._stall, self.told = self._stall + seconds, False
 
     def passed_over(self, seconds: float) -> None:
-        """Add the time of skipping data that were trained on before to the restoration."""
+        """Count time as restoration: data that were trained on before are taken from their iterator."""
         self._restore += seconds
         if self._since is not None:
             self._since += seconds

@@ -1,7 +1,6 @@
 """`Data`: a file or folder that a job reads. On the host it is a plain path.
 
-An object that holds a `Data` on the client holds a plain path on the host. Responsible for the user's declaration and
-for refusing missing paths; packaging sends the content.
+This module refuses what does not exist; packaging decides how the content is transferred.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Data:
 
     @property
     def is_dir(self) -> bool:
-        """True for a folder. In Cloud Storage a folder's path ends with a slash, as in Keras Kinetic."""
+        """True for a folder. In Cloud Storage that is an address with a slash at its end, as in Keras Kinetic."""
         if self.is_gcs:
             return self._raw.endswith("/")
         return self.is_hf or Path(self._path).is_dir()

@@ -275,12 +275,12 @@ GROUPS = (
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Every name with its equivalent."""
+    """Return all names of Keras Kinetic with their counterparts."""
     return {row.name: row for group in GROUPS for row in group.rows()}
 
 
 def row_of(name: str) -> Row | None:
-    """Its own entry, or that of the absent function or method that it is a parameter of."""
+    """Return the entry of a name, or of the absent function or method whose parameter it is."""
     rows = table()
     if name in rows:
         return rows[name]
@@ -289,7 +289,13 @@ def row_of(name: str) -> Row | None:
 
 
 def without(owner: str, name: str, said: str) -> str:
-    """`said`, the text of an AttributeError, with the equivalent of the name if it is one of Keras Kinetic's."""
+    """Return the text of an AttributeError, extended by the counterpart if the name is one of Keras Kinetic's.
+
+    Args:
+        owner: The object's name.
+        name: The attribute.
+        said: The text.
+    """
     row = next((found for text in (name, f"{name}()") if (found := row_of(f"{owner}.{text}"))), None)
     return f"{said}: {_plain(row.why)}" if row is not None and row.verdict != SAME and row.why else said
 
@@ -311,8 +317,7 @@ def unread_profiles(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def command_here(words: Sequence[str]) -> str:
-    """Describe the equivalent of Keras Kinetic's command; "" for a command that is not its own, or has the same name
-    here."""
+    """Return the counterpart of a command of Keras Kinetic; "" for another command, or for one of the same name."""
     rows = table()
     for count in (2, 1):
         command = " ".join(words[:count])

@@ -1,4 +1,4 @@
-"""Limits and retries: the user's bounds of a job. Separate from `values`, so that a declaration loads little."""
+"""Limits of a job and its retries. In a module of their own, so that a declaration imports little."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Number of failures of each kind that a job survives."""
+    """Number of failures of each kind that a job survives.
+
+    Attributes:
+        user: Failures of the job's own code.
+        preemption: Preemptions of its hosts.
+        infra: Failures of its hosts, and of the environment in which it runs.
+    """
 
     user: int = 0
     preemption: int = 100

@@ -1,7 +1,6 @@
-"""`profile=`: the steps of a training, or the part of its time, that its hosts trace for XProf.
+"""`profile=`: the part of a training that its hosts trace for XProf.
 
-Pure: it converts the user's value to the hosts' parameters. `host/process/frameworks/profiler.py` begins and ends a
-trace.
+Pure: turns the option into instructions for hosts. `host/process/frameworks/profiler.py` follows them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,14 @@ class Profile:
 
 
 def asked(value: Any) -> Profile | None:
-    """Parse the value of `profile=`. An empty template renders to one of the two texts for None."""
+    """Return the value of `profile=` as a Profile, or None. A template that renders nothing gives "" or "None".
+
+    Args:
+        value: A Profile, a number of steps, or a text with a unit.
+
+    Raises:
+        UsageError: The value cannot be used.
+    """
     if value is None or value in ("", "None"):
         return None
     if isinstance(value, Profile):
@@ -87,7 +93,7 @@ def _checked(profile: Profile) -> Profile:
 
 
 def told(value: Any) -> dict[str, Any]:
-    """The hosts' parameters; empty if no trace is requested."""
+    """Return the instructions for hosts, or an empty dictionary."""
     profile = asked(value)
     if profile is None:
         return {}
@@ -102,7 +108,7 @@ def told(value: Any) -> dict[str, Any]:
 
 
 def describe(asked_for: dict[str, Any]) -> str:
-    """The hosts' parameters in words, for users."""
+    """Return the instructions for hosts as text."""
     if not asked_for:
         return ""
     what = f"{asked_for['steps']} steps" if asked_for["steps"] else duration(asked_for["seconds"])

@@ -43,22 +43,22 @@ _TOLD_NAME = re.compile(
 
 
 def told_by_name(name: str) -> bool:
-    """Return True for a variable, a field or a parameter whose name promises a secret: DB_PASSWORD, apiKey,
-    SENTRY_DSN."""
+    """Return True if the name of a variable, field or parameter promises a secret: DB_PASSWORD, apiKey, SENTRY_DSN."""
     plain = _plain(name)
     return bool(_SECRET_NAME.search(plain)) and not (_PUBLIC_NAME.search(plain) and "PRIVATE" not in plain)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True for a variable that must not be sent in the open, by its name or by its value."""
+    """Return True if a variable has to be kept secret, by its name or by its value."""
     if told_by_name(name) and not _is_harmless(_plain(name), value):
         return True
     return bool(told_by_value(value, name))
 
 
 def is_secret_argument(name: str, value: str) -> bool:
-    """The same for an argument, whose name is less conclusive: `key` and `token` have other meanings in a training
-    program."""
+    """Return True if an argument looks like a secret. Its name says less: `key` and `token` mean much else in a
+    training program.
+    """
     if _STRONG_NAME.search(_plain(name)) and len(value) >= 8 and not re.search(r"\s", value):
         return not _is_harmless(_plain(name), value) and not _PLACE.match(value)
     return bool(told_by_value(value, name))
@@ -139,7 +139,7 @@ RANDOM: Final = 3.5  # bits a letter, from which on a piece is no word
 
 
 def told_by_value(value: str, name: str = "") -> str:
-    """The kind of secret in a text, for users, or ""."""
+    """Return the kind of secret that a text contains, or ""."""
     value = value[:LONGEST].strip()
     if len(value) < 8:
         return ""
@@ -276,7 +276,13 @@ _NAME_OF_ONE = re.compile(r"(existing|from)?_?secret_?(name|ref)?", re.I)
 
 
 def is_key_file(path: str, head: bytes, *, whole: bool) -> bool:
-    """Return True if a file of a project looks like a key. `head`: its first bytes, and whether these are all."""
+    """Return True if a file of a project looks like a key.
+
+    Args:
+        path: Path of the file.
+        head: Its first bytes.
+        whole: True if these are all.
+    """
     suffix = path[path.rfind(".") + 1 :]
     if suffix in _PROSE:  # most files
         return False

@@ -48,7 +48,7 @@ _GONE: Mapping[str, str] = {
 
 
 def refuse_gone(whose: str, given: _Named) -> _Named:
-    """Return the given options; refuse the name of a removed one, with its replacement.
+    """Return the given names, unless one is an option that was removed.
 
     Args:
         whose: Name of the object that had the option.
@@ -65,8 +65,24 @@ def refuse_gone(whose: str, given: _Named) -> _Named:
 
 @dataclass(frozen=True, slots=True)
 class TpuVm:
-    """Options specific to Cloud TPU VMs. `accelerator_type` is Cloud TPU's own name, which counts cores for v2
-    to v5p."""
+    """Options that only Cloud TPU has.
+
+    Attributes:
+        zones: Zones to try, in order; by default all that have the slice.
+        num_slices: Number of slices that are requested together and joined (multislice).
+        accelerator_type: Cloud TPU's own name of the slice, such as `v5p-8`, in place of `accelerator`. It counts cores
+            for v2 to v5p.
+        reservation: Reservation to take the slice from, by name or whole path.
+        network: Network of the hosts.
+        subnetwork: Subnetwork of the hosts.
+        external_ips: False creates hosts without public addresses.
+        secure_boot: Create shielded hosts with secure boot.
+        runtime_version: Image of the hosts; by default the one for the generation.
+        service_account: Account of the hosts.
+        tags: Network tags, for firewall rules.
+        labels: Further labels of everything that is created, for the billing export.
+        quota_project: Project that API requests are counted against.
+    """
 
     zones: Sequence[str] = ()
     num_slices: int = 1
@@ -90,7 +106,7 @@ class TpuVm:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `run`. The first group is Keras Kinetic's, name by name; ours are given by name alone."""
+    """The options of `run`. The first group has the names of Keras Kinetic."""
 
     accelerator: str = DEFAULT_ACCELERATOR
     container_image: str | None = None
@@ -148,7 +164,11 @@ OPTION_NAMES = frozenset(entry.name for entry in fields(Options))
 
 
 def check_options(options: Options) -> Options:
-    """Check everything about the options that does not depend on the backend."""
+    """Return the options if they are valid on every backend.
+
+    Raises:
+        UsageError: An option is invalid, or two exclude each other.
+    """
     if callable(options.accelerator):
         raise UsageError("run got a function where its accelerator belongs: write @kinetic.run() with parentheses")
     if not isinstance(options.accelerator, str):
@@ -299,8 +319,9 @@ def slice_of(options: Options) -> accelerators.Slice:
 
 
 def not_on_cloud(slice_: accelerators.Slice) -> str:
-    """Return the reason why the cloud backend cannot have a slice, and the alternative; "" if it can. All refusals use
-    it: `plan`, a launch, an orchestrator's task.
+    """Return why the cloud backend cannot have a slice and what works instead, or "" if it can.
+
+    The same sentence for `plan`, a launch and an orchestrator's task.
     """
     if slice_.kind != "tpu":
         gpus = "GPU" if slice_.chips == 1 else "GPUs"
@@ -409,7 +430,7 @@ def _inside_kinetic(function: Any) -> Callable[..., Any] | None:
 
 
 def check_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check call arguments against the signature, as Python does, before anything is sent."""
+    """Raise TypeError if the function cannot be called with these arguments."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # what a wrapper takes is what counts
     except (TypeError, ValueError):
