@@ -20,7 +20,8 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 
 class Bucket(LocalStore):
-    remote = metered = True
+    trusted, metered = False, True
+    remote = True  # as a host asks it
     parallel = REQUESTS
     can_append = False
 
@@ -30,6 +31,7 @@ class Bucket(LocalStore):
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make stores in folders appear as buckets to this process."""
+    assert not Bucket.trusted, "else the tests of trust check nothing"
 
     def open_bucket(address: str, deployment: str) -> Bucket:
         return Bucket(open_local(address, deployment).root, deployment)

@@ -28,6 +28,9 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.values import Change, Cursor, Event, JobStatus
 from kinetic_orchestration.platforms import registry
+from kinetic_orchestration.platforms.google.storage.store import GcsStore
+from kinetic_orchestration.platforms.local.store import LocalStore
+from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
@@ -455,3 +458,14 @@ def test_a_folder_of_this_machine_is_trusted(home: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(registry.STORES, "", registry._folder)
     job = kinetic.run(accelerator="cpu")(pickled).run_async()
     assert job.result(timeout=60) == pickled() and not (home / "trust").exists()
+
+
+def test_only_a_folder_of_this_machine_counts_without_proof() -> None:
+    assert not hasattr(Store, "trusted"), "each store has to say it"
+    assert LocalStore.trusted is True
+    assert not any(store.trusted for store in (GcsStore, bucket.Bucket))
+    folder, bucket_ = LocalStore("/folder", "test"), bucket.Bucket("/bucket", "test")
+    believed = trust.Trust(signing_key=KEY)
+    assert believed.checks and believed.at(bucket_) is believed
+    assert not believed.at(folder).checks and not believed.at(folder).key_id
+    assert believed.at(folder).at(bucket_) == believed, "what is not checked in a folder is checked in a bucket"

@@ -49,7 +49,7 @@ class Job:
         record = self.store.read(names.spec(self.job_id))
         if record is None:
             raise JobNotFound(missing(self.job_id, self.store))
-        if self.store.remote and digest.of_bytes(record.data) != self.spec_digest:
+        if self.trust.checks and digest.of_bytes(record.data) != self.spec_digest:
             raise Corrupt(f"{names.spec(self.job_id)} in {self.store.url} was changed while the job was followed")
         return spec_of(record.data, self.job_id)
 
@@ -71,7 +71,7 @@ def open_job(
     """`spec_digest`: that of the job's spec, if it is known by another way than the store, as what it has `ended` in;
     `written`: the spec, if it was written here just now.
     """
-    record = written
+    record, trust = written, trust.at(store)
     if record is None and isinstance(job_id, str) and job_id.replace("-", "").isalnum():
         record = store.read(names.spec(job_id))
     if record is None:
@@ -84,7 +84,7 @@ def open_job(
     kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
     runs_on = sys.intern(plan.backend)
     data = b"" if written is None else written.data
-    signed = sys.intern(spec.get("signed", "")) if store.remote else ""
+    signed = sys.intern(spec.get("signed", "")) if trust.checks else ""
     job = Job(
         sys.intern(job_id), store, backend, policy, found, trust, doubt, kept, runs_on, within(plan), data, signed,
         ended, plan.affordable > 0,

@@ -187,7 +187,7 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
     """The job that this identity means now, and whether it has yet to be admitted: the live or finished one, or the
     next generation of a failed one. An identity that nobody has asked for before has no job that could be there.
     """
-    name = names.identity(identity.key)
+    name, believed = names.identity(identity.key), believed.at(store)
     first = wire.encode({"generation": 1, "identity": astuple(identity)})
     if store.create(name, first) is not None:
         return job_id(identity, 1), True
@@ -239,7 +239,7 @@ def _refuse_after_success(store: Store, backend: Backend, believed: Trust, ident
     """Before a generation begins: neither it nor one before it was seen to succeed, or its records may have gone by
     themselves. Whoever can write to the bucket can remove a job, and write which generation is the next.
     """
-    if not store.remote:
+    if not believed.checks:
         return
     for number in range(1, min(generation, GENERATIONS) + 1):
         believed.refuse_anew(store, job_id(identity, number))
@@ -294,9 +294,10 @@ def admit(
 
     Returns the record if it is the one that was written here: nobody else vouches for another.
     """
+    believed = believed.at(store)
     fields = {
         "job": job,
-        **({"signed": believed.key_id} if store.remote and believed.key_id else {}),
+        **({"signed": believed.key_id} if believed.key_id else {}),
         "name": plan.name,
         "identity": identity.key,
         "plan": plan.to_json(),

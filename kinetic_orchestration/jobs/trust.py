@@ -32,7 +32,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,12 +99,17 @@ class Trust:
     everything: bool = False
     certificates: str = CERTIFICATES
     keep: float = math.inf  # seconds after its end in which a job's records do not go by themselves
+    checks: bool = True  # whether anything has to be vouched for: `at` says for which store nothing has
+
+    def at(self, store: Store) -> Trust:
+        """Return what this process may believe of one store: of a trusted one all, without proof or memory."""
+        return _unchecked(self) if store.trusted else replace(self, checks=True) if not self.checks else self
 
     # ---- what is remembered here ---------------------------------------------------------------------------
 
     def remember(self, store: Store, job_id: str, kind: str, digest: str) -> None:
         """One line more about the job. A home that cannot be written costs other processes the memory, and no more."""
-        if self.home is None or not store.remote or digest in self.remembered(store, job_id, kind):
+        if self.home is None or not self.checks or digest in self.remembered(store, job_id, kind):
             return
         if kind in (ENDED, HELD):
             _SEEN.setdefault((self.home, store.url, job_id), {})[f"{kind} {digest}"] = None
@@ -143,7 +148,7 @@ class Trust:
 
     def ended(self, store: Store, job_id: str) -> Ended | None:
         """Return the end of the job that this process, or one with its home, saw: of several lives, the last."""
-        lines = reversed(self.remembered(store, job_id, ENDED)) if store.remote else ()
+        lines = reversed(self.remembered(store, job_id, ENDED)) if self.checks else ()
         return next(filter(None, map(Ended.of, lines)), None)
 
     def may_be_forgotten(self, store: Store, ended: Ended) -> bool:
@@ -179,7 +184,7 @@ class Trust:
     def held(self, store: Store, job_id: str) -> dict[int, float]:
         """By attempt, the longest that was seen."""
         found: dict[int, float] = {}
-        for line in self.remembered(store, job_id, HELD) if store.remote else ():
+        for line in self.remembered(store, job_id, HELD) if self.checks else ():
             with contextlib.suppress(ValueError):
                 number, seconds = line.split("/")
                 found[int(number)] = max(found.get(int(number), 0.0), float(seconds))
@@ -190,7 +195,7 @@ class Trust:
     @property
     def key_id(self) -> str:
         """The name of the signing key, which a signed spec bears; "" without one."""
-        if not self.signing_key or self.everything:
+        if not self.signing_key or self.everything or not self.checks:
             return ""
         return self._hmac("the name of the key")[:16]
 
@@ -218,7 +223,7 @@ class Trust:
 
     def sign(self, store: Store, job_id: str, digest: str) -> None:
         """Vouch for a spec that is about to be written, for whoever has the same key."""
-        if self.signing_key and store.remote:
+        if self.signing_key and self.checks:
             store.create(names.signature(job_id, digest), wire.encode({"hmac": self._mac(store, job_id, digest)}))
 
     def doubt_of_spec(self, store: Store, job_id: str, digest: str, told: str = "") -> str:
@@ -226,7 +231,7 @@ class Trust:
 
         Raises Corrupt when it is known what the spec was, and it is not that any more.
         """
-        if not store.remote or self.everything or digest == told:
+        if not self.checks or self.everything or digest == told:
             return ""
         known = [told] if told else self.remembered(store, job_id, SPEC)
         if digest in known or (not told and digest in self.remembered(store, job_id, OFFERED)):
@@ -272,7 +277,7 @@ class Trust:
         self, store: Store, job_id: str, attempt: int, digest: str, proof: str, *, role: str, account: str, project: str
     ) -> str:
         """Why a value, or an exception, is not known to come from the job's own hosts, or "". The spec is believed."""
-        if not store.remote or self.everything or digest in self.remembered(store, job_id, role):
+        if not self.checks or self.everything or digest in self.remembered(store, job_id, role):
             return ""
         if not proof:
             return "no machine has vouched for it: its verdict has no identity token"
@@ -306,6 +311,12 @@ class Trust:
 
 
 ALONE = Trust()
+
+
+@functools.lru_cache(maxsize=64)
+def _unchecked(believed: Trust) -> Trust:
+    """One object for all jobs of trusted stores."""
+    return replace(believed, checks=False)
 
 
 class Ended(NamedTuple):

@@ -53,7 +53,7 @@ def doubt_of_value(job: Job, outcome: Outcome) -> str:
     """Tell why what came of a job, its value or its exception, is not unpickled here, or "": then it is known from now
     on that the job came to this. A verdict that is signed was believed as a whole.
     """
-    if job.doubt or not job.store.remote:
+    if job.doubt or not job.trust.checks:
         return job.doubt
     if is_sealed(job):
         return ""
@@ -79,7 +79,7 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
     """
     if outcome.cause == wire.DAMAGED:
         return _conclude_damaged(job, outcome, remember=remember)
-    if not job.store.remote or job.doubt:
+    if job.doubt or not job.trust.checks:
         return job.ended
     found = _end_of(outcome, at)._replace(proven=is_sealed(job))
     known = _known_end(job)
@@ -94,7 +94,7 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
 
 def _conclude_damaged(job: Job, outcome: Outcome, *, remember: bool) -> str:
     """Of a verdict that cannot be read nothing is remembered. A job that was seen to succeed is not run again by it."""
-    known = _known_end(job) if job.store.remote and not job.doubt else None
+    known = None if job.doubt else _known_end(job)
     if known is not None and known.status == JobStatus.SUCCEEDED.value:
         raise Corrupt(_other_end(job, known))
     if remember:
@@ -117,7 +117,7 @@ def has_ended(job: Job, following: int = 0) -> bool:
     `following`: the attempt that is to be looked at next. If others have begun it, and the end that was seen was never
     proven, it may be looked at: there may be the proof of another end.
     """
-    known = _known_end(job) if job.store.remote else None
+    known = _known_end(job)
     if known is None:
         return False
     record = job.store.read(names.verdict(job.job_id, known.attempt))
@@ -130,12 +130,14 @@ def has_ended(job: Job, following: int = 0) -> bool:
 
 def seen_end(job: Job) -> str:
     """Return the end that the job was seen to come to, to go along with a handle of it; "" for none."""
-    known = _known_end(job) if job.store.remote and not job.doubt else None
+    known = None if job.doubt else _known_end(job)
     return "" if known is None else str(known)
 
 
 def _known_end(job: Job) -> Ended | None:
     """Return the end that this home saw; only without one, the end that it was told, which anybody may have made up."""
+    if not job.trust.checks:
+        return None
     seen = job.trust.ended(job.store, job.job_id)
     if seen is None:
         told = Ended.of(job.ended)

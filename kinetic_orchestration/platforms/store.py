@@ -24,8 +24,9 @@ class Store(Protocol):
     """Address that is the same for two stores only if they are one."""
     caller: object
     """The credentials, one object for each account that sends requests; None if no request is sent."""
-    remote: bool
-    """Whether others may write there, so that nothing counts without proof."""
+    trusted: bool
+    """Only this user and those whom the user admits can write here, so that what is read may be run without further
+    proof. A store that cannot tell says False."""
     metered: bool
     """Each call is a request that takes milliseconds and is billed: callers ask only for what may be new."""
     parallel: int

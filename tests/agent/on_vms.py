@@ -185,7 +185,7 @@ class _With:
     """The store, with other words in the task."""
 
     def __init__(self, records: CloudRecords, task: dict[str, Any]) -> None:
-        self._records, self._task, self.url, self.remote = records, task, records.url, True
+        self._records, self._task, self.url, self.trusted = records, task, records.url, False
 
     def create(self, name: str, data: bytes) -> int | None:
         fields = wire.decode(data)

@@ -34,7 +34,8 @@ class DistantStore(SimulatedStore):
     """The Store protocol where each verb is a request, and an object is never added to."""
 
     url = "gs://simulated/store/test"
-    remote = metered = True
+    trusted, metered = False, True
+    remote = True
     parallel = REQUESTS
 
     def signal(self, name: str, data: bytes) -> int:

@@ -286,7 +286,8 @@ class SimulatedStore:
     url = address = "memory://store"
     caller = None
     can_append = False
-    remote = metered = False
+    trusted, metered = True, False
+    remote = False  # as a host asks it
     parallel = 1
 
     def __init__(self, world: World, *, of_host: bool = False) -> None:

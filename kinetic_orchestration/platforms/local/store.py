@@ -34,6 +34,7 @@ class LocalStore(FileRecords):
     """A `Store` under one folder of this machine."""
 
     caller: object = None
+    trusted = True
     metered = False
     parallel = 1
 

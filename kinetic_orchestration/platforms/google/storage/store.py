@@ -36,7 +36,7 @@ _stamped: dict[tuple[int, str], float] = {}  # (process, address) → when its s
 class GcsStore:
     """A `Store` under `gs://bucket/prefix/deployment`."""
 
-    remote = True
+    trusted = False
     metered = True
     parallel = REQUESTS
     can_append = False
