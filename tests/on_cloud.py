@@ -15,7 +15,7 @@ from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.testing import Emulator
 
-STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
+STAGED = Staged(None, "", "", (), (), (), (), None, "", agent="a" * 64)
 
 
 class Place:

@@ -73,7 +73,7 @@ BAD: tuple[Any, ...] = (
     ),
     *([], {}, [[[[[[]]]]]], {"../x": 1}, [None], ["../x"], LONG),
 )
-STAGED = Staged({"digest": DIGEST, "size": 1}, DIGEST, "", (".",), (), (), (), {}, "/usr/bin/python3")
+STAGED = Staged(Payload(DIGEST, 1), DIGEST, "", (".",), (), (), (), None, "/usr/bin/python3")
 
 
 def test_every_field_of_a_plan_and_of_what_is_staged_is_checked() -> None:

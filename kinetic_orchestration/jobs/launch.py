@@ -43,7 +43,7 @@ from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.protocol.system.ahead import Ahead
-from kinetic_orchestration.protocol.wire.task import DataPiece, Environment, Hardware, Package, Payload, Task
+from kinetic_orchestration.protocol.wire.task import Hardware, Task
 
 CANCEL_SECONDS = 60.0
 BARRIER_SECONDS = 900.0
@@ -83,10 +83,11 @@ def launch(
             if say is not None:
                 say(f"submitting job {job}: {bundle.told} to {store.url}")
             staged = stage(bundle, store, request.settings.retention, request.settings.home)
-        logins = staged.environment.get("secrets", ())  # for a private package index
-        known = {*request.plan.secrets, *request.plan.secret_refs}
-        if unasked := [name for name in logins if name not in known]:
-            staged = replace(staged, environment={**staged.environment, "installer_only": unasked})
+        logins = staged.environment.secrets if staged.environment is not None else ()  # for a private package index
+        if staged.environment is not None:
+            known = {*request.plan.secrets, *request.plan.secret_refs}
+            unasked = tuple(name for name in logins if name not in known)
+            staged = replace(staged, environment=staged.environment._replace(installer_only=unasked))
         repeatable = request.identity.orchestrator not in NEVER_AGAIN
         asked = argument_digests(spec, request.settings.home, bundle) if repeatable else {}
         entered.result()
@@ -326,15 +327,15 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
     return Task(
         name=plan.name,
         argv=tuple(plan.argv),
-        payload=Payload(**staged.payload) if staged.payload else None,
+        payload=staged.payload,
         tree=staged.tree,
         cwd=staged.cwd,
         path=tuple(staged.path),
         extra_path=tuple(staged.extra_path),
-        data=tuple(DataPiece(**piece) for piece in staged.data),
-        packages=tuple(Package(**package) for package in staged.packages),
+        data=staged.data,
+        packages=staged.packages,
         volumes={mount: index for index, mount in enumerate(plan.volumes, len(staged.data) - len(plan.volumes))},
-        environment=Environment.from_json(staged.environment) if staged.environment else None,
+        environment=staged.environment,
         python=staged.python,
         env=plan.env,
         devices=plan.slice.devices_per_host,
@@ -363,7 +364,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         kept=identity.orchestrator in KEEPING,
         compile_cache=plan.compile_cache,
         device_metrics=plan.device_metrics,
-        quick=not (staged.environment or staged.data or plan.remote) and staged.size < QUICK_BYTES,
+        quick=not (staged.environment is not None or staged.data or plan.remote) and staged.size < QUICK_BYTES,
     )
 
 

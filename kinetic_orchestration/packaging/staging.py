@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.packaging.call.pickling import PackedCall
@@ -21,6 +20,8 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content.verified import deliver
 from kinetic_orchestration.protocol.system.parallel import at_once
+from kinetic_orchestration.protocol.wire import task
+from kinetic_orchestration.protocol.wire.task import DataPiece, Package, Payload
 
 
 def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
@@ -31,9 +32,9 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
     """
     trees = [Item(bundle.project), *bundle.data, *bundle.packages]
     work: list[Callable[[], tuple[str, int]]] = [partial(_send, item, bundle.spool, store, retention) for item in trees]
-    payload: dict[str, Any] = {}
+    payload: Payload | None = None
     if bundle.call is not None:
-        payload = {"digest": bundle.call.digest, "size": bundle.call.size}
+        payload = Payload(bundle.call.digest, bundle.call.size)
         work.append(partial(_send_call, bundle.call, bundle.spool / "call", store, retention, home))
     if (lock := bundle.environment.lock) is not None:
         work.append(partial(_send_bytes, lock.digest, lock.text.encode(), store, retention))
@@ -52,10 +53,8 @@ def stage(bundle: Bundle, store: Store, retention: float, home: Path) -> Staged:
         cwd=bundle.cwd,
         path=bundle.path,
         extra_path=bundle.extra_path,
-        data=tuple(
-            {"digest": next(places), "file": item.file, "here": item.here, "url": item.url} for item in bundle.data
-        ),
-        packages=tuple({"digest": next(places), "at": item.at} for item in bundle.packages),
+        data=tuple(DataPiece(next(places), item.file, item.here, item.url) for item in bundle.data),
+        packages=tuple(Package(next(places), item.at) for item in bundle.packages),
         environment=_described(bundle.environment),
         python=bundle.environment.interpreter,
         agent=bundle.agent.digest if bundle.agent is not None else "",
@@ -75,28 +74,23 @@ def _look_for_tools(
     return "", 0
 
 
-def _described(environment: Environment) -> dict[str, Any]:
+def _described(environment: Environment) -> task.Environment | None:
     """The description of its environment for a host."""
     lock = environment.lock
     if lock is None:
-        return {}
-    described = {
-        "lock": lock.digest,
-        "interpreter": lock.interpreter,
-        "uv": lock.uv,
-        "settings": dict(environment.settings),
-    }
+        return None
+    described = task.Environment(lock.digest, lock.interpreter, lock.uv, dict(environment.settings))
     if lock.interpreter:
         return described
-    return described | {
-        "python": environment.python,
-        "platform": lock.platform,
-        "packages": lock.packages,
-        "secrets": list(environment.secrets),
-        "uv_itself": environment.uv_itself,
-        "warm": re.findall(r"^(jax)==", lock.text, re.MULTILINE),
-        "compiles": dict(re.findall(r"^(jaxlib|libtpu)==(\S+)", lock.text, re.MULTILINE)),
-    }
+    return described._replace(
+        python=environment.python,
+        platform=lock.platform,
+        packages=lock.packages,
+        secrets=tuple(environment.secrets),
+        uv_itself=environment.uv_itself,
+        warm=tuple(re.findall(r"^(jax)==", lock.text, re.MULTILINE)),
+        compiles=dict(re.findall(r"^(jaxlib|libtpu)==(\S+)", lock.text, re.MULTILINE)),
+    )
 
 
 def _send(item: Item, spool: Path, store: Store, retention: float) -> tuple[str, int]:

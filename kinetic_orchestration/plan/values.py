@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.plan.declare.limits import Limits, Retry
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.protocol.wire import Beat, Verdict
+from kinetic_orchestration.protocol.wire.task import DataPiece, Environment, Package, Payload, json_of, parts_of
 
 EMULATED_HERE = "emulated on this machine's CPU"
 EMULATED_CLOUD = "emulated cloud"
@@ -130,14 +131,14 @@ class Plan:
 class Staged:
     """Digests of everything that a job has in the store, and the data to rebuild the paths of its code."""
 
-    payload: dict[str, Any]  # digest and size; empty for a command
+    payload: Payload | None  # None for a command
     tree: str
     cwd: str
     path: tuple[str, ...]
     extra_path: tuple[str, ...]
-    data: tuple[dict[str, str], ...]
-    packages: tuple[dict[str, str], ...]
-    environment: dict[str, Any]
+    data: tuple[DataPiece, ...]
+    packages: tuple[Package, ...]
+    environment: Environment | None
     python: str
     agent: str = ""  # digest of the agent's zip, for hosts that are other machines
     tools: dict[str, Any] = field(default_factory=dict)  # uv and an interpreter in the store, by digest
@@ -146,12 +147,12 @@ class Staged:
     sent: int = 0  # bytes that were not there before
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | json_of(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Staged:
         known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
-        return cls(**{**known, **{key: tuple(fields[key]) for key in ("path", "extra_path", "data", "packages")}})
+        return cls(**{**known, **{key: tuple(fields[key]) for key in ("path", "extra_path")}, **parts_of(fields)})
 
 
 class Spent(NamedTuple):

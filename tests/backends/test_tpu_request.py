@@ -18,9 +18,10 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request
+from kinetic_orchestration.protocol.wire.task import Environment
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
+STAGED = Staged(None, "", "", (), (), (), (), None, "", agent="a" * 64)
 SPEC = "5" * 64
 HOUR = 3600.0
 
@@ -187,13 +188,13 @@ def test_hosts_are_told_digests_and_where_to_look_and_nothing_secret() -> None:
 @pytest.mark.parametrize(
     ("argv", "environment", "told"),
     [
-        ((), {"lock": "1" * 64, "python": "3.12", "packages": 0}, "3.12"),
-        ((), {"lock": "1" * 64, "python": "3.12", "packages": 7}, None),
-        (("python", "main.py"), {"lock": "1" * 64, "python": "3.12", "packages": 7}, ""),
+        ((), Environment("1" * 64, python="3.12", packages=0), "3.12"),
+        ((), Environment("1" * 64, python="3.12", packages=7), None),
+        (("python", "main.py"), Environment("1" * 64, python="3.12", packages=7), ""),
     ],
 )
 def test_hosts_are_told_in_which_python_a_program_may_start_before_anything_else(
-    argv: tuple[str, ...], environment: dict[str, Any], told: str | None
+    argv: tuple[str, ...], environment: Environment, told: str | None
 ) -> None:
     plan = replace(CASES["v5e"], argv=argv)
     staged = replace(STAGED, environment=environment)

@@ -47,7 +47,7 @@ from kinetic_orchestration.testing import Emulator, Refusal
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
 SPEC = "5" * 64
-STAGED = Staged({}, "", "", (), (), (), (), {}, "", agent="a" * 64)
+STAGED = Staged(None, "", "", (), (), (), (), None, "", agent="a" * 64)
 WITHIN = 60.0
 
 

@@ -66,12 +66,13 @@ def _admit(count: int, identity_in: Callable[[str], Any] | None = None) -> None:
     from kinetic_orchestration.plan.values import Staged
     from kinetic_orchestration.platforms.registry import open_backend, open_store
     from kinetic_orchestration.protocol import names
+    from kinetic_orchestration.protocol.wire.task import Payload
 
     spec = JobSpec("noop", Options("cpu"), noop)
     here = request.settings_of(spec)
     plan = make_plan(spec, here)
     store, backend = open_store(plan.store, plan.deployment), open_backend(plan.backend, here)
-    staged = Staged({"digest": "0" * 64, "size": 1}, "0" * 64, "", (), (), (), (), {}, sys.executable)
+    staged = Staged(Payload("0" * 64, 1), "0" * 64, "", (), (), (), (), None, sys.executable)
     for _ in range(count):
         who = identity_in(plan.deployment) if identity_in else identity.of(plan.deployment, None)
         job_id, _ = launch.claim(store, backend, who)

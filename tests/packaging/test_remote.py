@@ -30,6 +30,7 @@ from kinetic_orchestration.plan.planner import make_plan
 from kinetic_orchestration.plan.values import Staged
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.wire.task import DataPiece
 from tests.packaging.wheels import offline, sha256, wheel
 
 HOSTS = Hosts(parse("v5e-4"), emulated=True)
@@ -131,8 +132,8 @@ def test_code_that_imports_nothing_has_an_empty_lock_and_asks_no_uv(desk: Desk) 
     desk.environ["PATH"] = str(desk.folder / "nothing")
     bundle, staged = desk.packed(desk.function("plain"))
     assert bundle.environment.lock is not None and bundle.environment.lock.text == ""
-    assert staged.environment["packages"] == 0
-    assert (staged.environment["interpreter"], staged.environment["uv"], staged.python) == ("", "", "")
+    assert staged.environment is not None and staged.environment.is_bare
+    assert (staged.environment.interpreter, staged.environment.uv, staged.python) == ("", "", "")
 
 
 def test_what_the_code_imports_is_locked_at_the_versions_installed_here(desk: Desk) -> None:
@@ -252,7 +253,7 @@ def test_wheels_that_only_this_machine_has_go_to_the_store(desk: Desk) -> None:
     store = open_store(desk.folder / "store", "test")
     for path in (made, apart):
         assert store.read(names.wheel(sha256(path), path.name)) is not None
-    assert staged.environment["settings"] == {"UV_NO_INDEX": "1"}
+    assert staged.environment is not None and staged.environment.settings == {"UV_NO_INDEX": "1"}
 
 
 def test_a_folder_without_a_wheel_cannot_travel_as_a_requirement(desk: Desk) -> None:
@@ -329,8 +330,8 @@ def test_data_in_a_bucket_travels_as_its_address(desk: Desk) -> None:
     desk.write("data.py", "def train(a):\n    return a\n")
     (desk.project / "rows").mkdir()
     _, staged = desk.packed(desk.function("data"), [Data("gs://bucket/rows/"), Data(desk.project / "rows")])
-    assert staged.data[0] == {"digest": "", "file": "", "here": "", "url": "gs://bucket/rows/"}
-    assert staged.data[1]["digest"] and not staged.data[1]["url"]
+    assert staged.data[0] == DataPiece("", url="gs://bucket/rows/")
+    assert staged.data[1].digest and not staged.data[1].url
     with pytest.raises(Unsupported, match="nothing is mounted on its hosts; leave fuse out"):
         desk.packed(desk.function("data"), Data("gs://bucket/rows/", fuse=True))
     with pytest.raises(Unsupported, match="refused on the tpu-vm backend"):

@@ -28,7 +28,7 @@ from tests.simulation.slices import Ground, Place, SimulatedBackend
 from tests.simulation.world import Odds, SimulatedStore, Task, Unreachable, Violation, World
 
 SLICES = [accelerators.parse(name) for name in ("v5e-4", "v5e-8", "v5e-16")]
-STAGED = Staged({}, "", "", (), (), (), (), {}, "")
+STAGED = Staged(None, "", "", (), (), (), (), None, "")
 PATIENCE = 8 * 3600.0  # a healed world ends within this much of its time
 REQUESTS = 10_000  # and within so many requests
 DAY = 86_400.0

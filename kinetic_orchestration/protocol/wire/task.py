@@ -8,7 +8,7 @@ have their defaults.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kinetic_orchestration.protocol import schema, wire
 from kinetic_orchestration.protocol.schema import Fields, digest, line, many, maybe, path, relative, table, text, token
@@ -190,13 +190,7 @@ class Task(NamedTuple):
     quick: bool  # preparing takes less time than starting a thread for it
 
     def to_json(self) -> dict[str, Any]:
-        fields = self._asdict() | {
-            "payload": {} if self.payload is None else self.payload._asdict(),
-            "data": [piece._asdict() for piece in self.data],
-            "packages": [package._asdict() for package in self.packages],
-            "environment": {} if self.environment is None else self.environment.to_json(),
-            "accelerator": self.accelerator._asdict(),
-        }
+        fields = self._asdict() | {"accelerator": self.accelerator._asdict()} | json_of(self)
         if not self.kept:
             del fields["kept"]
         return fields
@@ -205,15 +199,11 @@ class Task(NamedTuple):
     def from_json(cls, fields: Mapping[str, Any]) -> Task:
         """Return the task of fields that have passed TASK."""
         known = {**_LATER, **TASK.known(fields, cls._fields)}
-        payload, environment = known["payload"], known["environment"]
         return cls(
             **{
                 **known,
                 **{name: tuple(known[name]) for name in ("argv", "path", "extra_path")},
-                "payload": Payload(**PAYLOAD.known(payload, Payload._fields)) if payload else None,
-                "data": tuple(DataPiece(**DATA_PIECE.known(piece, DataPiece._fields)) for piece in known["data"]),
-                "packages": tuple(Package(**PACKAGE.known(one, Package._fields)) for one in known["packages"]),
-                "environment": Environment.from_json(environment) if environment else None,
+                **parts_of(known),
                 "python": known["python"] or "",
                 "accelerator": Hardware(**HARDWARE.known(known["accelerator"], Hardware._fields)),
             }
@@ -223,6 +213,40 @@ class Task(NamedTuple):
     def decode(cls, spec: bytes, name: str) -> Task:
         """Return the task of a spec. Raises wire.Newer, wire.Unreadable."""
         return cls.from_json(wire.fields_of(spec, _SPEC, name)["task"])
+
+
+class HasParts(Protocol):
+    """What a task and what of a job is staged have in common."""
+
+    @property
+    def payload(self) -> Payload | None: ...
+    @property
+    def data(self) -> tuple[DataPiece, ...]: ...
+    @property
+    def packages(self) -> tuple[Package, ...]: ...
+    @property
+    def environment(self) -> Environment | None: ...
+
+
+def json_of(whole: HasParts) -> dict[str, Any]:
+    """Return its parts as the fields of a record."""
+    return {
+        "payload": {} if whole.payload is None else whole.payload._asdict(),
+        "data": [piece._asdict() for piece in whole.data],
+        "packages": [package._asdict() for package in whole.packages],
+        "environment": {} if whole.environment is None else whole.environment.to_json(),
+    }
+
+
+def parts_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts that a record has, of fields that have passed its table."""
+    payload, environment = fields["payload"], fields["environment"]
+    return {
+        "payload": Payload(**PAYLOAD.known(payload, Payload._fields)) if payload else None,
+        "data": tuple(DataPiece(**DATA_PIECE.known(piece, DataPiece._fields)) for piece in fields["data"]),
+        "packages": tuple(Package(**PACKAGE.known(one, Package._fields)) for one in fields["packages"]),
+        "environment": Environment.from_json(environment) if environment else None,
+    }
 
 
 _SPEC = Fields({"task": TASK})

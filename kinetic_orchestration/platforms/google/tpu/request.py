@@ -218,9 +218,9 @@ def _python_ahead(plan: Plan, staged: Staged) -> str | None:
     """The version of the Python in which the program may start before anything is prepared: "" for any, as a command
     becomes another program; None if its environment has yet to be built.
     """
-    if plan.argv or not staged.environment:
+    if plan.argv or staged.environment is None:
         return ""
-    return None if staged.environment.get("packages", True) else str(staged.environment["python"])
+    return staged.environment.python if staged.environment.is_bare else None
 
 
 def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def dry_run(plan: Plan, placement: Mapping[str, Any]) -> str:
     """The output of `plan`: the first attempt's create call, with a job that does not exist yet."""
     limit = sum(float(value or 0.0) for value in (plan.limits.provision, plan.limits.run))
     intent = Intent(1, "0" * 16, dict(placement), limit, 0.0)
-    staged = Staged({}, "", "", (), (), (), (), {}, "")
+    staged = Staged(None, "", "", (), (), (), (), None, "")
     request = render_queued_resource(Submission(plan, staged, "job-000000000000", "0" * 64, intent, {}))
     waits = request["queuedResource"].get("queueingPolicy", {}).get("validUntilDuration", "")
     note = f"the create call in {placement['zone']}, waiting in its queue for up to {duration(float(waits[:-1]))}"
