@@ -19,9 +19,9 @@ from kinetic_orchestration.jobs import launch
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import step_all
 from kinetic_orchestration.jobs.following.follower import Follower
+from kinetic_orchestration.jobs.following.verdicts import glimpse
 from kinetic_orchestration.jobs.job import open_job, vouched
 from kinetic_orchestration.jobs.trust import Trust
-from kinetic_orchestration.jobs.verdicts import glimpse
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission

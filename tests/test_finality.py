@@ -22,9 +22,9 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.held_time import DEADLINE_ALLOWANCE, longest, see_held
+from kinetic_orchestration.jobs.following.verdicts import has_ended, seen_end
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.request import draft
-from kinetic_orchestration.jobs.verdicts import has_ended, seen_end
 from kinetic_orchestration.plan import planner
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Limits, Options

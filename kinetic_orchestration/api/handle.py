@@ -33,11 +33,11 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.drivers import follow
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
+from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, seen_end
 from kinetic_orchestration.jobs.job import Job, at_rest, how_it_ended, missing
 from kinetic_orchestration.jobs.job import open_job as read_job
 from kinetic_orchestration.jobs.request import Request, differences
 from kinetic_orchestration.jobs.results import collect
-from kinetic_orchestration.jobs.verdicts import conclude, glimpse, seen_end
 from kinetic_orchestration.jobs.watching import attempts, roll, usage
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.packaging.unread_requirements import unread

@@ -19,8 +19,8 @@ from kinetic_orchestration.errors import (
     StoreError,
     Unreachable,
 )
+from kinetic_orchestration.jobs.following.verdicts import doubt_of_value
 from kinetic_orchestration.jobs.job import Job
-from kinetic_orchestration.jobs.verdicts import doubt_of_value
 from kinetic_orchestration.packaging.call.pickling import load_value, revive
 from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome

@@ -24,10 +24,10 @@ import grpc  # noqa: F401
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api import batch, handle
-from kinetic_orchestration.jobs import job, launch, results, trust, verdicts
+from kinetic_orchestration.jobs import job, launch, results, trust
 from kinetic_orchestration.jobs import request as resolved
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs
+from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs, verdicts
 from kinetic_orchestration.jobs.watching import cache, decode, look, poll
 from kinetic_orchestration.jobs.watching.watchers import base, polling, registry
 from kinetic_orchestration.packaging import staging

@@ -18,8 +18,8 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.jobs import job, launch, request, verdicts
-from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs
+from kinetic_orchestration.jobs import job, launch, request
+from kinetic_orchestration.jobs.following import actions, drivers, follower, held_time, logs, verdicts
 from kinetic_orchestration.packaging import staging
 from kinetic_orchestration.packaging.source import tree  # noqa: F401 - before any fork
 from kinetic_orchestration.plan import identity

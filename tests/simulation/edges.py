@@ -21,9 +21,8 @@ from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.host.view import bucket, open_view, segments
 from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.jobs import job as jobs
-from kinetic_orchestration.jobs import verdicts
 from kinetic_orchestration.jobs.cleanup import reaper
-from kinetic_orchestration.jobs.following import actions, drivers, follower
+from kinetic_orchestration.jobs.following import actions, drivers, follower, verdicts
 from kinetic_orchestration.jobs.watching import decode, poll
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling

@@ -11,9 +11,9 @@ from typing import Any
 from kinetic_orchestration.errors import BackendError, Corrupt, JobNotFound, KineticError, NoPlace
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following.held_time import held_before, longest, may_last
+from kinetic_orchestration.jobs.following.verdicts import believe, has_ended, is_sealed, lacks_key
 from kinetic_orchestration.jobs.job import ME, Job, keep_damaged, missing, set_aside
 from kinetic_orchestration.jobs.trust import HOSTS
-from kinetic_orchestration.jobs.verdicts import believe, has_ended, is_sealed, lacks_key
 from kinetic_orchestration.jobs.watching import attempts
 from kinetic_orchestration.jobs.watching.decode import find_placement, read_intent
 from kinetic_orchestration.packaging.requirements import indexes

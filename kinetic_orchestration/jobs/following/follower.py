@@ -12,8 +12,8 @@ from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.following.held_time import see_held
 from kinetic_orchestration.jobs.following.logs import Emit, LogReader, sampled
+from kinetic_orchestration.jobs.following.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.job import Job, vouched
-from kinetic_orchestration.jobs.verdicts import conclude, glimpse, has_ended
 from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.watchers.registry import watcher_of
