@@ -1,4 +1,4 @@
-"""When one host fails, the frameworks of the others end them too, each with a hundred lines about nothing but that.
+"""Secondary errors: when one host fails, the frameworks of the others end them too, each with a hundred lines.
 
 `SecondaryErrors` folds these to one line of each host, on their way to people; the log in the store stays whole. It
 goes by what JAX's coordination service writes first, and takes nothing for a secondary error but what the host writes

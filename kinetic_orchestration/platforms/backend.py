@@ -48,15 +48,16 @@ class Backend(Protocol):
 
     @property
     def charges(self) -> bool:
-        """Whether hosts cost money for as long as they exist."""
+        """True if hosts cost money for as long as they exist."""
 
     @property
     def shared(self) -> bool:
-        """Whether every machine that uses this deployment sees the same hosts, so one of them may clean up for all."""
+        """True if every machine that uses this deployment sees the same hosts, so that one of them may clean up for
+        all."""
 
     @property
     def parallel(self) -> int:
-        """How many calls may usefully be under way at once; 1 if a call takes microseconds."""
+        """The useful number of concurrent calls; 1 if a call takes microseconds."""
 
     def check(self, plan: Plan) -> None:
         """Refuse a plan that can never run on this backend. Sends nothing.

@@ -25,7 +25,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Setting(NamedTuple):
-    """How a setting is given: by its variable, or by its default; both are texts."""
+    """The sources of a setting: its variable, or its default; both are texts."""
 
     variable: str
     default: str
