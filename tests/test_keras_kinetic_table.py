@@ -163,8 +163,13 @@ def test_a_handle_that_keras_kinetic_wrote_is_refused(there: dict[str, Any], lac
 
 
 def test_a_module_of_keras_kinetic_says_where_its_names_are() -> None:
-    with pytest.raises(AttributeError, match=r"'jobs': its names are those of the package$"):
-        kinetic.jobs  # noqa: B018
+    """Also once the package of that name, which has other names, was imported."""
+    program = "import kinetic_orchestration as kinetic; kinetic.jobs"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith("'jobs': its names are those of the package\n")
+    module = importlib.import_module("kinetic_orchestration.jobs")
+    with pytest.raises(AttributeError, match="it is kinetic_orchestration.attach$"):
+        module.attach  # noqa: B018
 
 
 def test_map_takes_a_run_async_alone() -> None:

@@ -30,7 +30,6 @@ LARGE_FOLDERS = {
         "the folders are the table of contents; beside them are the errors, and modules that programs import by the "
         "names of Keras Kinetic"
     ),
-    "kinetic_orchestration/jobs": "seven modules that tell a job's life in order, beside three folders of what runs with it",
     "kinetic_orchestration/cli/verify": "nine modules, and the recorded baseline with which they compare a project",
 }
 """Folders that may have more than ENTRIES entries, with the reason."""
