@@ -550,9 +550,9 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
 def test_a_slice_whose_host_never_boots_costs_what_it_is_ready_says_so_and_ends_at_the_cost_limit(
     cloud: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifecycle, "UNHEARD", 1.5)
+    monkeypatch.setattr(lifecycle, "UNHEARD", 1.0)
     cloud.never_boots(0)
-    job = _costly.run_async()
+    job = kinetic.run(accelerator="v5e-1", limits=kinetic.Limits(cost=0.08))(_forever).run_async()  # eight seconds
     heard: list[Event] = []
     shown = []
 
@@ -563,12 +563,12 @@ def test_a_slice_whose_host_never_boots_costs_what_it_is_ready_says_so_and_ends_
     outcome = job.follow(heard.append, on_step=look, timeout=60)
     assert outcome is not None
     assert outcome.cause == wire.DEADLINE
-    assert "none of their hosts has started: its cost limit of $0.03" in outcome.verdict.reason
+    assert "none of their hosts has started: its cost limit of $0.08" in outcome.verdict.reason
     assert "google-startup-scripts" in shown[0].said
     assert shown[0].phase == "silent"
     cloud.wait_until_empty(30)
     cost, charged = job.cost(), cloud.ledger.chip_seconds()
-    assert charged > 3
+    assert charged > 8
     assert charged - TICK < cost.ready_seconds < 1.2 * charged + TICK
     capsys.readouterr()
     main(["status", job.job_id, "--json"])

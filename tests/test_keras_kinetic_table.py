@@ -168,7 +168,7 @@ def test_a_module_of_keras_kinetic_says_where_its_names_are() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stderr.endswith("'jobs': its names are those of the package\n")
     module = importlib.import_module("kinetic_orchestration.jobs")
-    with pytest.raises(AttributeError, match="it is kinetic_orchestration.attach$"):
+    with pytest.raises(AttributeError, match=r"it is kinetic_orchestration\.attach$"):
         module.attach  # noqa: B018
 
 
