@@ -175,7 +175,7 @@ class RemoteCallable(Generic[P, R]):
         Raises:
             KineticError: The job could not be submitted.
         """
-        _refuse_on_host("run_async")
+        client_only.require("run_async")
         return cast("JobHandle[R]", _submitted(self._spec(args, kwargs)))
 
     def run_async_map(
@@ -214,7 +214,7 @@ class RemoteCallable(Generic[P, R]):
         Raises:
             UsageError: An option or an input is invalid. No job was submitted.
         """
-        _refuse_on_host("run_async_map")
+        client_only.require("run_async_map")
         from kinetic_orchestration.api.batch import submit_all
 
         if project or cluster:
@@ -265,7 +265,7 @@ def command(
     Raises:
         KineticError: The job could not be submitted.
     """
-    _refuse_on_host("command")
+    client_only.require("command")
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise UsageError(f"a command is a list of strings, such as ['python', 'train.py'], not {argv!r}")
     checked = check_options(options_from(options))
@@ -291,8 +291,3 @@ def _submitted(spec: JobSpec) -> JobHandle[Any]:
     tell_of_another(request, job)
     tell_of_requirements(request, job)
     return submitted(job, request.settings)
-
-
-def _refuse_on_host(name: str) -> None:
-    if client_only.is_host():
-        client_only.refuse(name)

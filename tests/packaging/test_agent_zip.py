@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.api.handle import all_jobs
+from kinetic_orchestration.host.prepare import missing_imports
 from kinetic_orchestration.platforms import agent_zip
 from tests.agent.by_hand import intended, start_host
 
@@ -218,11 +220,11 @@ def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run
         capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
     )  # fmt: skip
     names = [
-        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle.from_dict",
+        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle",
         "BatchHandle", "run_async_map",
     ]  # fmt: skip
     assert done.stderr == ""
-    assert done.stdout.splitlines() == [f"{name} is not for use on a host" for name in names]
+    assert done.stdout.splitlines() == [f"{name} is not for use on this host" for name in names]
 
 
 def test_a_decorated_function_that_a_host_imports_runs_there_and_submits_nothing(
@@ -243,27 +245,40 @@ def test_a_decorated_function_that_a_host_imports_runs_there_and_submits_nothing
     assert [job.job_id for job in all_jobs()] == [handle.job_id]
 
 
-def test_a_handle_that_is_handed_to_a_function_says_why_a_host_cannot_use_it(home: Path) -> None:
+def test_a_function_submits_jobs_and_takes_handles_where_its_python_has_the_whole_package(home: Path) -> None:
+    """As on this machine: the agent's part is completed by what is installed."""
     first = kinetic.run("cpu")(lambda: 1).run_async()
     assert first.result() == 1
 
-    def use(handle: kinetic.JobHandle[int]) -> int:
-        return handle.result()
+    def use(handle: kinetic.JobHandle[int]) -> tuple[int, int, int, bool]:
+        import kinetic_orchestration
 
-    second = kinetic.run("cpu")(use).run_async(first)
-    with pytest.raises(kinetic.errors.Unsupported, match="a JobHandle is not for use on a host: jobs are submitted"):
-        second.result()
-    assert second.attempts() == 1
+        second = kinetic_orchestration.run("cpu")(lambda: 2).run_async()
+        again = kinetic_orchestration.attach(second.job_id)
+        return handle.result(), second.result(), again.result(), isinstance(again, kinetic_orchestration.JobHandle)
+
+    assert kinetic.run("cpu")(use).run_async(first).result(timeout=90) == (1, 2, 2, True)
 
 
-def test_a_module_that_hosts_lack_is_named_with_what_has_it(home: Path) -> None:
-    def look() -> None:
-        import kinetic_orchestration.jobs.launch  # noqa: F401
+def test_a_handle_is_refused_where_there_is_only_the_agents_part(packed: Path, tmp_path: Path, home: Path) -> None:
+    handle = kinetic.run("cpu")(lambda: 1).run_async()
+    assert handle.result() == 1
+    (tmp_path / "handle").write_bytes(pickle.dumps(handle))
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(tmp_path)
+    program = f"import pickle, sys; sys.path.insert(0, 'site'); pickle.load(open({str(tmp_path / 'handle')!r}, 'rb'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "Unsupported: JobHandle is not for use on this host: jobs are submitted and followed where" in done.stderr
 
-    handle = kinetic.run("cpu")(look).run_async()
-    with pytest.raises(ModuleNotFoundError) as caught:
-        handle.result()
-    assert "kinetic_orchestration.jobs is only where jobs are launched from" in "".join(caught.value.__notes__)
+
+def test_a_module_that_hosts_lack_is_named_with_where_it_is() -> None:
+    error = ModuleNotFoundError("No module named 'kinetic_orchestration.jobs'", name="kinetic_orchestration.jobs")
+    missing_imports.explain(error, {})
+    [note] = error.__notes__
+    assert note.startswith("kinetic_orchestration.jobs is only where jobs are launched from: a host has the part of")
 
 
 def test_it_does_not_remember_where_it_was_made(packed: Path) -> None:

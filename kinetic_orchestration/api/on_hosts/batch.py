@@ -1,21 +1,21 @@
-"""`BatchHandle` and its functions on a host: they can be named, and refuse to be used."""
+"""`BatchHandle` and its functions on a host, see `client_only`."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any
 
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.program.client_only import ClientOnly, refuse
+from kinetic_orchestration.program.client_only import ClientOnly, real
 
 
 class BatchError(KineticError):
-    """Jobs of a batch failed. Nothing raises it on a host, where an `except` may name it."""
+    """Jobs of a batch failed. An `except` may name it."""
 
 
-class BatchHandle(metaclass=ClientOnly):
-    """A batch's handle, which a host cannot use."""
+class BatchHandle(metaclass=ClientOnly, module="batch"):
+    """The handle of a batch, where the whole package is."""
 
 
-def attach_batch(*args: object, **kwargs: object) -> NoReturn:
-    """Raise `Unsupported`."""
-    refuse("attach_batch")
+def attach_batch(*args: Any, **kwargs: Any) -> Any:
+    """Open a batch, where the whole package is."""
+    return real("batch", "attach_batch")(*args, **kwargs)

@@ -1,24 +1,27 @@
-"""`JobHandle` and its functions on a host: they can be named, and refuse to be used."""
+"""`JobHandle` and its functions on a host, see `client_only`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import Any
 
-from kinetic_orchestration.program.client_only import ClientOnly, refuse
-
-
-class JobHandle(metaclass=ClientOnly):
-    """A job's handle, which a host cannot use."""
+from kinetic_orchestration.program.client_only import ClientOnly, real, require
 
 
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refused(*args: object, **kwargs: object) -> NoReturn:
-        refuse(name)
-
-    return refused
+class JobHandle(metaclass=ClientOnly, module="handle"):
+    """The handle of a job, where the whole package is."""
 
 
-attach = _refusing("attach")
-list_jobs = _refusing("list_jobs")
-_attached = _refusing("a JobHandle")  # by which a handle that was pickled is opened
+def attach(*args: Any, **kwargs: Any) -> Any:
+    """Open a job, where the whole package is."""
+    return real("handle", "attach")(*args, **kwargs)
+
+
+def list_jobs(*args: Any, **kwargs: Any) -> Any:
+    """List the jobs, where the whole package is."""
+    return real("handle", "list_jobs")(*args, **kwargs)
+
+
+def _attached(*args: Any) -> Any:
+    """Open a handle that was pickled."""
+    require("JobHandle")
+    return real("handle", "_attached")(*args)

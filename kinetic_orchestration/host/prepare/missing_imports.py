@@ -87,7 +87,7 @@ def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> N
     if top == "kinetic_orchestration" and below:
         text = (
             f"{error.name} is only where jobs are launched from: a host has the part of kinetic-orchestration that "
-            "runs a program. A command whose requirements have kinetic-orchestration has all of it"
+            "runs a program"
         )
         _put_note(error, text)
         return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import threading
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -61,6 +63,8 @@ class _Lanes(Generic[_T, _R]):
 
     def _begin(self, lanes: list[threading.Thread], count: int, name: str) -> None:
         """Start as many threads as possible: if none can start, the caller does the work."""
+        import threading  # which a host of this machine does without
+
         for number in range(count):
             lane = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
             lanes.append(lane)
