@@ -26,7 +26,7 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     guard = os.getpid()
     me = processes.find(guard)
     started = me.started if me else ""
-    # By hand: to import json would take longer than all the rest here.
+    # Formatted manually: to import json would take longer than all the rest here.
     owner = told(assignment, f'"pid": {guard}, "started": "{started}", "machine": "{processes.machine()}"')
     os.pwrite(lock, owner.encode(), 0)
     processes.adopt_orphans()
@@ -64,7 +64,7 @@ def be_the_agent(
 
 
 def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
-    """The agent died: say so in its place, at once, so that nobody waits for it."""
+    """Report in place of an agent that died, immediately, so that no process waits for it."""
     from kinetic_orchestration.host.host import Host
     from kinetic_orchestration.protocol import wire
 
@@ -85,8 +85,8 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
 
 
 def leave(assignment: Assignment) -> None:
-    """Nothing of this host stays on the machine, nor the machine itself if it was made for this host. What it could not
-    say on a disk that stayed full, its lock's file still tells.
+    """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
+    file stays, as a mark, if a full disk prevented the last message.
     """
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:

@@ -1,7 +1,7 @@
-"""The agent of one host of one attempt: prepares, has the program run (`minder`), and obeys the rules.
+"""Agent of one host of one attempt: prepares, has the program run (`minder`), and obeys the rules.
 
-One loop: pump what the program printed, look at the records, decide (`rules`), act. It needs the store and
-nothing else; whoever submitted the job may be gone.
+One loop: move the program's output, read the records, decide (`rules`), act. It needs the store and nothing else; the
+submitter may be gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LONGEST_PATH = 200  # that a beat tells: one that is too large is none
 
 
 class Host:
-    """One host of one attempt. What it knows and does is in its parts; it says what comes when."""
+    """One host of one attempt. Its parts hold the knowledge and the actions; this class orders them."""
 
     def __init__(
         self,
@@ -131,13 +131,13 @@ class Host:
 
     @property
     def task(self) -> Task:
-        """What is to be run, once the spec was read."""
+        """The task; available once the spec has been read."""
         assert self._task is not None
         return self._task
 
     @property
     def preparation(self) -> Preparation:
-        """What the program needs, once it was begun to be brought here."""
+        """The program's preparation; available once it has begun."""
         assert self._preparation is not None
         return self._preparation
 
@@ -148,7 +148,7 @@ class Host:
     # ---- prepare -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Each step may be seen by others: their order counts."""
+        """Open the host. Other hosts may see each step, so the order counts."""
         self._task = self.opening.read()
         self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
         self.reports.entitle(self.task.name)
@@ -168,7 +168,7 @@ class Host:
         self._preparation.begin()
 
     def _keep_or_end_program(self) -> None:
-        """A process may have been started for the program before it was known what to run, and in what."""
+        """Keep or end a process that was started for the program before it was known what to run, and in what."""
         foreign = any(name in os.environ for name in pipes.FOREIGN)
         if self.minder.child and not self.machine.suits(self.task, self.minder.python, foreign=foreign):
             self.minder.drop()
@@ -195,7 +195,7 @@ class Host:
         self.minder.spawn(python, kind, self.preparation.secrets(), isolated=self.task.environment is not None)
 
     def _start_ahead(self) -> None:
-        """While code or data are still on their way, Python starts."""
+        """Start Python while code or data are still being fetched."""
         python, failed = self.preparation.python, self.exit or self.preparation.unready
         if python and not self.task.argv and not self.minder.running and failed is None and self.verdict is None:
             if self.minder.child and self.minder.python != python:
@@ -223,14 +223,14 @@ class Host:
         self.reports.begin(task, ready.python, message["env"])
 
     def _pump(self, within: float) -> None:
-        """Sleep until anything happens, at most so long, while the program's output goes into the log."""
+        """Move the program's output into the log for up to `within` seconds; return early when anything happens."""
         for pid, status in self.minder.pump(within):
             self.reports.ended(pid)
             if pid == self.minder.child:
                 self._on_exit(os.waitstatus_to_exitcode(status))
 
     def _on_exit(self, code: int) -> None:
-        """The program is gone: take the last of its output, then whatever it left running."""
+        """Handle the program's exit: read its last output, then that of the processes it left running."""
         self.reports.stop()
         self.minder.last_words()
         if not self.minder.running:
@@ -255,7 +255,7 @@ class Host:
             self.view.keep_exit(wire.encode({"code": self.exit.code}))
 
     def _blamed(self, exit_: rules.Exit) -> rules.Exit:
-        """A program may die of its machine, and first of all."""
+        """Return the exit with its cause: a failure of the program may be its machine's."""
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         from kinetic_orchestration.host.attempt import blame
@@ -290,7 +290,7 @@ class Host:
             self._dump_stacks()
 
     def _hear_report(self) -> None:
-        """Of a program that has not ended yet, and may never do if its function failed."""
+        """Read the report of a program that has not exited yet, and may never exit if its function failed."""
         report = self._report()
         if report is not None and report.code != 0:
             self.exit = self._blamed(rules.exit_of_report(report))
@@ -355,14 +355,14 @@ class Host:
         self.outcome.try_to_commit(self._report(), ended, self.minder.files["outcome"])
 
     def speak(self, verdict: wire.Verdict) -> None:
-        """Say what became of a host whose agent cannot say it any more, in a process that never opened it."""
+        """Write a verdict for a host whose agent no longer can, from a process that never opened the host."""
         self.outcome.write(verdict)
         self._farewell(cut=True)
 
     # ---- end ---------------------------------------------------------------------------------------------
 
     def _end(self, grace: float) -> None:
-        """End the program: ask, wait, then SIGKILL whatever descends from this host."""
+        """End the program: ask, wait, then SIGKILL all descendants of this host."""
         if self.verdict is not None and self.verdict.cause == wire.STALL and self.minder.child:
             self._dump_stacks()
         if self.minder.child and grace:
@@ -389,7 +389,7 @@ class Host:
         self.view.close()
 
     def _ran(self) -> dict[str, float]:
-        """When the program began and ended, by the store's clock: what of the attempt's time was of use."""
+        """Return when the program began and ended, by the store's clock: the productive part of the attempt's time."""
         if not self.run_began:
             return {}
         offset = self.records.now() - time.monotonic()
@@ -397,7 +397,7 @@ class Host:
         return {"began": self.run_began + offset, "ended": ended + offset}
 
     def _took(self) -> dict[str, object]:
-        """When each part of the preparation began and ended, by the store's clock, and what trainings' time went to."""
+        """Return when each preparation step began and ended, by the store's clock, and how trainings spent time."""
         offset = self.records.now() - time.monotonic()
         spans = {} if self._preparation is None else self._preparation.spans()
         prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}

@@ -1,7 +1,7 @@
-"""How a host begins: it takes its lock, detaches, and becomes two processes, the guard and the agent.
+"""Starts a host: takes its lock, detaches, and becomes two processes, the guard and the agent.
 
-The program's own process is by far the slowest to start. So it is started here, before what guard and agent need
-is imported, and nothing in this module may need more than `os`.
+The program's own process is by far the slowest to start. So it is started here, before the imports of guard and agent,
+and nothing in this module may need more than `os`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NOTHING = b"{}"
 
 
 def main() -> None:
-    """The launcher ends once the lock is held, so its end tells the submitter that the host is there."""
+    """Start a host. The launcher ends once the lock is held, so its end tells the submitter that the host exists."""
     assignment = Assignment.from_words(sys.argv[1:])
     private = _decoded(sys.stdin.buffer.read())  # cut short when the submitter died: then nothing starts
     held = lock.take(assignment)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def call(name: str) -> None:
-    """What `ps` and `top` show of this process: all of a host share their command line."""
+    """Set the name that `ps` and `top` show: all processes of a host share their command line."""
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write(name)
@@ -57,8 +57,8 @@ def call(name: str) -> None:
 
 
 def _remain(guard: int) -> int:
-    """A container ends with its first process, so that one stays as long as the host does, and hands on its signals.
-    It ends as the guard did, by a signal as a shell tells it: of a guard that was killed, its container has to speak.
+    """Stay as the first process of a container, which ends with it, until the guard ends, and pass on signals. Returns
+    the guard's exit code, 128 plus the number of a signal: the container reports a guard that was killed.
     """
     import signal
 

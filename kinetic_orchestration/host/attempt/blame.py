@@ -1,4 +1,4 @@
-"""Who is to blame for a program that failed. Pure."""
+"""Rules that attribute a program's failure to its machine or to another host. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def of_driver(exit_: rules.Exit, report: rules.Report | None, tail: bytes) -> ru
 
 
 def is_echo(exit_: rules.Exit, report: rules.Report | None, tail: bytes, hosts: int) -> bool:
-    """Whether a failure looks like the consequence of another that has not been told yet."""
+    """Return True if a failure looks like the consequence of another one that has not been reported yet."""
     if exit_.cause != wire.USER:
         return False
     if exit_.code == -signal.SIGTERM:

@@ -1,4 +1,4 @@
-"""The opening of a host: what it is told before others see it, and that no other was started in its place."""
+"""Opening of a host: it takes its orders before other hosts see it, and makes sure that it was not started before."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """What this host was told to run is not what was submitted."""
+    """This host must not run its spec: it is not the one that was submitted, or is of a newer wire version."""
 
 
 class Restarted(Exception):
-    """This host has had another life in this attempt: what ran in it is lost."""
+    """This host has started before in this attempt; the program that ran then is lost."""
 
     def __init__(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
         was, machine = (str(life.get("machine", "")).partition("/")[0] for life in (before, now))
@@ -39,7 +39,7 @@ class Restarted(Exception):
 
 
 class Opening:
-    """Its steps, in their order: each may be seen by others."""
+    """Steps of the opening, in their order: other hosts may see each."""
 
     def __init__(self, at: Assignment, view: View, machine: Machine) -> None:
         self._at = at
@@ -50,7 +50,7 @@ class Opening:
         self._placed: Ahead[str] | None = None
 
     def begin(self) -> None:
-        """Ask for the spec and the intent, both at once where a look is a request."""
+        """Request the spec and the intent, concurrently where a read is a request."""
         records = self._view.records
         self._spec = Ahead(records.read, names.spec(self._at.job), beside=self._view.distant)
         self._promised = Ahead(self._machine.promise, records, beside=self._view.distant)
@@ -79,7 +79,7 @@ class Opening:
             raise Refused(str(error)) from None
 
     def shares_machine(self) -> bool:
-        """Whether all hosts are on one machine, also where each is an imitation of one. Raises Unplaced."""
+        """Return True if all hosts are on one machine, emulated hosts included. Raises Unplaced."""
         assert self._placed is not None
         return topology.is_loopback(self._placed.result())
 
@@ -94,7 +94,7 @@ class Opening:
         )  # fmt: skip
 
     def claim(self, *, shares_machine: bool) -> None:
-        """Say that this host has started. Raises Restarted if it has before."""
+        """Write the record that this host has started. Raises Restarted if it has started before."""
         record: dict[str, object] = {
             "boot": self._at.boot,
             "pid": os.getpid(),
@@ -110,7 +110,7 @@ class Opening:
 
 
 def _free_ports(hosts: int) -> dict[str, int]:
-    """A run of ports below the ephemeral range, free now; host 0 picks them for all."""
+    """Return consecutive ports below the ephemeral range that are free now; host 0 picks them for all hosts."""
     import random
     import socket
 

@@ -1,4 +1,4 @@
-"""What an attempt came to, as one of its hosts says it: the value or the failure of its program, and the verdict."""
+"""Outcome of an attempt, as one of its hosts reports it: the value or the failure of its program, and the verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome:
     """Writes the verdict, and sends what the program left in a file before."""
 
     def __init__(self, at: Assignment, key: str, view: View, machine: Machine) -> None:
-        """`key`: of the seal that vouches for the verdict; "" for none."""
+        """`key`: the key of the seal that authenticates the verdict; "" for none."""
         self.at = at
         self.verdict: wire.Verdict | None = None
         self._key = key
@@ -33,7 +33,7 @@ class Outcome:
         self._uncommitted = 0.0  # since when the value could not be written
 
     def look(self) -> None:
-        """See whether another has written the verdict."""
+        """Read the verdict, in case another host has written it."""
         if self.verdict is None:
             self.verdict = _verdict(self._view.verdict())
 
@@ -85,8 +85,8 @@ class Outcome:
     def try_to_commit(self, report: rules.Report | None, ended: float, path: str) -> None:
         """Send the value that the program left at `path`, and commit. Does nothing while a proof may still come.
 
-        What a job came to is worth more patience than any one request has; meanwhile the rules go on. `ended`: when
-        the program did. Raises OSError when that patience is over.
+        A job's value is worth more patience than a single request has; the rules go on meanwhile. `ended`: when the
+        program did. Raises OSError when that patience is over.
         """
         try:
             self._commit(report or rules.Report("", 0), ended, path)
@@ -123,7 +123,7 @@ class Outcome:
         self._view.deliver("result", path, digest=report.digest, size=report.size, keep=True)
 
     def _prove(self, role: str, outcome: str) -> str:
-        """So that who may write to the store cannot pass off something else as what this host's program came to."""
+        """Return this machine's proof of an outcome, so that a process that can write to the store cannot forge one."""
         if not outcome:
             return ""
         return self._machine.vouch(names.claim(role, self.at.store, self.at.job, self.at.attempt, outcome))

@@ -1,4 +1,4 @@
-"""Who looks after a job, as one of its hosts sees it: its owner, with whom it ends, or the keeper who hands it over.
+"""Owner and keeper of a job, as one of its hosts sees them. A job ends with its owner; its keeper hands it over.
 
 Needed only for jobs that have one or the other.
 """
@@ -29,9 +29,9 @@ class Owner:
         self._read = 0.0
 
     def heard(self, beat: Record, moment: float) -> None:
-        """Take in its last beat. An old one counts once it has not changed under our eyes for as long as an owner's
-        silence is borne: on a machine that wakes from its sleep, the owner's is as old as all others, and it may wake
-        later than we do. It counts up to the `moment` at which it was looked for.
+        """Take in the owner's last beat. An old beat counts once it has not changed for `OWNER_PATIENCE` while this
+        host watched: on a machine that wakes from its sleep, the owner's beat is as old as all others, and the owner
+        may wake later.
         """
         now = time.monotonic()
         if beat.generation != self._seen[0] or now - self._read > rules.OWNER_PATIENCE / 2:
@@ -42,7 +42,7 @@ class Owner:
 
 
 class Keeper:
-    """The process that was handed a job, and has to say so in time. Host 0 looks for it."""
+    """The process that was handed a job, and has to take it in time. Host 0 checks that."""
 
     def __init__(self, at: Assignment, view: View) -> None:
         self._at = at
@@ -51,10 +51,10 @@ class Keeper:
         self._looked = 0.0
 
     def look(self) -> str:
-        """End a job that was handed over and that nobody took, and return the reason; "" if it may go on.
+        """End a job that was handed over and that no process took, and return the reason; "" if it may go on.
 
-        Whoever asks for it again may have it anew. It is as old as it was seen to be by our own steady clock: on a
-        machine that wakes from its sleep, whoever was to take it may wake later than we do.
+        The same call may then start it again. The age of the record counts by this host's own monotonic clock too: on a
+        machine that wakes from its sleep, the process that was to take the job may wake later.
         """
         now = time.monotonic()
         if now - self._looked < KEEPER_LOOK:
@@ -75,7 +75,7 @@ class Keeper:
 
 
 class Owners:
-    """The owner of a job and its keeper, as far as it has them."""
+    """Owner and keeper of a job, if it has them."""
 
     def __init__(self, at: Assignment, view: View, task: Task) -> None:
         self._view = view
@@ -84,11 +84,11 @@ class Owners:
 
     @property
     def silence(self) -> float:
-        """The owner's, in seconds."""
+        """Seconds for which the owner has been silent."""
         return 0.0 if self._owner is None else self._owner.silence
 
     def look(self, *, goes_on: bool) -> str:
-        """Hear the owner. Return why the job is to end, if it goes on and nobody took it; else ""."""
+        """Read the owner's beat. If the job goes on, return why it must end because no process took it, else ""."""
         if self._owner is not None and (beat := self._view.owner()) is not None:
             self._owner.heard(*beat)
         return self._keeper.look() if self._keeper is not None and goes_on else ""

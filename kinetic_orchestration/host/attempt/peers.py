@@ -1,4 +1,4 @@
-"""The hosts of an attempt, as one of them sees all: who has started, whose program has ended, who is silent."""
+"""State of an attempt's hosts, as one of them sees it: started, ended, silent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_AT_OTHERS = 5.0
 
 
 class Peers:
-    """What is known of each host, by its number."""
+    """State of each host of the attempt, by its number."""
 
     def __init__(self, at: Assignment, view: View) -> None:
         self._at = at
@@ -30,7 +30,7 @@ class Peers:
         self._read = 0.0  # when the beats were
 
     def look(self, *, running: bool) -> None:
-        """See who has started and, while our program is running, whose has ended."""
+        """Read which hosts have started and, while this host's program is running, whose programs have ended."""
         if len(self.started) < self._at.hosts:
             for host in range(self._at.hosts):
                 if host not in self.started and (life := self._view.started(host)) is not None:
@@ -41,8 +41,9 @@ class Peers:
                     self.exits[host] = (code, time.monotonic())
 
     def look_at_beats(self) -> None:
-        """See who is silent, if that is due. By our own steady clock, and only while we look ourselves: hosts that were
-        all stopped for a while (a laptop's sleep, a paused container) would take each other for dead when they wake.
+        """Measure the silence of the other hosts, if that is due. Time counts by this host's monotonic clock, and only
+        while it looks: hosts that were all stopped for a while (a laptop's sleep, a paused container) would take each
+        other for dead when they wake.
         """
         now = self._view.looked()
         if self._at.hosts == 1 or now - self._read <= LOOK_AT_OTHERS:
@@ -57,11 +58,11 @@ class Peers:
                 self._beats[host] = generation, now
 
     def ended(self, code: int) -> None:
-        """Our own program has."""
+        """Record that this host's program has ended."""
         self.exits[self._at.host] = (code, time.monotonic())
 
     def has_returned(self) -> None:
-        """Our own function has, or our program waits for the others'."""
+        """Record that this host's function has returned, or that its program waits for the others'."""
         self.returned.setdefault(self._at.host, time.monotonic())
 
     def ports(self, shares_machine: bool) -> dict[str, int]:

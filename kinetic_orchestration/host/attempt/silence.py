@@ -17,7 +17,7 @@ REPORT_LEFT_BEHIND = 60.0  # of a program that others no longer answer, as their
 
 
 class Silence:
-    """A job is silent when no host of it shows progress: one that only listens must not be taken for stuck."""
+    """Silence of a job: the time in which no host shows progress. A single host that only listens is not stuck."""
 
     def __init__(self, at: Assignment, view: View, peers: Peers) -> None:
         self._at = at
@@ -42,10 +42,10 @@ class Silence:
         return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
 
     def look(self, active: float, own: float, *, listens: bool) -> str:
-        """Measure the silence. Return what is to be said of it, before stacks are shown; "" for nothing.
+        """Measure the silence. Return the message to log before stacks are shown; "" for none.
 
-        active: when our own program showed progress. own: the user's limit. listens: whether the program runs, and has
-        said nothing of its end.
+        active: when this host's program showed progress. own: the user's limit. listens: True if the program runs, and
+        has not reported its end.
         """
         limit, _ = self.limit(own)
         silence = time.monotonic() - max([active, *self._peers.returned.values()])

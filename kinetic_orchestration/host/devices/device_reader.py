@@ -1,11 +1,13 @@
-"""What the accelerators of this machine do, a line of JSON at a time: a program of its own in the job's environment.
+"""Program that prints samples of this machine's accelerators as lines of JSON. Runs in the job's environment.
 
-Not within the job's process: libtpu's monitoring and the job's own libraries need not suit each other in one process,
-and a call that hangs must hang alone. It takes no device: libtpu's library asks the runtime of the process that has
-them, by gRPC on this machine. Standard library only but for the one of the vendor; knows nothing of jobs.
+It is not part of the job's process: libtpu's monitoring and the job's own libraries may conflict in one process, and a
+call that hangs must hang alone. It takes no device: libtpu's library asks the runtime of the process that holds the
+devices, by gRPC on this machine. It uses the standard library and the vendor's library only, and is independent of
+jobs.
 
-Of TPUs, by Google's TPU Monitoring Library (docs.cloud.google.com/tpu/docs/tpu-monitoring-library), which is part of
-libtpu: lists of texts, one for each chip. Of GPUs, by NVML (nvidia-ml-py), or else by the driver's nvidia-smi.
+TPUs are read with Google's TPU Monitoring Library (docs.cloud.google.com/tpu/docs/tpu-monitoring-library), which is
+part of libtpu: lists of strings, one for each chip. GPUs are read with NVML (nvidia-ml-py), or else with the driver's
+nvidia-smi.
 """
 
 from __future__ import annotations

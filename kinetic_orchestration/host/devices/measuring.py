@@ -1,6 +1,6 @@
-"""What the program reports of itself, and what the devices of all hosts do meanwhile: into beats, and one picture.
+"""Collects the program's metrics and the device samples of all hosts, for beats and for the job's picture.
 
-Nothing of it may fail a job, and nothing is imported before it is needed: a program's start does not wait for it.
+No error here may fail a job. Modules are imported when they are first needed: a program's start does not wait for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SWIFT_FAREWELL = 2.0  # what a machine that is taken away has left for the pictu
 
 
 class Measuring:
-    """Of one host; on host 0 with all others' samples, as their beats say, and the picture."""
+    """Measurements of one host; on host 0 also the other hosts' samples, from their beats, and the picture."""
 
     def __init__(self, view: View, at: Assignment, title: str, note: Callable[[str], None]) -> None:
         self._records = view.records
@@ -36,18 +36,18 @@ class Measuring:
         self._picture: Recorder | None = None  # host 0's
 
     def begin(self, kind: str, python: str, environ: dict[str, str]) -> None:
-        """Of an accelerator of that `kind`, if it is a real one; `python` and `environ` are the program's."""
+        """Begin to measure. `kind`: the accelerator, if it is a real one; `python` and `environ` are the program's."""
         self._program = kind, python, environ
         self._began = time.monotonic()
         self._due = self._began + FIRST
 
     def report(self, payloads: list[bytes]) -> None:
-        """Of metrics, which the program told."""
+        """Add metrics that the program reported to the picture, if this is host 0."""
         if self._at.host == 0:
             self._recorder().report(payloads, time.monotonic())
 
     def sample(self) -> dict[str, Any] | None:
-        """What the devices do, if it is time to ask: for the next beat."""
+        """Return a device sample for the next beat, if one is due and can be taken, else None."""
         now = time.monotonic()
         if now < self._due:
             return None
@@ -82,7 +82,7 @@ class Measuring:
             self._gauges.close()
 
     def end(self) -> None:
-        """Nothing more comes; the last picture is begun, and `close` waits for it."""
+        """Begin the last picture, with all that was measured; `close` waits for it."""
         if self._picture is not None:
             with contextlib.suppress(Exception):
                 self._hear_others(self._picture)

@@ -44,7 +44,7 @@ class Recorder:
         self._ending = False  # what is written is the last
 
     def report(self, payloads: Sequence[bytes], now: float) -> None:
-        """What the program told with `log_metrics`: bytes of its own, so perhaps anything."""
+        """Add metrics that the program reported with `log_metrics`. Its bytes may be malformed."""
         for payload in payloads[-MOST_AT_ONCE:]:
             with contextlib.suppress(*_ODD):
                 told = json.loads(payload)
@@ -54,7 +54,7 @@ class Recorder:
         self.keep_if_due(now)  # of a job whose devices nobody measures, nobody else asks
 
     def measured(self, host: int, sample: Mapping[str, Any]) -> None:
-        """A sample with its time, `at`; the one before may be told again."""
+        """Add a sample with its time, `at`. The previous one may be passed again."""
         at = sample.get("at", 0.0)
         if self._times.get(host) != at:
             self._times[host] = at
@@ -68,13 +68,13 @@ class Recorder:
                 self._begin()
 
     def end(self) -> None:
-        """Nothing more comes: begin to write the last picture, beside what else is to be done; `close` waits for it."""
+        """Begin to write the last picture, in the background; `close` waits for it. No more data may follow."""
         if self._is_worth_it() and not self._ending and not self._is_writing():
             self._ending, self._written = True, False
             self._begin()
 
     def close(self, patience: float | None = None) -> bool:
-        """Whether there is a picture of all this now."""
+        """Wait until the last picture is written, begun here if `end` was not called. Returns True if it is written."""
         until = time.monotonic() + (PATIENCE if patience is None else patience)
         if not self._ending:
             self._wait(until)  # one that is on its way must not write over what comes after it

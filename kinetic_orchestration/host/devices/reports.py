@@ -1,6 +1,6 @@
-"""What a program and its devices tell beside the output: for beats, the picture of the job and a profile's record.
+"""Collects reports of a program and its devices, output excepted: for beats, the job's picture and a profile's record.
 
-Most programs tell nothing: what measures is imported for the first that does.
+Most programs report nothing: the measuring code is imported for the first that does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reports:
         self._measured().begin(kind, python, {**copies.environ(), **task.env, **seen, variable: value})
 
     def hear(self, kind: str, payloads: list[bytes]) -> None:
-        """Take in what the program told."""
+        """Take in the program's reports."""
         if kind == frames.METRICS:
             self._measured().report(payloads)
         elif kind == frames.PROFILE:
@@ -63,12 +63,12 @@ class Reports:
             self.newest = self._measuring.sample() or self.newest
 
     def ended(self, process: int) -> None:
-        """A process that this host started has ended."""
+        """Note that a process which this host started has ended."""
         if self._measuring is not None:
             self._measuring.ended(process)
 
     def stop(self) -> None:
-        """The program has ended."""
+        """Note that the program has ended."""
         if self._measuring is not None:
             self._measuring.stop()
 
@@ -89,7 +89,9 @@ class Reports:
         return self._measuring
 
     def _keep_profile(self, payload: bytes) -> None:
-        """For who shows where it is. The profile itself is in its place already."""
+        """Write the record of this host's profile, for clients that display its location. The profile itself is stored
+        already.
+        """
         name = names.host(self._at.job, self._at.attempt, self._at.host, "profile.json")
         try:
             self._view.records.create(name, wire.encode(json.loads(payload)))

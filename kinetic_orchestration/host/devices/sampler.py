@@ -1,8 +1,8 @@
-"""What a host's devices do while its program runs: one small sample at a slow pace.
+"""Samples the CPU, memory and accelerators of a host at a slow rate while its program runs.
 
-CPU and memory of all that the program has started are read from /proc. Accelerators are read by a process of its own
-(`device_reader`) in the job's environment, which has the vendor's library; if that cannot be, one line in the log says
-so, and nothing else comes of it. Linux only: elsewhere there are no samples. Knows no store and no wire.
+CPU and memory of all processes that the program has started are read from /proc. Accelerators are read by a separate
+process (`device_reader`) in the job's environment, which has the vendor's library; if that fails, one line in the log
+says so, with no other effect. Linux only: other systems give no samples. Independent of the store and the wire.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_END = 1.0  # of a reader that was killed: one that hangs in a driver doe
 
 
 class Gauges:
-    """Of the descendants of this process."""
+    """Samples the descendants of this process, and its machine's accelerators."""
 
     def __init__(self, kind: str, python: str, environ: Mapping[str, str], now: float) -> None:
         """`kind` of accelerator, if it is a real one; `python` and `environ` are the program's."""
@@ -43,7 +43,7 @@ class Gauges:
             self._open(kind, python, environ)
 
     def sample(self, now: float) -> dict[str, Any]:
-        """What is so now, and of the CPU since the last time."""
+        """Return a sample: current values, and the CPU use since the previous one."""
         found: dict[str, Any] = {}
         tree = _tree(os.getpid(), self._reader)
         if tree is not None:
@@ -60,12 +60,12 @@ class Gauges:
         return {**found, **self._devices}
 
     def ended(self, pid: int) -> None:
-        """A child of this process has ended, and was collected."""
+        """Note that a child of this process has ended and was collected."""
         if pid == self._reader:
             self._reader = 0
 
     def close(self) -> None:
-        """Nothing is left of it: who asks whether the program has left anything running means the program."""
+        """End the reader, so that a check for processes that the program left running does not find it."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
@@ -97,7 +97,7 @@ class Gauges:
             os.close(end)
 
     def _take(self, now: float) -> None:
-        """The newest of the lines that the reader has written since."""
+        """Take the newest of the lines that the reader has written since the last call."""
         data = self._rest
         with contextlib.suppress(BlockingIOError):
             while more := os.read(self._pipe, LONGEST_LINE):
@@ -120,8 +120,9 @@ class Gauges:
 
 
 def _tree(root: int, besides: int) -> tuple[int, int] | None:
-    """Of all that descends from a process, but for one of them: ticks of CPU, those of ended children included, and
-    pages of memory, of which those that several share count for each."""
+    """Return the CPU ticks and memory pages of a process's descendants, except one. Ticks include those of exited
+    children; a shared page counts for each process that has it.
+    """
     if not sys.platform.startswith("linux"):
         return None
     found: dict[int, list[tuple[int, int, int]]] = {}

@@ -1,11 +1,12 @@
-"""A machine's word for what it puts into the store, and whether to believe another's: Google signs who said it.
+"""Signs this machine's content in the store, and decides whether another machine's is trusted: Google signs both.
 
-The metadata server of a VM gives a token that names the VM's account and project and any text of the VM's choice. So
-a machine can say "I wrote what has this digest", and who can merely write to the bucket cannot. Believed is whoever
-has the same account in the same project as this machine: they may run anything on each other's machines anyway.
+The metadata server of a VM gives a token that names the VM's account and project and any text of the VM's choice. So a
+machine can state "I wrote the content with this digest", and a process that can merely write to the bucket cannot.
+Trusted are machines of the same account in the same project as this one: they may run anything on each other's machines
+anyway.
 
-A token is a statement about the past, so its expiry is not looked at. Google shows its keys for some weeks; what was
-said with an older one is believed no more, and has to be said again.
+A token is a statement about the past, so its expiry is not checked. Google publishes its keys for some weeks; a
+statement signed with an older one is no longer trusted, and has to be made again.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _SHA256 = bytes.fromhex("3031300d060960864801650304020105000420")
 
 
 def vouch(text: str) -> str:
-    """This machine's word for the text; "" where nobody gives one."""
+    """Return this machine's signature of the text; "" where no metadata server gives one."""
     return bootstrap.identity(f"kinetic/{text}")
 
 
 def believed(token: str, text: str) -> bool:
-    """Whether a machine of our own kind has said exactly this."""
+    """Return True if the token proves that a machine with this machine's identity signed exactly this text."""
     claims = _claims(token)
     own = _self()
     return (
@@ -47,7 +48,7 @@ def believed(token: str, text: str) -> bool:
 
 @functools.cache
 def _self() -> tuple[str, ...]:
-    """Who this machine is, by its own metadata server's word."""
+    """Return this machine's identity, as its metadata server states it."""
     return _who(_claims(vouch("self")))
 
 
@@ -90,7 +91,7 @@ def _signed(token: str) -> bool:
 
 
 def _keys() -> dict[str, tuple[int, int]]:
-    """Google's public keys; none while they cannot be had, and then nobody is believed."""
+    """Return Google's public keys; none while they cannot be fetched, and then no signature is trusted."""
     if _found:
         return _found
     imitated = os.environ.get("KINETIC_EMULATOR", "").rstrip("/")

@@ -1,8 +1,8 @@
-"""What a VM runs at each of its boots: it arms its own deletion, brings the agent, and becomes it.
+"""Startup script of a VM, run at each boot: it arms the VM's deletion, fetches the agent, and becomes it.
 
-The source of this module is the startup script, so it stands alone: the standard library of Python 3.10, and nothing
-of this package. The agent imports it for what a VM can do: ask its metadata server, speak to Google's APIs with its
-own account, delete its own slice. It knows no records and no programs. What it says goes to the serial console.
+The source of this module is the startup script, so it stands alone: the standard library of Python 3.10, and nothing of
+this package. The agent imports it for the operations of a VM: query its metadata server, call Google's APIs with its
+own account, delete its own slice. It is independent of records and programs. Its messages go to the serial console.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _heard: tuple[float, float] = (0.0, 0.0)  # the store's time, and this machine's
 
 
 class Reply(namedtuple("Reply", "status headers data")):
-    """An answer; status 0 if there was none, and why in its data."""
+    """An answer. Without one, the status is 0 and the data says why."""
 
     __slots__ = ()
     status: int
@@ -53,7 +53,7 @@ class Reply(namedtuple("Reply", "status headers data")):
         return json.loads(self.data or b"{}")
 
     def reason(self) -> str:
-        """What the API says of itself."""
+        """Return the API's error message, or the start of its answer, or the status."""
         try:
             return str(self.json()["error"]["message"])
         except (ValueError, KeyError, TypeError):
@@ -64,7 +64,7 @@ class Reply(namedtuple("Reply", "status headers data")):
 
 
 def root() -> str:
-    """Everything that is written lies below it: the machine's own root, unless the machine is an imitation."""
+    """Return the folder below which all is written: the machine's root, or another for an emulated machine."""
     return os.environ.get("KINETIC_ROOT") or "/"
 
 
@@ -78,7 +78,7 @@ def say(text: str) -> None:
 
 
 def call(name: str) -> None:
-    """What `ps` and `top` show of this process: all that come of the startup script have one command line."""
+    """Set the name that `ps` and `top` show: all processes of the startup script have one command line."""
     try:
         with open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write(name)
@@ -87,7 +87,7 @@ def call(name: str) -> None:
 
 
 def endpoint(service: str) -> str:
-    """Where an API of Google's is: `storage`, `tpu`, `secretmanager`, `cloudresourcemanager`."""
+    """Return the URL of a Google API: `storage`, `tpu`, `secretmanager`, `cloudresourcemanager`."""
     given = os.environ.get("STORAGE_EMULATOR_HOST" if service == "storage" else "KINETIC_EMULATOR", "").rstrip("/")
     if given:
         return given if "://" in given else f"http://{given}"
@@ -98,7 +98,7 @@ def endpoint(service: str) -> str:
 
 
 def tries(patience: float) -> Iterator[None]:
-    """Once, and again after growing pauses while the patience lasts."""
+    """Yield once, and again after growing pauses until the patience ends."""
     deadline, pause = time.monotonic() + patience, 0.1
     while True:
         yield
@@ -139,19 +139,19 @@ def body_of(answer: http.client.HTTPResponse, most: int) -> bytes:
 
 
 def metadata(path: str, *, patience: float = 60.0, timeout: float = 10.0) -> str | None:
-    """What the metadata server says; None if it knows no such thing, or is not there."""
+    """Return a value of the metadata server; None if it has no such value, or does not exist."""
     reply = tell(path, patience=patience, timeout=timeout)
     return None if reply is None else reply.data.decode("utf-8", "replace")
 
 
 def tell(path: str, *, patience: float, timeout: float) -> Reply | None:
-    """The metadata server's whole answer."""
+    """Return the metadata server's whole answer."""
     reply = asked(path, patience, timeout)
     return reply if _is_told(reply) else None
 
 
 def asked(path: str, patience: float, timeout: float = 10.0) -> Reply:
-    """Whatever is answered in the end, by the metadata server or in its place."""
+    """Return the final answer of the metadata server, or of a server in its place."""
     reply = Reply(0, {}, b"")
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "metadata.google.internal"
     for _ in tries(patience):
@@ -168,7 +168,7 @@ def _is_told(reply: Reply) -> bool:
 
 
 def token(*, fresh: bool = False) -> str:
-    """An access token of this VM's account, kept until it is about to expire; "" where there is no account."""
+    """Return an access token of this VM's account, cached until it is about to expire; "" where there is no account."""
     global _token  # noqa: PLW0603 - one account, one token
     text, until = _token
     if fresh or time.monotonic() > until:
@@ -182,17 +182,17 @@ def token(*, fresh: bool = False) -> str:
 
 
 def has_token() -> bool:
-    """Whether there was one when it was last asked for."""
+    """Return True if the last request for a token returned one."""
     return bool(_token[0])
 
 
 def identity(audience: str) -> str:
-    """The word of Google for which VM this is, signed; "" where nobody gives one."""
+    """Return the identity token of this VM, signed by Google; "" where none is given."""
     return metadata(f"{SCOPE}/identity?audience={quote(audience, safe='')}&format=full") or ""
 
 
 def seal(key: str, record: bytes) -> bytes:
-    """A record of this attempt with the word of whoever has its key, for all that the record says."""
+    """Return a record of this attempt with a seal over all its content, made with the attempt's key."""
     fields = json.loads(record)
     fields.pop("sum", None)  # which is that of a record without a seal
     return json.dumps({**fields, "seal": sealed(key, gist(fields))}, ensure_ascii=False).encode(
@@ -201,13 +201,13 @@ def seal(key: str, record: bytes) -> bytes:
 
 
 def gist(fields: Mapping[str, Any]) -> str:
-    """The digest of what a record says, however it is written, and without the word for it."""
+    """Return the digest of a record's content, independent of its formatting and without its seal."""
     said = {name: value for name, value in fields.items() if name not in ("seal", "sum")}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(key: str, text: str) -> str:
-    """The word for a text of whoever has the key."""
+    """Return the seal of a text, made with the key."""
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -227,7 +227,7 @@ def request(
     *,
     patience: float = 60.0,
 ) -> Reply:
-    """Ask an API of Google's as this VM; again while the answer is one that may pass."""
+    """Send a request to a Google API as this VM; retry while the answer is one that may pass."""
     reply, stale = Reply(0, {}, b""), False
     for _ in tries(patience):
         reply = exchange(method, url, body, {**(headers or {}), **authorization(fresh=stale)})
@@ -238,9 +238,9 @@ def request(
 
 
 def store_time() -> float:
-    """The store's clock, by which every deadline counts. Where the store is silent, a steady clock goes on from its
-    last word, for this machine's own may be wrong by more than a job has left: that one counts only where the store has
-    never said a word, however often it was asked.
+    """Return the store's time, by which every deadline counts. While the store does not answer, the monotonic clock
+    advances its last time: this machine's own clock may be wrong by more than a job has left, and counts only if the
+    store has never answered.
     """
     global _heard  # noqa: PLW0603 - one store, one clock
     for _ in tries(0.0 if _heard[0] else FIRST_WORD):
@@ -256,7 +256,7 @@ def store_time() -> float:
 
 
 def delete_slice(resource: str, patience: float = 60.0) -> int:
-    """Ask for the deletion of this VM's own slice; the status of the answer, of which 404 is the best."""
+    """Request the deletion of this VM's own slice; return the status of the answer, of which 404 is the best."""
     reply = request("DELETE", f"{endpoint('tpu')}/v2/{resource}?force=true", patience=patience)
     if reply.status == 403:
         say(f"this VM may not delete its slice: {reply.reason()}. Grant its service account roles/tpu.admin. UNTIL "
@@ -282,7 +282,7 @@ def end_slice(resource: str, longest: float = 60.0, taken: Callable[[], object] 
 
 
 def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> bool:
-    """After one more try to delete both; no answer, however strange, ends the tries."""
+    """Try once more to delete both. Returns True if both are gone; no answer, however strange, ends the tries."""
     try:
         status, ends = delete_slice(resource), False
         if status == 404 and not _is_there(resource):
@@ -303,13 +303,15 @@ def _is_gone(resource: str, node: str, taken: list[Callable[[], object]]) -> boo
 
 
 def _is_there(name: str) -> bool:
-    """Where this VM may not look (403), what the delete call said has to do."""
+    """Return True if the resource exists or the answer may pass. Without the right to read it (403) the answer to the
+    delete call decides.
+    """
     reply = request("GET", f"{endpoint('tpu')}/v2/{name}", patience=10.0)
     return reply.status == 200 or reply.status in PASSING
 
 
 def arm(resource: str, deadline: float) -> None:
-    """From now on a process of its own sees to the deletion at the deadline, whatever becomes of all others."""
+    """Start a separate process that deletes the resource at the deadline, whatever happens to all others."""
     import fcntl
 
     if os.fork():
@@ -348,7 +350,7 @@ def _is_deleted(resource: str, deadline: float) -> bool:
 
 
 def _take_console() -> None:
-    """Whoever started this script waits for the end of its output, and must not wait for ever."""
+    """Redirect the output to the console: the process that started this script waits for the end of its output."""
     null = os.open("/dev/null", os.O_RDWR)
     try:
         console = os.open(os.path.join(root(), "dev", "console"), os.O_WRONLY | os.O_NOCTTY)
@@ -362,24 +364,24 @@ def _take_console() -> None:
 
 
 class Failed(Exception):
-    """The agent cannot start here; the message is for people."""
+    """The agent cannot start on this host; the message is for users."""
 
     cause = "infrastructure"
     what = "could not start"
 
 
 class Unusable(Failed):
-    """Nor can it on any other host."""
+    """The agent cannot start on any host."""
 
     cause = "configuration"
 
 
 class Changed(Unusable):
-    """What is in the store is not what was submitted."""
+    """The stored content differs from what was submitted."""
 
 
 class Ended(Failed):
-    """The agent's container is gone, and nobody in it could say why."""
+    """The agent's container is gone without a report."""
 
     what = "has lost its container"
 
@@ -390,7 +392,7 @@ class Ended(Failed):
             self.cause = Unusable.cause
 
 
-# What `docker run` ends with, https://docs.docker.com/engine/containers/run/#exit-status
+# Exit codes of `docker run`, https://docs.docker.com/engine/containers/run/#exit-status
 _EXITS = {
     125: " (docker itself failed)",
     126: " (name an image that has Python 3.10 or later as python3)",
@@ -400,7 +402,7 @@ _EXITS = {
 
 
 def place(told: Mapping[str, Any]) -> int:
-    """Which host of all this VM is, counted through the slices."""
+    """Return this VM's number among all hosts, counted through the slices."""
     environment = _tpu_env(metadata("instance/attributes/tpu-env"))
     worker = metadata("instance/attributes/agent-worker-number") or environment.get("WORKER_ID") or ""
     if not worker.strip():  # an older image: by this VM's own address
@@ -414,18 +416,20 @@ def place(told: Mapping[str, Any]) -> int:
 
 
 def _tpu_env(text: str | None) -> dict[str, str]:
-    """Lines of `NAME: 'value'`."""
+    """Parse lines of `NAME: 'value'`."""
     pairs = (line.partition(":") for line in (text or "").splitlines())
     return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
 
 
 def addresses(endpoints: str) -> list[str]:
-    """Of the workers, in their order. Seen in two formats: `host,host` and `name:id:ip,…`."""
+    """Return the workers' addresses, in their order. Two formats occur: `host,host` and `name:id:ip,…`."""
     return [entry.strip().split(":")[2 if entry.count(":") > 1 else 0] for entry in endpoints.split(",") if entry]
 
 
 def fetch(store: str, digest: str) -> str:
-    """The agent's zip on this disk: what the metadata of this VM vouches for, and nothing else."""
+    """Return the path of the agent's zip on this disk, fetched if need be. Its digest must be the one in this VM's
+    metadata.
+    """
     path = os.path.join(home(), "agent", f"{digest}.zip")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path):
@@ -450,11 +454,7 @@ def fetch(store: str, digest: str) -> str:
 
 
 def unpacked(agent: str) -> str:
-    """The agent's folder, from its zip that was just verified.
-
-    An import from a folder takes a fraction of one from a zip, and leaves byte code to the program's process. Made anew
-    at each boot: what a machine wrote just before it lost its power may be cut short, and nobody looks at it again.
-    """
+    """Unpack the agent's zip, which was just verified; return its folder."""
     folder = f"{agent[: -len('.zip')]}-{_boot_id()}"
     if os.path.isdir(folder):
         return folder
@@ -475,7 +475,7 @@ def unpacked(agent: str) -> str:
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Of a zip in which nothing is compressed: to import `zipfile` takes longer than to write the files.
+    """Yield the members of an uncompressed zip: importing `zipfile` takes longer than writing the files.
 
     https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7: the local file header.
     """
@@ -493,7 +493,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _boot_id() -> str:
-    """Of this machine, or of the imitation of one; what has none makes do with this process."""
+    """Return the boot id of this machine, or of an emulated one; this process's id if it has none."""
     paths = [os.path.join(place, "proc/sys/kernel/random/boot_id") for place in (root(), "/")]
     found = next(filter(os.path.exists, paths), "")
     if not found:
@@ -507,14 +507,14 @@ def blob(store: str, digest: str) -> str:
 
 
 def address(store: str, name: str) -> tuple[str, str]:
-    """Of an object: where it is read, and its full name in the bucket."""
+    """Return the URL at which an object is read, and its full name in the bucket."""
     bucket, _, prefix = store.removeprefix("gs://").partition("/")
     full = f"{prefix}/{name}" if prefix else name
     return f"{endpoint('storage')}/storage/v1/b/{bucket}/o/{quote(full, safe='')}", full
 
 
 def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.cause) -> None:
-    """End the attempt in the agent's place, unless somebody was first."""
+    """End the attempt in the agent's place, unless another process was first."""
     _, full = address(told["store"], f"jobs/{told['job']}/attempts/{told['attempt']}/verdict.json")
     verdict = {
         "wire": told["wire"], "kind": "aborted", "writer": f"{told['boot']}/{host}/boot", "time": time.time(),
@@ -535,7 +535,7 @@ def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.c
 
 
 def words(told: Mapping[str, Any], host: int) -> list[str]:
-    """The agent's command line: its assignment."""
+    """Return the agent's command line: its assignment."""
     run = os.path.join(home(), "run", f"{told['job']}-{told['attempt']}")
     os.makedirs(run, exist_ok=True)
     found = {
@@ -548,14 +548,14 @@ def words(told: Mapping[str, Any], host: int) -> list[str]:
 
 
 def _python_ahead(version: str | None) -> str:
-    """That runs the program, if it is known before everything else: for a command ("") any does, and an environment
-    that has yet to be built (None) has its own.
+    """Return the program's interpreter if it is known before everything else. A command ("") may use any; an
+    environment that has yet to be built (None) has its own.
     """
     return "" if version is None else python_of(version) if version else sys.executable
 
 
 def python_of(version: str) -> str:
-    """An interpreter of this machine; "" if it has none of that version."""
+    """Return an interpreter of this machine; "" if it has none of that version."""
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
         return getattr(sys, "_base_executable", "") or sys.executable
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
@@ -565,7 +565,7 @@ def python_of(version: str) -> str:
     return ""
 
 
-# What a registry says of an image that no second try will bring, and whose matter that is.
+# Errors of a registry for an image that no retry will bring, and their causes.
 _REFUSED = (
     ("unauthorized", "denied", "forbidden", "authentication required", "no basic auth"),
     ("manifest unknown", "not found", "name unknown", "invalid reference format", "repository does not exist",
@@ -574,7 +574,7 @@ _REFUSED = (
 
 
 def _pull(command: list[str], image: str) -> None:
-    """Again while the registry's answer is one that may pass."""
+    """Pull the image; retry while the registry's answer is one that may pass."""
     import subprocess
 
     said = ""
@@ -599,14 +599,14 @@ def _pull(command: list[str], image: str) -> None:
 
 
 def is_googles(registry: str) -> bool:
-    """The host of an image's name, spoken to by HTTPS: `us-docker.pkg.dev`, `gcr.io`, `eu.gcr.io`."""
+    """Return True if a registry is Google's, spoken to by HTTPS: `us-docker.pkg.dev`, `gcr.io`, `eu.gcr.io`."""
     host, colon, port = registry.lower().partition(":")
     known = [domain for domain in ("pkg.dev", "gcr.io") if host == domain or host.endswith(f".{domain}")]
     return bool(known) and all(host.split(".")) and (not colon or port == "443")
 
 
 def in_container(image: str, command: list[str]) -> list[str]:
-    """The same command inside the named image, with this machine's devices and network."""
+    """Return the same command inside the named image, with this machine's devices and network."""
     import shutil
 
     docker = shutil.which("docker")
@@ -684,7 +684,7 @@ def main() -> NoReturn:
 
 
 def _orders(reply: Reply) -> dict[str, Any] | None:
-    """What this VM is to do, once it is told so that its deletion can be armed."""
+    """Return this VM's orders once they suffice to arm its deletion, else None."""
     try:
         told = reply.json() if _is_told(reply) else {}
         str(told["resource"]), float(told["deadline"])
@@ -695,8 +695,8 @@ def _orders(reply: Reply) -> dict[str, Any] | None:
 
 
 def _contain(command: list[str], image: str) -> NoReturn:
-    """Stay as long as the container, and hand on what it says. It ends well once its agent has, whatever came of the
-    job; of all else nobody has told who could.
+    """Wait for the container and pass on its output. It exits with 0 once its agent has ended, whatever the job's
+    outcome; for any other exit no agent is left to report it. Raises Ended.
     """
     import subprocess
 
@@ -722,7 +722,7 @@ def _contain(command: list[str], image: str) -> NoReturn:
 
 
 def _become(agent: str, argv: list[str]) -> NoReturn:
-    """In this very process: to start another Python and to import all of this again would take as long as the rest."""
+    """Run the agent in this process: another Python that imports all of this again would take as long as the rest."""
     own = os.path.join(agent, "site", *NAME.split(".")) + ".py"
     try:
         with open(own, "rb") as theirs, open(__file__, "rb") as ours:

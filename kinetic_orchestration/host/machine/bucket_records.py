@@ -78,9 +78,8 @@ class Bucket:
         check: Callable[[bootstrap.Reply], Any] | None = None,
         **more: Any,
     ) -> tuple[bootstrap.Reply, bool]:
-        """The answer, and whether one before it may have been lost: then the request may have done its work.
-
-        `check` raises one of UNREADABLE for a good answer that cannot be read, which is as good as lost.
+        """Send a request. Returns the answer, and True if an earlier answer may have been lost: then the request may
+        have taken effect.
         """
         unsure, stale = False, False
         reply = bootstrap.Reply(0, {}, b"")
@@ -110,9 +109,10 @@ class Bucket:
         into: Any = None,
         most: int | None = None,
     ) -> bootstrap.Reply:
-        """One request. Its body is `head`, then a file, then `tail`; a good answer's goes to `into` if there is one.
+        """Send one request. Its body is `head`, then a file, then `tail`; a good answer's body goes to `into`, if
+        given.
 
-        Of an answer that has more than `most` bytes no more are taken: _Over.
+        Raises _Over if the answer has more than `most` bytes.
         """
         connection, used = self._connection()
         target, kept = self._base.path + target, False
@@ -150,7 +150,7 @@ class Bucket:
                 connection.close()
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """A connection, and whether it has been used before."""
+        """Return a connection, and whether it has been used before."""
         if self._process != os.getpid():  # forked: what is kept is our parent's
             self._process, self._idle = os.getpid(), []
         try:
@@ -162,7 +162,7 @@ class Bucket:
         return http.client.HTTPConnection(self._base.netloc, timeout=TIMEOUT), False
 
     def close(self) -> None:
-        """Let go of the connections that nobody uses now."""
+        """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop().close()
 
@@ -199,7 +199,7 @@ class Bucket:
     def write(
         self, name: str, data: bytes | BinaryIO, condition: int | None = None, metadata: Mapping[str, str] | None = None
     ) -> int | None:
-        """The new generation; None if the condition did not hold."""
+        """Write the object; return its new generation, or None if the condition did not hold."""
         edge = os.urandom(16).hex()
         facts: dict[str, Any] = {"name": name, "contentType": "application/octet-stream"}
         if metadata:
@@ -229,7 +229,9 @@ class Bucket:
         return int(reply.json()["generation"])
 
     def _mine_after_all(self, name: str, data: bytes | BinaryIO, condition: int | None) -> int | None:
-        """Of a conditional write whose answer was lost: what is there, if its bytes are the ones that were sent."""
+        """Return the object's generation if a conditional write whose answer was lost has succeeded: the stored bytes
+        are the ones that were sent.
+        """
         if not isinstance(data, bytes):
             return self._file_after_all(name, data)
         found = self.read(name, 0, len(data) + 1)
@@ -296,7 +298,7 @@ class Bucket:
         raise RecordsError(errno.EIO, f"Cannot read {name} ({self}): {why}.")
 
     def _begin_to_fetch(self, name: str) -> tuple[int, str, bytes | None, bytes] | None:
-        """An object's size and generation, all of it if it is small, for then one request is enough, and its checksum
+        """Return an object's size and generation, its content if that is small and fits one request, and its checksum
         if the rest is still to come.
         """
         first = {"Range": f"bytes=0-{CHUNK - 1}"}
@@ -318,7 +320,7 @@ class Bucket:
         return int(facts["size"]), str(facts["generation"]), None, base64.b64decode(facts.get("md5Hash", ""))
 
     def _fetch_into(self, part: str, name: str, size: int, generation: str) -> bool:
-        """False if another object has taken the name meanwhile."""
+        """Fetch an object into a new file. Returns False if another object has taken the name meanwhile."""
         target = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.truncate(target, size)
@@ -334,7 +336,7 @@ class Bucket:
             os.close(target)
 
     def _fetch_range(self, target: int, name: str, start: int, end: int, generation: str) -> bool:
-        """What breaks off goes on where it broke. False if another object has taken the name."""
+        """Fetch a range of bytes, resuming where a transfer broke off. Returns False if the name has another object."""
         at = start
 
         def take(data: bytes) -> None:
@@ -405,15 +407,15 @@ class CloudRecords:
         return self._prefix + name
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> int | None:
-        """Write `name` if it is absent; its generation, or None if somebody was first."""
+        """Write `name` if it is absent; return its generation, or None if another writer was first."""
         return self.bucket.write(self._full(name), bytes(data), 0)
 
     def swap(self, name: str, data: bytes | bytearray | memoryview, generation: int) -> int | None:
-        """Write `name` if its generation still is `generation`; the new one, or None."""
+        """Write `name` if its generation still is `generation`; return the new one, or None."""
         return self.bucket.write(self._full(name), bytes(data), generation) if generation else None
 
     def put(self, name: str, data: bytes | bytearray | memoryview) -> int:
-        """Write `name` whatever is there."""
+        """Write `name`, over any object of that name."""
         generation = self.bucket.write(self._full(name), bytes(data))
         assert generation is not None
         return generation
@@ -428,7 +430,7 @@ class CloudRecords:
         return generation
 
     def signals(self, prefix: str) -> Iterator[Signal]:
-        """All signals below `prefix` with what is in them, and nothing of one that is too large: one request for a
+        """Yield all signals below `prefix` with their data, which is empty for one that is too large: one request for a
         thousand.
         """
         unshown = 0
@@ -443,24 +445,20 @@ class CloudRecords:
             yield Signal(item["name"], data, int(item["generation"]), _moment(item))
 
     def read(self, name: str, start: int = 0, end: int | None = None, *, limit: int | None = None) -> Record | None:
-        """The bytes from start to end (neither negative), or None if there is no such object.
-
-        To the end of an object that has more than `limit` bytes from there (by default, than a record of its name has)
-        nothing is read: TooLarge.
-        """
+        """Return the bytes from start to end (neither negative), or None if there is no such object."""
         return self.bucket.read(self._full(name), start, end, names.limit_of(name) if limit is None else limit)
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """All objects whose name begins with `prefix`, in the order of their names."""
+        """Yield all objects whose name begins with `prefix`, in the order of their names."""
         for item in self._listed(prefix):
             yield Entry(item["name"], int(item["size"]), int(item["generation"]), _moment(item))
 
     def delete(self, name: str) -> bool:
-        """True if this call deleted it, False if it was not there."""
+        """Delete the object. Returns True if this call deleted it, False if it did not exist."""
         return self.bucket.remove(self._full(name))
 
     def upload(self, name: str, path: str, *, move: bool = False) -> bool:
-        """Create `name` from a file; False if somebody was first. With `move` the file is gone afterwards."""
+        """Create `name` from a file; return False if another writer was first. `move` removes the file."""
         with open(path, "rb") as file:
             known = os.fstat(file.fileno()).st_size > CHUNK and self.bucket.facts(self._full(name)) is not None
             won = not known and self.bucket.write(self._full(name), file, 0) is not None
@@ -476,7 +474,7 @@ class CloudRecords:
             raise NoObject(errno.ENOENT, f"Cannot read {name} (store {self.root}): there is no such object.")
 
     def local_path(self, name: str) -> str | None:
-        """No object has a file here."""
+        """Return None: no object has a file here."""
         return None
 
     def ring(self, text: str) -> bool:
@@ -488,7 +486,7 @@ class CloudRecords:
         return True
 
     def now(self) -> float:
-        """The store's time; of this machine's steady clock once the store was heard."""
+        """Return the store's time, advanced by this machine's monotonic clock since the store last answered."""
         if not self.bucket.clock.known:
             self.bucket.ask("GET", self.bucket.object(self._prefix + "deployment.json"))
         return self.bucket.clock.now()
@@ -497,7 +495,9 @@ class CloudRecords:
         self.bucket.close()
 
     def _listed(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """What has a part that begins with a dot is the client's own, and no record."""
+        """Yield the records of a listing. A name with a part that begins with a dot is the client's own, and no
+        record.
+        """
         if folder := prefix.rpartition("/")[0]:
             check_name(folder)
         for item in self.bucket.listing(self._prefix + prefix):
@@ -511,11 +511,11 @@ class NoObject(RecordsError, FileNotFoundError):
 
 
 class _Over(Exception):
-    """More came than a record has."""
+    """The answer has more bytes than a record may have."""
 
 
 class _Full(RecordsError):
-    """This machine's own disk, which no patience mends."""
+    """This machine's own disk is full, which no retry mends."""
 
 
 @functools.cache
@@ -571,7 +571,7 @@ def _check_item(item: Mapping[str, Any]) -> None:
 
 
 def _check_bytes(reply: bootstrap.Reply) -> None:
-    """All of an object agrees with the checksum that comes with it. What was composed has none."""
+    """Raise ValueError if a complete object differs from its checksum. A composed object has none."""
     generation, changed = reply.headers.get("X-Goog-Generation"), reply.headers.get("Last-Modified")
     if generation is not None and changed is not None:
         moment_of(int(generation), parsedate_to_datetime(changed).timestamp())
@@ -584,7 +584,7 @@ def _check_bytes(reply: bootstrap.Reply) -> None:
 
 
 def _md5_told(reply: bootstrap.Reply) -> bytes:
-    """The checksum of the whole object, as the server tells it; none of what was composed."""
+    """Return the checksum of the whole object from the answer's headers; none for a composed object."""
     headers: Any = reply.headers
     told = headers.get_all("X-Goog-Hash", ()) if hasattr(headers, "get_all") else ()
     found = [part.strip() for line in told for part in line.split(",")]
@@ -623,14 +623,16 @@ def _why(reply: bootstrap.Reply) -> str:
 
 
 def _passes(reply: bootstrap.Reply) -> bool:
-    """Whether a refusal says nothing of this account's rights."""
+    """Return True if a refusal is unrelated to this account's rights."""
     return (reply.status == 401 and not bootstrap.has_token()) or (
         reply.status == 403 and b"ateLimitExceeded" in reply.data
     )
 
 
 def _moment(facts: Mapping[str, Any]) -> float:
-    """When an object was written. RFC 3339 has any number of digits, which Python 3.10 does not read: seconds do."""
+    """Return when an object was written. Python 3.10 does not read RFC 3339 with any number of digits, so only seconds
+    are read.
+    """
     whole = datetime.fromisoformat(facts["updated"][:19] + "+00:00")
     return moment_of(int(facts["generation"]), whole.timestamp())
 

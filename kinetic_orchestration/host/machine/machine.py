@@ -1,4 +1,4 @@
-"""The machine of a host, for whoever does not care whose it is: this one, which is shared and stays, or a VM.
+"""The machine of a host, behind one interface: this machine, which is shared and stays, or a VM.
 
 `vm` has the other kind.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Unplaced(Exception):
-    """Nobody could find this host."""
+    """The address of this host could not be found."""
 
 
 class Denied(Exception):
@@ -24,11 +24,11 @@ class Denied(Exception):
 
 
 class Unanswered(Exception):
-    """Nobody answered what this VM has to know; the message says who."""
+    """A service that this VM depends on did not answer; the message names it."""
 
 
 class Promise(NamedTuple):
-    """What the intent of an attempt says of it. The spec is vouched for, and the intent is not: it only takes away."""
+    """Facts from an attempt's intent. Unlike the spec, the intent is not authenticated: it can only reduce limits."""
 
     affordable: float = 0.0  # the seconds that the job's limit of cost leaves to the attempt; 0.0 if it does not say
     moved: int = 0  # attempts before it that never had hosts, and that nobody is shown
@@ -43,7 +43,7 @@ class Promise(NamedTuple):
 
 
 class Machine:
-    """This machine: shared, and stays."""
+    """This machine, which is shared and stays."""
 
     is_own = False  # it has no other host, and what fails on it may be its own failure
     vouches = False  # it can prove to others that it said something
@@ -54,7 +54,7 @@ class Machine:
         self._at = at
 
     def promise(self, records: Records) -> Promise | None:
-        """Return what the attempt's intent says, if a host has to know it."""
+        """Return the facts of the attempt's intent, if a host needs them."""
         return None
 
     def address(self) -> str:
@@ -66,7 +66,7 @@ class Machine:
         return ["127.0.0.1"] * self._at.hosts
 
     def begin(self, task: Task) -> None:
-        """Begin to ask what `secrets` answers."""
+        """Begin the requests that `secrets` waits for."""
 
     def secrets(self, note: Callable[[str], None]) -> dict[str, str]:
         """Return the task's secrets, once the machine's account is known to have the rights that it needs.
@@ -76,21 +76,21 @@ class Machine:
         return {}
 
     def suits(self, task: Task, python: str, *, foreign: bool) -> bool:
-        """Whether a process that runs `python`, started before the task was known, may become its program.
+        """Return True if a process that runs `python`, started before the task was known, may become its program.
 
-        foreign: whether this process's variables would lead it out of an environment of its own.
+        foreign: True if this process's variables would lead it out of an environment of its own.
         """
         return True
 
     def watch(self, tell: Callable[[str], None]) -> None:
-        """Tell, from now on, when the machine is to be taken away."""
+        """Report, from now on, when the machine is to be taken away."""
 
     def notice(self) -> str:
         """Return why the machine is being taken away; "" if it is not."""
         return ""
 
     def life(self) -> dict[str, float]:
-        """Return what a host says of its machine when it starts."""
+        """Return the facts about its machine that a host records when it starts."""
         return {}
 
     def vouch(self, claim: str) -> str:

@@ -1,6 +1,6 @@
-"""What a host's machine is asked and tells, when it is a VM of the cloud: notices, addresses, its account's rights.
+"""Metadata server and APIs of a host's machine, if it is a VM of the cloud: notices, addresses, its account's rights.
 
-Knows no records. It speaks to the metadata server and to Google's APIs as the VM's own account.
+Independent of records. Requests are made as the VM's own account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMPANY = 300.0  # seconds within which the API tells where the hosts of other s
 SECRETS_AT_ONCE = 8
 PERMISSIONS = ("tpu.nodes.delete",)  # of queued resources, too: roles/tpu.admin has no others
 
-# What ends this VM, by the path that tells it, and what it is told there.
+# Events that end this VM, by the path of the notice: the value to wait for, and its description.
 NOTICES = {
     "instance/preempted": ("TRUE", "this VM is being preempted"),
     "instance/maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this VM is being ended for maintenance"),
@@ -35,7 +35,7 @@ NOTICES = {
 
 
 def watch(tell: Callable[[str], None]) -> None:
-    """From now on, tell of each notice once."""
+    """Watch for notices in the background, and call `tell` once for each."""
     for path in NOTICES:
         threading.Thread(target=_watch, args=(path, tell), name="kinetic-notices", daemon=True).start()
 
@@ -60,7 +60,7 @@ def _watch(path: str, tell: Callable[[str], None]) -> None:
 
 
 def notice() -> str:
-    """The notice that is there already, if there is one."""
+    """Return the notice that is already present, or ""."""
     for path, (awaited, text) in NOTICES.items():
         if (bootstrap.metadata(path, patience=0.0, timeout=1.0) or "").strip() == awaited:
             return text
@@ -68,14 +68,16 @@ def notice() -> str:
 
 
 def address() -> str:
-    """By which the other hosts reach this one; "" if its metadata server does not say."""
+    """Return the address by which other hosts reach this one; "" if its metadata server does not give it."""
     return (bootstrap.metadata("instance/network-interfaces/0/ip", patience=SILENCE) or "").strip()
 
 
 def addresses(at: Assignment, slices: int) -> list[str]:
-    """Of all hosts, in their order: of this slice by its metadata, of the others by the Cloud TPU API.
+    """Return the addresses of all hosts, in their order: of this slice from its metadata, of others from the Cloud TPU
+    API.
 
-    Never by what hosts wrote to the store: whoever can write there could have all programs join a machine of theirs.
+    Addresses that hosts wrote to the store are not used: a process that can write there could have all programs join
+    its own machine.
     """
     each = at.hosts // slices
     mine = bootstrap.addresses(bootstrap.metadata("instance/attributes/worker-network-endpoints") or "")
@@ -90,7 +92,7 @@ def addresses(at: Assignment, slices: int) -> list[str]:
 
 
 def _addresses_of(node: str, workers: int) -> list[str]:
-    """Of the workers of a node, which may still be on its way."""
+    """Return the addresses of a node's workers. Waits while the node has not all of them yet."""
     reply = bootstrap.Reply(0, {}, b"")
     for _ in bootstrap.tries(COMPANY):
         reply = bootstrap.request("GET", f"{bootstrap.endpoint('tpu')}/v2/{node}", patience=0.0)
@@ -136,7 +138,7 @@ def check_rights(project: str) -> str:
 
 
 def secrets(wanted: Mapping[str, str]) -> dict[str, str]:
-    """The values of secrets, by the variables that are to hold them. They go nowhere but to the program."""
+    """Return the values of secrets, by the variables that hold them. They are passed to the program only."""
     values = Several(lambda variable: _secret(variable, wanted[variable]), list(wanted), most=SECRETS_AT_ONCE).result()
     return dict(zip(wanted, values, strict=True))
 

@@ -57,7 +57,7 @@ def _wait_for_others(at: Assignment) -> None:
 
 
 def _all_done(records: CloudRecords, at: Assignment) -> bool:
-    """Of those that have ever begun: one that did not, as its machine never came up, has no last word to say."""
+    """Return True if all hosts that ever began are done. A host whose machine never came up has no last beat."""
     try:
         signals = {signal.name: signal.data for signal in records.signals(names.beats_of(at.job))}
     except OSError:
@@ -67,7 +67,7 @@ def _all_done(records: CloudRecords, at: Assignment) -> bool:
 
 
 def _grace(records: CloudRecords, at: Assignment) -> float:
-    """What is left of the time that the verdict allows the others' programs to end."""
+    """Return the seconds left of the time that the verdict allows the other hosts' programs to end."""
     try:
         found = records.read(names.verdict(at.job, at.attempt))
         verdict = None if found is None else wire.Verdict.decode(found.data)

@@ -70,7 +70,7 @@ class Vm(Machine):
         return found
 
     def suits(self, task: Task, python: str, *, foreign: bool) -> bool:
-        """Accept it for a command, and for a function whose environment turns out to be this Python's own."""
+        """Return True for a command, and for a function whose environment is this Python's own."""
         wanted = task.environment
         own = (wanted is None or wanted.is_bare) and task.python in ("", python)
         return bool(task.argv) or (own and not (foreign and wanted is not None))
@@ -91,7 +91,7 @@ class Vm(Machine):
 
 
 def _age(home: str) -> float:
-    """Seconds since the machine's first boot, at which the startup script armed its deadline."""
+    """Return the seconds since the machine's first boot, at which the startup script armed its deadline."""
     try:
         return max(0.0, time.time() - os.stat(os.path.join(home, "deadline.lock")).st_mtime)
     except OSError:

@@ -1,15 +1,15 @@
-"""JAX's compile cache on a machine of its own: what was compiled before comes from the store, what is new goes there.
+"""JAX's compile cache on a machine of its own: compiled programs come from the store, and new ones go there.
 
-JAX keeps compiled programs in a folder. Here the folder is filled while the machine is being prepared, and host 0
-(the only one for which JAX writes entries) puts new ones into the store during the run and at its end. Responsible for
-which entries belong together (`key`), for bounds in time and bytes, and for the count of hits. It never fails a job:
-what cannot be had is compiled. It does not know what an entry holds.
+JAX keeps compiled programs in a folder. Here the folder is filled while the machine is being prepared, and host 0 (the
+only one for which JAX writes entries) puts new ones into the store during the run and at its end. Responsible for which
+entries belong together (`key`), for bounds in time and bytes, and for the count of hits. It never fails a job: a
+program that cannot be fetched is compiled. It does not know the content of an entry.
 
-**Trust.** Whoever writes an entry can run code in every job that reads it. So a cache belongs to one trust domain: a
+**Trust.** A writer of entries can run code in every job that reads them. So a cache belongs to one trust domain: a
 deployment's machines that have the same service account in the same project. Entries are named by their digests, and a
-list of them counts only with the word of such a machine (`vouch`); write access to the bucket is not enough to have
-anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache: the word
-names the store and the deployment, so a list that is copied to another one has nobody's.
+list of them counts only with the signature of such a machine (`vouch`); write access to the bucket is not enough to
+have anything loaded. A machine without an account keeps its cache to itself. Two deployments never share a cache: the
+signed text names the store and the deployment, so a list that is copied to another one is not valid there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PUSH_EVERY = 15.0
 THREADS = 8
 SUFFIX = "-cache"  # of JAX's entries; beside them it may keep "-atime"
 JAX = {
-    # What takes longer is kept; JAX's own 1 s leaves out most of a small program.
+    # Programs that take longer to compile are cached; JAX's own 1 s leaves out most of a small program.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     # A cache of XLA's in the same folder, for GPUs alone, puts the folder's path into the names of all entries.
     "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What the cache was good for; `hits` is None where the file system does not tell what was read."""
+    """Statistics of the cache's use; `hits` is None if the file system does not record reads."""
 
     fetched: int
     hits: int | None
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
 
 
 def key(task: Task) -> str:
-    """What entries must have in common to be of use to each other; "" if there is nothing to keep."""
+    """Return the key that entries share if they can be reused for each other; "" if nothing is cached."""
     wanted = task.environment
     builds = (wanted.compiles if wanted is not None else None) or task.image
     if not task.compile_cache or not builds:
@@ -75,7 +75,7 @@ def key(task: Task) -> str:
 
 
 class CompileCache:
-    """One job's cache on one host. It begins to fetch when it is made; all else waits with a bound."""
+    """One job's cache on one host. It begins to fetch when it is created; all other calls wait with a bound."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class CompileCache:
         self._thread.start()
 
     def environ(self) -> dict[str, str]:
-        """For the program. Waits for what is still being fetched, no longer than the bound."""
+        """Return the program's variables. Waits for a fetch that is under way, at most until the deadline."""
         self._ready.wait(max(0.0, self._deadline - time.monotonic()))
         return {
             name: value
@@ -117,7 +117,7 @@ class CompileCache:
         }
 
     def close(self, seconds: float = 5.0) -> Summary:
-        """The program has ended: what is new goes to the store, as far as that takes no longer."""
+        """Stop once new entries are in the store or `seconds` have passed. Returns the statistics."""
         self._closing.set()
         self._thread.join(seconds)
         hits = sum(map(self._was_read, self._fetched.values())) if self._tells_reads else None
@@ -208,7 +208,7 @@ class CompileCache:
             self._complain("read", error)
 
     def _push(self, last: bool) -> None:
-        """New entries, each once it has been the same for two looks; JAX writes them in place."""
+        """Push new entries, each once it is unchanged in two checks; JAX writes them in place."""
         pushed = dict(self._pushed)
         for name in sorted(os.listdir(self.folder)):
             if not name.endswith(SUFFIX) or name in self._known or name in self._pushed:
@@ -226,7 +226,7 @@ class CompileCache:
             self._publish()
 
     def _publish(self) -> None:
-        """The list, with this machine's word for it. The lists that it continues are of no more use."""
+        """Write the list of entries, signed by this machine. It replaces the lists that it continues."""
         from kinetic_orchestration.host.machine import attestation
 
         used = [entry for entry in self._known.values() if self._was_read(entry)]
@@ -242,7 +242,7 @@ class CompileCache:
                 self._records.delete(name)
 
     def _claim(self, entries: list[Entry]) -> str:
-        """The text that a machine vouches for: whose list it is, of which programs, and what is in it."""
+        """Return the text that the machine signs for a list: its cache, its key and the digest of its entries."""
         return names.claim("compiled", self._records.root, self._key, _digest(entries))
 
     def _was_read(self, entry: Entry) -> bool:
@@ -257,7 +257,7 @@ def _digest(entries: list[Entry]) -> str:
 
 
 def _tells_reads(folder: str) -> bool:
-    """Whether a file's time of access is kept here."""
+    """Return True if the file system of this folder records access times."""
     probe = os.path.join(folder, f".probe-{os.getpid()}")
     try:
         with open(probe, "wb") as file:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARKER = "complete"
 
-# What would point uv or the interpreter at another environment than the one being built.
+# Variables that would point uv or the interpreter at another environment than the one being built.
 _FOREIGN = (
     "CONDA_PREFIX",
     "PYTHONHOME",
@@ -64,7 +64,7 @@ def ensure(
     note: Callable[[str], object] | None = None,
     links: Callable[[], str] | None = None,
 ) -> str:
-    """The path of the environment's interpreter; built first if no job on this host has built it yet.
+    """Return the path of the environment's interpreter; build it first if no job on this host has built it yet.
 
     `root` is the folder of all environments, `digest` that of the lock.
     `uv` and `python` default to the uv on PATH and the running interpreter; `python` may also be a version,
@@ -97,7 +97,7 @@ def ensure(
 
 
 def key(digest: str, python: str, root: str) -> str:
-    """What an environment is named by: its lock, the interpreter, the platform, the folder it lies in.
+    """Return the key of an environment: its lock, the interpreter, the platform and its folder.
 
     Short, because the first line of an installed script may not be longer than 127 bytes.
     """
@@ -129,7 +129,7 @@ def hold(interpreter: str) -> int:
 
 
 def prune(root: str, keep_days: float, now: float | None = None) -> list[str]:
-    """Delete the environments that nobody holds and nobody has used for `keep_days`; what was deleted."""
+    """Delete the environments that no process holds and no job has used for `keep_days`; return those deleted."""
     import time
 
     try:
@@ -149,24 +149,24 @@ def prune(root: str, keep_days: float, now: float | None = None) -> list[str]:
 
 
 def packages(lock_text: str) -> int:
-    """How many packages a lock names."""
+    """Return the number of packages that a lock names."""
     return sum(1 for line in lock_text.splitlines() if line[:1] not in ("", " ", "\t", "#", "-"))
 
 
 def redact(text: str) -> str:
-    """The text without the user names and passwords in its addresses."""
+    """Return the text without the user names and passwords in its addresses."""
     import re
 
     return re.sub(r"(?<=://)[^/\s@]+@", "***@", text)
 
 
 def no_index(environ: Mapping[str, str]) -> list[str]:
-    """uv has no variable for its --no-index; UV_NO_INDEX is ours, and this is where it is obeyed."""
+    """Return the --no-index option if UV_NO_INDEX asks for it: uv has no variable of its own, and this one is ours."""
     return ["--no-index"] if environ.get("UV_NO_INDEX", "").lower() not in ("", "0", "false", "no", "off") else []
 
 
 def with_own(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The settings of uv here and those that the requirements ask for themselves, which may name variables."""
+    """Return uv's settings, merged with those that the requirements set themselves, which may name variables."""
     merged = dict(env)
     for name, value in own.items():
         separator = {"UV_FIND_LINKS": ",", "UV_INDEX": " "}.get(name)
@@ -208,7 +208,7 @@ def _build(
         sync = ["pip", "sync", "--python", _interpreter(folder), *no_index(run.environ), requirements]
         if _all_hashed(lock_text):
             sync.insert(2, "--require-hashes")
-        # What uv has in its cache needs no index; asking it anyway costs more than the installation.
+        # Packages in uv's cache need no index; asking it anyway costs more than the installation.
         if run.fails([*sync, "--offline"]):
             if wheels := links() if links is not None else "":
                 sync[2:2] = ["--find-links", wheels]
@@ -219,7 +219,7 @@ def _build(
 
 
 def _from_index(run: _Uv, sync: Sequence[str], note: Callable[[str], object]) -> None:
-    """An index that is out of order for a moment should cost no job the hosts that it has."""
+    """Run uv, and retry while the package index is unavailable, so that the job does not lose its hosts."""
     import re
     import time
 
@@ -252,11 +252,7 @@ TELLING = '"$@"; code=$?; echo; echo $code'
 
 
 def told(command: Sequence[str], environ: Mapping[str, str], folder: str, held: Sequence[int] = ()) -> tuple[str, str]:
-    """A command's exit code, as text, and all that it wrote.
-
-    The code is the last line of what is read: the agent's loop collects whatever child ends, and may well be first to
-    see it. Without that line it was killed.
-    """
+    """Return a command's exit code, as text, and all its output."""
     import subprocess
 
     done = subprocess.run(
@@ -306,7 +302,7 @@ class _Uv:
 
 
 class _Lock:
-    """A lock between processes that the kernel lets go of with its last holder."""
+    """A lock between processes that the kernel releases with its last holder."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -336,7 +332,7 @@ class _Lock:
 
 
 def _usable(folder: str) -> bool:
-    """Whether the environment is whole; if so it counts as used from now on."""
+    """Return True if the environment is complete; it then counts as used from now on."""
     import fcntl
 
     try:

@@ -1,6 +1,6 @@
-"""Brings what lies in a distant store to this host's disk: blobs by their name, and data by its address.
+"""Fetches content of a distant store to this host's disk: blobs by their name, and data by its address.
 
-Whether a blob is what its name says, is looked at by whoever opens it.
+The reader of a blob checks its digest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class Blobs:
         self._folder = folder
 
     def path(self, digest: str, most: int) -> str | None:
-        """Return the file of a blob, or None if there is no such blob. Raises TooLarge for one that has more bytes than
-        somebody to be believed says of it.
-        """
+        """Return the file of a blob, or None if there is none. Raises TooLarge for one with more than `most` bytes."""
         if not self._records.remote:
             found: str | None = self._records.local_path(names.blob(digest))
             return found
@@ -44,7 +42,7 @@ class Blobs:
         return path
 
     def forget(self, digest: str) -> None:
-        """Have a blob fetched anew when it is asked for again."""
+        """Delete the copy of a blob, so that it is fetched again when it is next requested."""
         if digest and self._records.remote:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._folder, digest))
@@ -64,7 +62,7 @@ class Blobs:
 
 
 def copy_bucket(url: str, folder: str) -> str:
-    """What lies at a gs:// address, in `folder`: the path of its copy there. Raises FileNotFoundError."""
+    """Copy the content of a gs:// address to `folder`; return the path of the copy. Raises FileNotFoundError."""
     from kinetic_orchestration.host.machine.bucket_records import Bucket, check_room
 
     name, _, prefix = url.removeprefix("gs://").partition("/")

@@ -1,6 +1,6 @@
-"""What a job's environment lacks, said as the line that its requirements need.
+"""Finds the requirement that a job's environment lacks, and words it as the line to add to its requirements.
 
-Looks at the exception and at this interpreter only.
+Reads the exception and this interpreter only.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ DISTRIBUTIONS = {
 _KNOWN = {*DISTRIBUTIONS, "jax", "tensorflow", "torch", "keras", "flax", "optax", "peft", "transformers", "numpy"}
 
 
-# What a pipeline is made with, and what a host has no configuration, no connections and no database of.
+# Packages that define pipelines; a host has no configuration, no connections and no database of theirs.
 ORCHESTRATORS = {"airflow": "Airflow", "dagster": "Dagster"}
 
 
 def explain(error: BaseException, beside: Mapping[str, str]) -> None:
-    """Put a note on the exception, if it comes of what is not there.
-
-    `beside` are modules that lie beside the code where the job comes from, and stayed there.
-    """
+    """Add a note to the exception if it comes from a missing module."""
     if text := _of_orchestrator(error):
         _put_note(error, text)
     elif isinstance(error, ModuleNotFoundError):
@@ -45,8 +42,8 @@ def explain(error: BaseException, beside: Mapping[str, str]) -> None:
 
 
 def _of_orchestrator(error: BaseException) -> str:
-    """Say what code needs that uses an orchestrator where there is none; "" of any other failure: one of the user's own
-    code that the orchestrator only called, or a builtin exception, by which it says that it was called wrongly.
+    """Return the advice for code that uses an orchestrator, which a host has not; "" for any other failure: one of the
+    user's own code that the orchestrator only called, or a builtin exception, by which it reports a wrong call.
     """
     top = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     frames, who, missing = error.__traceback__, "", top in ORCHESTRATORS
@@ -72,13 +69,13 @@ def _of_orchestrator(error: BaseException) -> str:
 
 
 def _is_installed(name: str, frames: TracebackType) -> bool:
-    """Whether a module came with this interpreter or was installed beside it, and is not the user's own."""
+    """Return True if a module came with this interpreter or was installed for it, and is not the user's own."""
     file = str(getattr(sys.modules.get(name), "__file__", None) or frames.tb_frame.f_code.co_filename)
     return file.startswith(("<frozen", sys.prefix + os.sep, sys.base_prefix + os.sep)) or "site-packages" in file
 
 
 def _explain_missing(error: ModuleNotFoundError, beside: Mapping[str, str]) -> None:
-    """The same of a module, if it is no part of something that is there."""
+    """Add a note for a missing module, unless it is part of a package that exists."""
     import importlib.util
 
     from kinetic_orchestration.host.prepare.environment import MARKER

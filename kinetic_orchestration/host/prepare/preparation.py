@@ -27,7 +27,7 @@ OF_JAX = "JAX_COMPILATION_CACHE_DIR"
 
 
 class Preparation:
-    """What came of it: `ready`, or `unready` and why."""
+    """Preparation of a program, with its result: `ready`, or `unready` and the reason."""
 
     def __init__(
         self,
@@ -147,6 +147,6 @@ class Preparation:
             )  # fmt: skip
 
     def _found_python(self, python: str) -> None:
-        """The environment is there, and other things may not be: the program's process need not wait for them."""
+        """Take the interpreter as soon as its environment exists: the program's process need not wait for the rest."""
         self.python = python
         self._wake()

@@ -1,6 +1,6 @@
-"""What a program needs before it can start, brought to this host's disk: code, data, environment.
+"""Brings to this host's disk what a program needs before it can start: code, data, environment.
 
-Knows nothing of processes; it may run on a thread beside the agent's loop.
+Independent of processes; it may run on a thread beside the agent's loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes se
 
 
 class NotReady(Exception):
-    """The program cannot start; `cause` says whose matter that is."""
+    """The program cannot start; `cause` classifies the failure."""
 
     def __init__(self, message: str, cause: str = wire.CONFIGURATION) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class NotReady(Exception):
 
 
 class Missing(Exception):
-    """A blob that was sent is not there."""
+    """A blob that was sent is missing."""
 
 
 class Ready(NamedTuple):
@@ -108,10 +108,10 @@ def _warm(
     spans: dict[str, tuple[float, float]],
     note: Callable[[str], None],
 ) -> str:
-    """The interpreter; and while other things are still on their way, the first import of JAX is gone through.
+    """Return the interpreter. While other content is still being fetched, JAX is imported once in the background.
 
-    In a process of its own, which leaves byte code and a warm disk: a program may set JAX's variables before it imports
-    JAX itself, and must find it as if nobody had.
+    The import runs in a separate process, and leaves byte code and a warm disk: a program may set JAX's variables
+    before it imports JAX itself.
     """
     python: str = environment.result()
     found(python)
@@ -197,7 +197,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
 
 def read_intact(records: Any, name: str, wanted: str) -> bytes | None:
-    """Return what has that digest. It is read once more if it differs, for what was composed has no checksum on its
+    """Return the content with that digest. It is read again if it differs, as a composed object has no checksum on its
     way.
     """
     for _ in range(2 if records.remote else 1):
@@ -208,7 +208,7 @@ def read_intact(records: Any, name: str, wanted: str) -> bytes | None:
 
 
 def discard(records: Any, name: str) -> None:
-    """An object that is not what its name says."""
+    """Delete an object whose content differs from its name."""
     with contextlib.suppress(OSError):
         records.delete(name)
 
@@ -252,7 +252,7 @@ def _package(records: Any, blobs: Blobs, item: Package, folder: str) -> str:
 
 
 def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
-    """A folder or file of data, brought once to this machine and shared by all that read it."""
+    """Return the path of a folder or file of data, fetched once to this machine and shared by all its readers."""
     if item.here:
         return item.here
     if url := item.url:
@@ -269,7 +269,7 @@ def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:
 
 
 def _kept(root: str, bring: Callable[[str], str]) -> str:
-    """The path that `bring` gave when it filled this folder, now or at another time."""
+    """Return the path that `bring` returned when it filled this folder, now or earlier."""
     import fcntl
     import shutil
 
@@ -299,7 +299,7 @@ def _copied(url: str, root: str) -> str:
 
 
 def _make(folder: str) -> None:
-    """What a job writes to is there before it starts; an address in a cloud needs no making."""
+    """Create the output folder before the job starts; an address in a cloud needs none."""
     if "://" in folder:
         return
     try:

@@ -1,14 +1,13 @@
-"""What the environment of a job is built from on a machine that has nothing: an interpreter, uv, and wheels.
+"""Tools to build a job's environment on a machine that has nothing: an interpreter, uv, and wheels.
 
-Responsible for: finding or fetching each, and for believing none of it. A tool is run only if its digest is the one
-that the submitter named in the spec, whose own digest came by the machine's metadata; a wheel is installed only if the
-lock has its hash. So whoever can write to the store can break a build and not take it over. Does not know how an
-environment is built (`environment`).
+Finds or fetches each, and trusts none: a tool is run only if its digest is the one that the submitter named in the
+spec, whose own digest came by the machine's metadata; a wheel is installed only if the lock has its hash. So a process
+that can write to the store can break a build, but cannot take it over. The build itself is in `environment`.
 
-What is kept for the next machine are the wheels, not the finished environment. An archive of one cannot be checked
-against anything that the submitter knows beforehand: somebody would have to vouch for each. Wheels vouch for
-themselves. And installing them costs less: for jax and what it needs (528 MB) 3.1 s of a processor's time from wheels
-into an empty cache, 4.1 s from one .tar.gz, measured side by side.
+Wheels are cached for the next machine, not the finished environment. An archive of an environment cannot be checked
+against anything that the submitter knows beforehand: each would need a signature. Wheels are checked by their hashes,
+and to install them costs less: for jax and what it needs (528 MB) 3.1 s of a processor's time from wheels into an empty
+cache, 4.1 s from one .tar.gz, measured side by side.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def provide(
     env: Mapping[str, str],
     note: Callable[[str], object],
 ) -> str:
-    """The path of the interpreter of the environment that the spec asks for, built if need be.
+    """Return the path of the interpreter of the environment that the spec asks for, built if need be.
 
     `wanted` is the spec's environment and `tools` are its digests; the lock's text has been verified. `env` holds the
     settings of the package index, passwords among them.
@@ -75,7 +74,7 @@ def provide(
 
 
 def with_tokens(env: Mapping[str, str]) -> dict[str, str]:
-    """This machine's account may read the package repositories of Artifact Registry that its roles allow."""
+    """Return the settings with this machine's access token in the addresses of Artifact Registry repositories."""
     import re
 
     def sign_in(match: re.Match[str]) -> str:
@@ -94,7 +93,7 @@ def with_tokens(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _interpreter(records: FileRecords, version: str, digest: str, home: str) -> str:
-    """A path, or a version that uv is to find or to download."""
+    """Return the path of an interpreter, or a version that uv finds or downloads."""
     from kinetic_orchestration.host.machine import bootstrap
 
     if digest and version != f"{sys.version_info[0]}.{sys.version_info[1]}":
@@ -118,7 +117,7 @@ def _uv(
 
 
 def _installed_uv(itself: str, home: str, env: Mapping[str, str], note: Callable[[str], object]) -> str:
-    """By this machine's pip, which refuses any file whose hash is not the one in the spec."""
+    """Return the path of uv, installed by this machine's pip, which refuses files whose hash is not in the spec."""
     import hashlib
 
     folder = os.path.join(home, "tools", hashlib.sha256(itself.encode()).hexdigest()[:20])
@@ -148,7 +147,7 @@ def _installed_uv(itself: str, home: str, env: Mapping[str, str], note: Callable
 
 
 def _tool(records: FileRecords, digest: str, home: str, place: Callable[[str, str], None]) -> str:
-    """The tool's folder on this machine, made once from what the store has under that digest."""
+    """Return the tool's folder on this machine, unpacked once from the store's content with that digest."""
     import shutil
 
     folder = os.path.join(home, "tools", digest)
@@ -197,7 +196,7 @@ def _fetch(records: FileRecords, name: str, digest: str, path: str, most: int | 
 
 
 def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[str], object]) -> str:
-    """A folder with those wheels of the lock that the store has; "" if it has none."""
+    """Return a folder with the wheels of the lock that the store has; "" if it has none."""
     import re
     import shutil
 
@@ -238,7 +237,7 @@ def _wheels(records: FileRecords, lock_text: str, folder: str, note: Callable[[s
 
 
 def _cache(home: str) -> dict[str, str]:
-    """uv's cache, for an account that has no home of its own, as a startup script has none."""
+    """Return the setting of uv's cache for an account without a home, as that of a startup script."""
     if os.environ.get("HOME") or os.environ.get("UV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME"):
         return {}
     return {"UV_CACHE_DIR": os.path.join(home, "cache", "uv")}

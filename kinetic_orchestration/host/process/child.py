@@ -150,8 +150,8 @@ def _call(go: dict[str, Any]) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """Whose matter it is, if not the program's own: what this package raised within it, or met on a disk or in a store
-    while it worked for it. What the program raises by itself is its own, whatever the class.
+    """Return the cause of an error that is not the program's own: this package raised it, or met it on a disk or in a
+    store while it worked for the program. An error that the program raises is its own, whatever its class.
     """
     from kinetic_orchestration.protocol import wire
 
@@ -171,7 +171,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _raised_in(error: BaseException) -> tuple[str, str]:
-    """The module and the function of the innermost frame that is none of Python's own."""
+    """Return the module and the function of the innermost frame outside the standard library."""
     found, trace = ("", ""), error.__traceback__
     while trace is not None:
         where = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -182,11 +182,11 @@ def _raised_in(error: BaseException) -> tuple[str, str]:
 
 
 class _Unreported(Exception):
-    """What the program came to could not be written, for as long as was waited."""
+    """The outcome of the program could not be written within the time allowed."""
 
 
 def _once_there_is_room(go: dict[str, Any], write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the program came to is in memory, and nowhere else: while the disk is full, it waits, and says so."""
+    """Write the program's outcome, which exists in memory only. While the disk is full, wait and report that."""
     from kinetic_orchestration.protocol import wire
     from kinetic_orchestration.protocol.content import payload
     from kinetic_orchestration.protocol.records import base
@@ -235,7 +235,7 @@ def _stacks(go: dict[str, Any]) -> str:
 
 @functools.cache
 def _give_up_at() -> float:
-    """By the monotonic clock, from the first wait on: its value and the report of it have one deadline."""
+    """Return the deadline by the monotonic clock, counted from the first wait: the value and its report share it."""
     return time.monotonic() + REPORT_PATIENCE
 
 
@@ -245,7 +245,9 @@ def _say(text: str) -> None:
 
 
 def _finish_checkpoints() -> None:
-    """A loop that an exception ended leaves one on its way, and who has reported a failure is ended at once."""
+    """Wait for checkpoints that a loop, ended by an exception, left unfinished: a program that reports a failure is
+    ended immediately.
+    """
     for finish in FINISH:
         module, _, name = finish.rpartition(".")
         if (there := sys.modules.get(module)) is not None:

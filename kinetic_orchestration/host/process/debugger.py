@@ -1,7 +1,7 @@
-"""Waiting for a debugger, of this user alone: whoever attaches runs code as the user whose program it is.
+"""Waits for a debugger of this user alone: a client that attaches runs code as the user whose program it is.
 
-debugpy listens on loopback and asks whoever connects for nothing, and editors have no token to give. So the kernel is
-asked whose each connection is. debugpy's adapter, the process to which editors connect, is started through this file.
+debugpy listens on loopback without authentication, and editors have no token to give. So the kernel is asked for the
+owner of each connection. debugpy's adapter, the process to which editors connect, is started through this file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BEGINS = b"content-"  # a message of the debug adapter protocol; a page of the 
 
 
 def wait(port: int, beside: str) -> None:
-    """On loopback, at this port or another that is free; after a while the function runs without. `beside` names the
-    files that this needs.
+    """Wait for a debugger on loopback, at this port or another that is free; after a while the function runs without.
+    `beside` names the files that this needs.
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # three lines about frozen modules, in every log
     import debugpy  # noqa: T100
@@ -51,7 +51,7 @@ def wait(port: int, beside: str) -> None:
 
 
 def _adapter(path: str) -> str:
-    """A program that runs debugpy's adapter as Python would, but through this file."""
+    """Write a program that runs debugpy's adapter as Python would, but through this file; return its path."""
     words = shlex.join([sys.executable, os.path.abspath(__file__)])
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700), "w", encoding="utf-8") as file:
         file.write(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -60,7 +60,7 @@ def _adapter(path: str) -> str:
 
 @contextlib.contextmanager
 def _only_mine(kind: type[socket.socket] = socket.socket) -> Iterator[None]:
-    """Meanwhile, every `accept` of this process closes what other users have connected, and goes on waiting."""
+    """Within this context, make every `accept` of this process close other users' connections and wait for the next."""
     accept = socket.socket.accept
 
     def of_mine(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -78,8 +78,8 @@ def _only_mine(kind: type[socket.socket] = socket.socket) -> Iterator[None]:
 
 
 def is_mine(connection: socket.socket) -> bool:
-    """Its other end, on this machine, belongs to this user. Not if that cannot be told, as of an end that is closed:
-    the kernel shows it without an inode and, in the end, with the user 0, whoever had it.
+    """Return True if the connection's other end, on this machine, belongs to this user. False if that is not known, as
+    for a closed end: the kernel shows it without an inode and, finally, with the user 0.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
@@ -96,7 +96,7 @@ def is_mine(connection: socket.socket) -> bool:
 
 
 def _shown(address: tuple[Any, ...]) -> str:
-    """As the kernel shows it: words of 32 bits in this machine's order."""
+    """Return the address as the kernel shows it: words of 32 bits in this machine's byte order."""
     host, port = address[:2]
     packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
@@ -104,13 +104,13 @@ def _shown(address: tuple[Any, ...]) -> str:
 
 
 def _mapped(address: tuple[Any, ...]) -> str:
-    """As one of a program that speaks IPv6 and means IPv4."""
+    """Return the address as the kernel shows that of an IPv6 socket which uses IPv4."""
     host, port = address[:2]
     return _shown((host if ":" in host else f"::ffff:{host}", port))
 
 
 class Spoken(socket.socket):
-    """A connection on which nothing is heard but the debug adapter protocol."""
+    """A connection that passes on the debug adapter protocol only."""
 
     heard = b""
 
@@ -146,8 +146,8 @@ def _outlive_clients() -> None:
 
 
 def _stay_connected() -> None:
-    """Keep open what this process connects, until its end: whoever accepts it asks the kernel whose it is, which does
-    not tell of a closed one. (The adapter tells the program its ports, and closes at once.)
+    """Keep open the connections that this process makes, until its end: the accepting side asks the kernel for their
+    owner, which is not shown for a closed one. (The adapter tells the program its ports, and closes at once.)
     """
     connect, kept = socket.socket.connect, []
 

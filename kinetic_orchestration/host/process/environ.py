@@ -1,6 +1,6 @@
-"""What a host's program is told when it starts: its environment, its place, and where it leaves what came of it.
+"""Composes the start parameters of a host's program: its environment, its place, and the paths of its outcome.
 
-Pure: of the assignment, the task, and the environment that this process was given. Knows no process and no store.
+Pure: computed from the assignment, the task, and this process's environment. Independent of processes and the store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def orders(
     agent: str,
     environ: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The one message to the program's process.
+    """Return the one message to the program's process.
 
     `addresses` are those of all hosts, `ports` host 0's, `extra` more of the environment, `files` the program's own
     (outcome, events, notice, stacks), `agent` where this package lies on the host.
@@ -100,7 +100,7 @@ def _traced(at: Assignment, profile: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_command(task: Task, ready: Ready, stacks: str, agent: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """By which the Pythons of a command find their project, join their slice and show their stacks."""
+    """Return the variables by which a command's Pythons find their project, join their slice and show stacks."""
     path = [os.path.join(agent, *topology.HOOK), *ready.path]
     inherited = [] if task.environment is not None else [environ.get("PYTHONPATH", "")]
     env = {

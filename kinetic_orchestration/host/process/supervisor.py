@@ -1,8 +1,4 @@
-"""The process of the user's program, as its host minds it: started, told what to do, listened to, asked to end, ended.
-
-What it prints goes into the log, whole lines at a time, and what it tells beside that (metrics, progress, stacks) is
-read from its files. Nothing here decides: that is the host's, by its rules.
-"""
+"""Supervises the process of the user's program: starts it, sends its orders, reads its output and reports, ends it."""
 
 from __future__ import annotations
 
@@ -35,12 +31,12 @@ LAST_WORDS = 2.0  # for what the program left running and still prints
 
 
 class Minder:
-    """Its loop sleeps in `pump`, from which `wake` brings it back."""
+    """Supervisor of one program. Its loop sleeps in `pump`, from which `wake` brings it back."""
 
     command = emulated = False  # of what is to be run, once that is known
 
     def __init__(self, at: Assignment, scratch: str, log: Log, hear: Callable[[str, list[bytes]], None]) -> None:
-        """`hear` is given what the program told beside its output, for which the log is not the only place."""
+        """`hear` is called with the reports of the program, output excepted, that do not go to the log alone."""
         self._marker = at.marker
         self._log = log
         self._hear = hear
@@ -74,7 +70,7 @@ class Minder:
             self._pipes[end] = (stream, frames.Lines())
 
     def drop(self) -> None:
-        """A process that was started ahead, and that nothing was told yet."""
+        """Kill a process that was started ahead and has no orders yet."""
         processes.send(self.child, signal.SIGKILL)
         self.child = 0
         for end in (self._go, *self._pipes):
@@ -82,7 +78,7 @@ class Minder:
         self._pipes.clear()
 
     def begin(self, message: dict[str, Any]) -> None:
-        """Tell it what to do."""
+        """Send the program its orders."""
         os.makedirs(self.files["stacks"], exist_ok=True)
         data = json.dumps(message).encode() + b"\n"
         with open(self._go, "wb", buffering=0) as pipe:
@@ -98,7 +94,9 @@ class Minder:
             os.write(self.wake_out, b"\0")
 
     def pump(self, within: float) -> list[tuple[int, int]]:
-        """Move what it wrote into the log; return early when anything happens. Which processes ended, and how."""
+        """Move the program's output into the log; return early when anything happens. Returns the processes that ended,
+        each with its status.
+        """
         pipes = () if self._log.full else self._pipes  # then the program has to wait
         ready, _, _ = select.select([self.wake_in, *pipes], [], [], within)
         moved = 0
@@ -117,7 +115,7 @@ class Minder:
         return list(processes.reap())
 
     def last_words(self) -> None:
-        """It has ended: take what it said last, and what it left running says soon after."""
+        """Read the last output of a program that has ended, and that of its remaining processes soon after."""
         self.child = 0
         now = time.monotonic()
         quiet, enough = now + 0.2, now + LAST_WORDS
@@ -131,7 +129,7 @@ class Minder:
         self._read_events()
 
     def give_up(self) -> None:
-        """What ended was never more than a guess."""
+        """Close the pipe to a process that was started on a guess and has ended."""
         os.close(self._go)
 
     def write(self, stream: str, whole: bytes) -> None:
@@ -140,7 +138,7 @@ class Minder:
         self.active = time.monotonic()
 
     def report(self) -> Report | None:
-        """What it says that it came to."""
+        """Return the program's report of its outcome, or None."""
         try:
             with open(self.files["outcome"] + ".json", encoding="utf-8") as file:
                 report = json.load(file)
@@ -149,16 +147,16 @@ class Minder:
         return Report.from_json(report)
 
     def shown(self) -> dict[str, Any]:
-        """Return how far it says that it is, for a beat."""
+        """Return the progress that the program reported, for a beat."""
         far = {name: self.progress.get(name, 0.0) for name in ("done", "total", "rate")}
         return {**far, "unit": str(self.progress.get("unit", ""))[:LONGEST_UNIT]}
 
     def waits(self) -> bool:
-        """Whether it says that it is done, and waits for those of other hosts."""
+        """Return True if the program reports that it is done and waits for those of other hosts."""
         return os.path.exists(self.files["outcome"] + ".waits")
 
     def lacks_room(self) -> bool:
-        """Whether it says that its function has ended, and waits for room on this host's disk to write how."""
+        """Return True if the program's function has ended, and waits for disk space to write its outcome."""
         return bool(self.child) and is_marked_full(os.path.join(self.files["stacks"], str(self.child)))
 
     def _drain(self, end: int) -> int:
@@ -178,7 +176,7 @@ class Minder:
         return len(data)
 
     def _read_events(self) -> None:
-        """What it has left in its events file, one JSON object a line."""
+        """Read the new lines of the program's events file, one JSON object a line."""
         try:
             size = os.stat(self.files["events"]).st_size
         except OSError:
@@ -224,7 +222,7 @@ class Minder:
     # ---- its stacks --------------------------------------------------------------------------------------
 
     def ask_for_stacks(self) -> set[int]:
-        """Those who are able to dump theirs, each into a file of its own, and were asked to."""
+        """Ask each process that can dump its stacks to do so, into a file of its own. Returns those asked."""
         able = set(map(int, os.listdir(self.files["stacks"]))) if self.running else set()
         there = {process.pid for process in processes.descendants(os.getpid())} & able
         # Another program that one has become would die of it.
@@ -234,7 +232,7 @@ class Minder:
         return asked
 
     def read_stacks(self) -> set[int]:
-        """Move what was dumped to the log, as our own words: the program's silence goes on. Whose it was."""
+        """Move dumped stacks to the log as notes, which do not end the program's silence. Returns their processes."""
         moved = set()
         for name in os.listdir(self.files["stacks"]) if self.running else ():
             with open(os.path.join(self.files["stacks"], name), "rb") as file:
@@ -249,7 +247,9 @@ class Minder:
     # ---- its end -----------------------------------------------------------------------------------------
 
     def ask_to_end(self, cause: str, grace: float) -> None:
-        """Once: a program may take the second request for one that will not wait. It may want to know why it has to."""
+        """Ask the program to end, once: it may take a second request for an order to end at once. The notice tells it
+        the cause.
+        """
         if self.child and not self._asked:
             self._asked = True
             if self.running:
@@ -261,11 +261,11 @@ class Minder:
             processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell tells nobody
 
     def lives(self) -> bool:
-        """Of a command, what it started may take the same time to end."""
+        """Return True while the program runs, or any process of a command, which may take the same time to end."""
         return bool(self.child) or (self.command and not processes.childless())
 
     def kill(self) -> list[int]:
-        """All that descends from this host. Take what is left of what they said; which of them did not end."""
+        """Kill all descendants of this host and read their remaining output. Returns the processes that did not end."""
         left = list(processes.end_descendants(os.getpid()))
         self.child = 0
         for end in list(self._pipes):

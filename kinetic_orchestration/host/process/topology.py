@@ -39,7 +39,7 @@ STALE_NAMES = frozenset(
     | {"TF_CONFIG", "CLOUD_TPU_TASK_ID", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", JOIN, EXPECT, TRACE, OWN}
     | {"JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES"}
 )
-# Of the machine, not of a topology.
+# These describe the machine, not a topology.
 KEPT = frozenset({"TPU_LIBRARY_PATH", "TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"})
 
 
@@ -65,14 +65,15 @@ def emulated(devices: int) -> dict[str, str]:
 
 
 def on_gpu(given: Mapping[str, str]) -> dict[str, str]:
-    """A framework that would quietly do without the GPUs fails at its import."""
+    """Return the variables of a GPU host: a framework that would silently do without the GPUs fails at its import."""
     return {} if given.get(ALLOW, "") not in ("", "0") or given.get("JAX_PLATFORMS") else {EXPECT: "gpu"}
 
 
 def on_tpu(given: Mapping[str, str]) -> dict[str, str]:
-    """On a TPU VM: libtpu finds its chips and its slice itself. A framework that would quietly do without them fails.
+    """Return the variables of a TPU VM: libtpu finds its chips and its slice itself, and a framework that finds none
+    fails.
 
-    With the platform named, JAX raises what libtpu says where it would else fall back to the CPU.
+    With the platform named, JAX raises libtpu's error where it would else fall back to the CPU.
     """
     if given.get(ALLOW, "") not in ("", "0") or given.get("JAX_PLATFORMS"):
         return {}
@@ -133,8 +134,8 @@ def environment(
 
 
 def _of_torch(index: int, hosts: int, processes: int) -> dict[str, str]:
-    """As torchrun tells it; Lightning looks for NODE_RANK beside it. TORCHELASTIC_… would say that there is an agent
-    of torch's own, which keeps their store and starts them again.
+    """Return the variables that torchrun sets, and NODE_RANK for Lightning. TORCHELASTIC_… is left out: it would
+    announce torch's own agent, which provides the store and restarts processes.
     """
     everywhere = {"RANK": index, "WORLD_SIZE": hosts, "LOCAL_RANK": index % processes, "LOCAL_WORLD_SIZE": processes}
     groups = {"GROUP_RANK": index // processes, "NODE_RANK": index // processes, "GROUP_WORLD_SIZE": hosts // processes}

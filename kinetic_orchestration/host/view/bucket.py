@@ -1,8 +1,8 @@
-"""What a host sees of its attempt's records, and how it shows itself, where every look is a request.
+"""A host's view of its attempt in a bucket, where every read is a request.
 
 One thread lists the signals of the job, which are the beats of all hosts, the ring and the eye; reads the records that
-these hint at; and writes this host's own beat. The host's loop is answered from what was seen last, and never waits.
-How often, is a matter of who looks and of what may change soon. `files.FileView` has the same verbs on files.
+these hint at; and writes this host's own beat. The host's loop is answered from the latest snapshot, and never waits.
+The rate depends on who reads and on what may change soon. `files.FileView` has the same methods on files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMIT_PATIENCE = {errno.EIO: 1800.0, errno.EACCES: 60.0}  # of an outcome that 
 
 
 class Seen(NamedTuple):
-    """All of one look."""
+    """Everything that one read of the bucket returned."""
 
     at: float  # by this machine's steady clock; 0: never
     signals: dict[str, Signal]
@@ -56,7 +56,9 @@ class Denied(NamedTuple):
 
 
 def cadence(hosts: int, *, watched: bool) -> float:
-    """Seconds between two looks: the requests of all hosts together stay about as many when there are more."""
+    """Return the seconds between two reads: the request rate of all hosts together stays about constant when there are
+    more.
+    """
     return min(SLOWEST, max(WATCHED if watched else UNWATCHED, hosts / 4))
 
 
@@ -107,14 +109,14 @@ class BucketView:
         return self._cancel
 
     def owner(self) -> tuple[Record, float] | None:
-        """Its last beat, and when that was looked for. None if that was not lately: a store that does not answer says
-        nothing about an owner.
+        """Return the owner's last beat and when it was read; None if that was not lately, as a store that does not
+        answer says nothing about an owner.
         """
         self._owned = True
         return self._owner if time.monotonic() - self._owner_read < 2 * OWNER else None
 
     def keeper(self) -> tuple[Record, float] | None:
-        """Who looked after the job at the last look, and when that was."""
+        """Return the keeper's record as last read, and when that was."""
         self._kept = True
         return self._keeper
 
@@ -136,7 +138,7 @@ class BucketView:
         return self._seen.at
 
     def watched(self) -> bool:
-        """Whether somebody reads the log now."""
+        """Return True if a client reads the log now."""
         eye = self._seen.signals.get(names.eye(self.at.job))
         if eye is None:
             return False
@@ -147,13 +149,13 @@ class BucketView:
         return min(steady, OWNER) if self._owned else steady
 
     def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
-        """Its own pace is this host's pulse; only what is new makes it show earlier."""
+        """Show a beat early if it has news; otherwise this host's beats keep their own rate."""
         if changed:
             self.stir()
 
     def denied(self) -> tuple[str, str]:
-        """Why this host cannot show that it lives, once that is no matter of time any more, and whose matter it is:
-        nobody gave too few rights to one that wrote over its beat before.
+        """Return why this host cannot write its beat, once the refusal is not transient, and the cause. If it has
+        overwritten its beat before, the rights of its account sufficed.
         """
         denied = self._denied
         if denied is None or denied.times < DENIALS or denied.last - denied.since < DENIED:
@@ -165,7 +167,7 @@ class BucketView:
         self._due.set()
 
     def close(self) -> None:
-        """The last beat, which says what this host has come to."""
+        """Write the last beat, with this host's final state."""
         self._closed = True
         self._due.set()
         if self._thread.is_alive():
@@ -174,7 +176,7 @@ class BucketView:
         self._show()
 
     def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
-        """Read it once more if its digest differs: not every answer comes with a checksum."""
+        """Read the content again if its digest differs: not every answer comes with a checksum."""
         from kinetic_orchestration.protocol.content import digest as of
 
         damaged = found is not None and of.of_bytes(found.data) != digest
@@ -203,7 +205,9 @@ class BucketView:
             self._due.clear()
 
     def _note(self, error: Exception | None) -> None:
-        """What became of the last beat. The time goes by refusals alone, so that no look that hangs adds to it."""
+        """Record the result of the last beat. Time counts between refusals only, so that a request that hangs adds
+        none.
+        """
         if isinstance(error, OSError) and error.errno == errno.EACCES:
             now, before = time.monotonic(), self._denied
             self._denied = (
@@ -215,8 +219,8 @@ class BucketView:
             self._denied = None
 
     def _attempt(self, act: Callable[[], None]) -> Exception | None:
-        """A store that refuses now, or has something strange, may answer at the next look; the host works on. A thread
-        that ended here would leave it deaf and, to all others, dead.
+        """Do a step and return its error, if any: the store may answer at the next one. A thread that ended here would
+        leave the host without news and, to all others, dead.
         """
         try:
             act()
@@ -232,7 +236,7 @@ class BucketView:
         return min(steady, max(QUICKEST, (time.monotonic() - self._changed) / 4))
 
     def _show(self) -> None:
-        """Write this host's beat, unless the one that is there is young and says the same."""
+        """Write this host's beat, unless the stored one is fresh and has the same content."""
         with self._lock:
             beat = self._compose().encode()
             at, shown = self._shown
@@ -279,7 +283,7 @@ class BucketView:
 
 
 def _gist(beat: bytes) -> tuple[Any, ...]:
-    """What others wait for: the rest may be seen when its time comes."""
+    """Return the fields of a beat that others wait for; a change of the rest is not urgent."""
     if not beat:
         return ()
     told = wire.Beat.decode(beat)

@@ -1,6 +1,6 @@
-"""What a host sees of its attempt's records, and how it shows itself, where every look is cheap: on files.
+"""A host's view of its attempt on files, where every read is cheap.
 
-`bucket.BucketView` has the same verbs for a store at a distance. Neither knows what follows from what it sees.
+`bucket.BucketView` has the same methods for a remote store. Neither decides what follows from what it reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FileView:
-    """Reads when it is asked, writes when it is told."""
+    """Reads and writes on request, without a thread."""
 
     distant = False
 
@@ -38,7 +38,7 @@ class FileView:
         self.at = at
 
     def open(self) -> None:
-        """From now on this host is seen."""
+        """Do nothing: this view needs no thread."""
 
     def verdict(self) -> bytes | None:
         return read_bounded(self.records, names.verdict(self.at.job, self.at.attempt))
@@ -51,12 +51,12 @@ class FileView:
         return None if beat is None else (beat, moment)
 
     def keeper(self) -> tuple[Record, float] | None:
-        """Who looks after the job, and when that was looked for."""
+        """Return the keeper's record, and when it was read."""
         moment, kept = self.records.now(), self.records.read(names.keeper(self.at.job))
         return None if kept is None else (kept, moment)
 
     def started(self, host: int) -> Mapping[str, object] | None:
-        """What a host said of itself when it started."""
+        """Return the record that a host wrote when it started."""
         return self._told(host, "started.json", wire.STARTED)
 
     def exit(self, host: int) -> int | None:
@@ -64,7 +64,7 @@ class FileView:
         return None if told is None else int(told["code"])
 
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
-        """A host's sign of life: its generation, and what it says, if that can be read."""
+        """Return the generation of a host's beat, and the beat if it can be read."""
         try:
             record = self.records.read(names.beat(self.at.job, self.at.attempt, host))
         except TooLarge:
@@ -72,28 +72,28 @@ class FileView:
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
     def looked(self) -> float:
-        """When the others' beats were last looked at, by this machine's steady clock."""
+        """Return when the others' beats were last read, by this machine's monotonic clock."""
         return time.monotonic()
 
     def cadence(self) -> float:
-        """How old what is seen may be."""
+        """Return how old a read may be, in seconds."""
         return 0.0
 
     def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
-        """Show a sign of life, and tell whoever waits for it if it says something new."""
+        """Write a beat, and notify the processes that wait for it if it has news."""
         self.records.put(names.beat(self.at.job, self.at.attempt, self.at.host), compose().encode())
         if changed:
             self.records.ring(self.at.job)
 
     def denied(self) -> tuple[str, str]:
-        """Why this host cannot show that it lives, and whose matter that is. Here that ends it at once."""
+        """Return no reason: on files, a beat that cannot be written ends the host at once."""
         return "", ""
 
     def stir(self) -> None:
-        """Whoever looks at beats alone should see the next one soon. Here nobody does."""
+        """Do nothing: on files no process reads beats alone."""
 
     def close(self) -> None:
-        """This host has said its last."""
+        """Ring, as this host's last beat is written."""
         self.records.ring(self.at.job)
 
     def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
@@ -121,7 +121,7 @@ class FileView:
         return names.host(self.at.job, self.at.attempt, self.at.host, what)
 
     def _told(self, host: int, what: str, kind: Fields) -> dict[str, Any] | None:
-        """Return what a host said, if that can be read: else it has said nothing."""
+        """Return a host's record, if it can be read, else None."""
         name = names.host(self.at.job, self.at.attempt, host, what)
         data = read_bounded(self.records, name)
         try:

@@ -1,4 +1,4 @@
-"""What a host's program writes, on its way into the log. Knows bytes and frames, and no process."""
+"""Writes the output of a host's program to the log. Handles bytes and frames, and no process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # typing would cost an agent a tenth of its start
 if TYPE_CHECKING:
     from kinetic_orchestration.protocol.records.files import FileRecords
 
-# What the transport that stands in for the chips' links says, once for each device.
+# Message of the transport that stands in for the chips' links, once for each device.
 EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
@@ -44,7 +44,7 @@ class LogWriter:
         self._records.ring(self._key[0])
 
     def hurry(self) -> None:
-        """Every line is in the store already."""
+        """Do nothing: every line is in the store already."""
 
     def flush(self) -> bool:
         return True
@@ -58,7 +58,7 @@ class LogWriter:
 
 
 def without_emulation(whole: bytes) -> bytes:
-    """Leave out what Gloo says of itself, sixteen times over, where processes stand for the hosts of a slice."""
+    """Remove Gloo's messages about itself, sixteen times over, where processes stand for the hosts of a slice."""
     import re
 
     pattern = rb"(?m)^(?:\[Gloo\] Rank \d+ is connected to )?\d+" + re.escape(EMULATION) + rb" : \d+\n"
@@ -66,7 +66,7 @@ def without_emulation(whole: bytes) -> bytes:
 
 
 def widen(pipe: int) -> None:
-    """A wider pipe lets the program run on while the agent is busy. Linux only, and only a wish."""
+    """Widen a pipe, so that the program can write while the agent is busy. Linux only; failure is ignored."""
     import fcntl
 
     with contextlib.suppress(OSError, AttributeError):

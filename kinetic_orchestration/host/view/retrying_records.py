@@ -26,7 +26,7 @@ PASSING = (
 
 
 class Patient(FileRecords):
-    """The records, asked again while the file system refuses for a moment: a job is worth more than a minute.
+    """File records that retry while the file system refuses for a moment: a job is worth more than a minute.
 
     `waits` is told when the disk turns out to be full, and when there was room again for all that its threads write.
     """
@@ -81,7 +81,9 @@ class Patient(FileRecords):
             pause = min(pause * 2, 1.0)
 
     def _count(self, more: int, *, gave_up: bool = False) -> None:
-        """Another thread waits for room, or one no longer does; what was said stays true of one that gave up."""
+        """Count the threads that wait for room, and report the first and the last. One that gave up does not withdraw
+        the report.
+        """
         with self._lock:
             self._waiting += more
             if self.waits is not None and not gave_up and self._waiting == max(0, more):

@@ -30,12 +30,12 @@ PAUSE = 1.0  # after a failure, which has been asked again for a while already
 
 
 def pace(hosts: int, *, watched: bool) -> float:
-    """Seconds between two segments of a host: many hosts together write no more than a few a second."""
+    """Return the seconds between two segments of a host: many hosts together write no more than a few a second."""
     return min(SLOWEST, max(WATCHED if watched else UNWATCHED, hosts / A_SECOND))
 
 
 class SegmentWriter:
-    """Takes frames on any thread; `write` never waits. Who writes asks `full` first, and stops reading meanwhile."""
+    """Takes frames on any thread; `write` never waits. A writer asks `full` first, and stops reading meanwhile."""
 
     offset = 0  # in a segment that is not there yet, nothing can be read
 
@@ -81,13 +81,13 @@ class SegmentWriter:
             self._changed.notify_all()
 
     def hurry(self) -> None:
-        """The machine may be gone in seconds: from now on nothing waits for long."""
+        """Write without delay from now on: the machine may be gone in seconds."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
 
     def flush(self, patience: float = CLOSE_PATIENCE) -> bool:
-        """Whether all that was given is in the store."""
+        """Wait until everything written is in the store. Returns True if it is."""
         deadline = time.monotonic() + patience
         with self._changed:
             self._asked += 1
@@ -98,7 +98,7 @@ class SegmentWriter:
             return not self._size
 
     def close(self, patience: float = CLOSE_PATIENCE) -> bool:
-        """As flush; False if lines were lost for good."""
+        """Flush and end the thread; return False if lines were lost for good."""
         whole = self.flush(patience)
         with self._changed:
             self._closed = True
@@ -112,7 +112,7 @@ class SegmentWriter:
             self._ship(batch)
 
     def _next(self) -> bytes:
-        """What goes into the next segment, once it is time; nothing at the end."""
+        """Wait until the next segment is due and return its bytes; none at the end."""
         with self._changed:
             while not self._closed:
                 left = self._wait()
@@ -133,14 +133,14 @@ class SegmentWriter:
             return b"".join([*batch, frames.encode(frames.NEXT, self._time, b"")])
 
     def _wait(self) -> float:
-        """Seconds until what has gathered is to be written."""
+        """Return the seconds until the gathered lines are to be written."""
         if self._asked or self._size >= MUCH or not self._written:
             return 0.0
         steady = WATCHED if self._hurried else pace(self._hosts, watched=self._watched())
         return self._written + steady - time.monotonic()
 
     def _ship(self, batch: bytes) -> None:
-        """The same bytes in every try, so that one whose answer was lost is known for what it is."""
+        """Write a segment, with the same bytes in every try, so that a write whose answer was lost is recognised."""
         while not self._is_shipped(batch):
             if self._closed:
                 return

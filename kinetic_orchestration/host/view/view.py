@@ -1,4 +1,4 @@
-"""What a host sees of its attempt and how it shows itself, by `files` or by `bucket`; for type checkers alone."""
+"""A host's view of its attempt, which `files` and `bucket` implement; for type checkers alone."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class View(Protocol):
         """Return the owner's last beat and when it was looked for; None if that was not lately."""
 
     def keeper(self) -> tuple[Record, float] | None:
-        """Return the record of whoever looks after the job, and when it was looked for."""
+        """Return the keeper's record, and when it was read."""
 
     def started(self, host: int) -> Mapping[str, object] | None:
-        """Return what a host said when it started; None if it has not."""
+        """Return the record that a host wrote when it started; None if it has not."""
 
     def exit(self, host: int) -> int | None: ...
 
@@ -62,7 +62,7 @@ class View(Protocol):
         """Show the last beat."""
 
     def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
-        """Return what was found, read once more if its digest is another and it may have been damaged on its way.
+        """Return the content, read again if its digest differs and it may have been damaged on its way.
 
         Raises TooLarge.
         """
@@ -88,7 +88,7 @@ class Log(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the program has to wait before it writes more."""
+        """Return True if the program has to wait before it writes more."""
 
     def write(self, kind: str, payload: bytes) -> None: ...
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Of a function of ours that runs or has ended well, whose host waits for the others before it leaves JAX: the file by
-# which it says that it does.
+# Path of the file that marks a function which runs or has ended well, while its host waits for the others before it
+# leaves JAX.
 together = ""
 
 
@@ -103,7 +103,7 @@ class _AfterImport:
 
 
 class NoAccelerator(RuntimeError):
-    """The framework would do the work of the accelerator on the CPU."""
+    """The framework would compute on the CPU instead of the accelerator."""
 
 
 def _check_jax(_: ModuleType) -> None:
@@ -124,7 +124,7 @@ def _check_torch(_: ModuleType) -> None:
 
 
 def _check_keras(keras: Any) -> None:
-    """On torch Keras looks for GPUs only, and computes elsewhere if it is told to."""
+    """Raise NoAccelerator if Keras on torch chose the CPU: it looks for GPUs only, unless a device is named."""
     if keras.config.backend() != "torch":
         return
     from keras.src.backend.torch.core import get_device
@@ -179,7 +179,9 @@ def _check_tensorflow_gpu(tensorflow: Any) -> None:
 
 
 def _see_own(tensorflow: Any) -> None:
-    """It would take memory on all that it sees; torch takes none unasked, and JAX has a variable for it."""
+    """Show TensorFlow only this process's GPU: it allocates memory on all that it sees. torch allocates on demand, and
+    JAX has a variable.
+    """
     gpus = tensorflow.config.list_physical_devices("GPU")
     own = int(os.environ[OWN])
     if own < len(gpus):
@@ -241,7 +243,9 @@ def _join_jax(jax: Any, join: dict[str, Any]) -> None:
 
 
 def _heed_sigterm() -> None:
-    """JAX's handler keeps a forked worker from it, and a pool that ends its workers by it would wait for ever."""
+    """Restore the default of SIGTERM in a forked worker: with JAX's handler, a pool that ends its workers by it would
+    wait for ever.
+    """
     import signal
 
     if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # nor has Python one

@@ -1,9 +1,9 @@
-"""What a plain `fit` of Keras does on the hosts of a slice.
+"""Makes a plain `fit` of Keras train one model on all hosts of a slice.
 
-On torch Keras knows of one process only, and each host would train a model of its own. Here the hosts begin with host
-0's weights, average their gradients before the optimizer sees them, and show the mean of their metrics, so that every
-callback decides alike everywhere. On JAX and TensorFlow Keras does all of that by itself once a program has named a
-distribution or a strategy; if it has not, it is told which devices are idle. Knows nothing of jobs.
+On torch, Keras knows one process only, and each host would train a model of its own. Here the hosts begin with host 0's
+weights, average their gradients before the optimizer sees them, and show the mean of their metrics, so that every
+callback decides alike everywhere. On JAX and TensorFlow, Keras does this itself once a program has named a distribution
+or a strategy; if it has not, a message says which devices are idle. Independent of jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THEIRS = ("builtins", "jax", "jaxlib", "keras", "numpy", "tensorflow", "torch")
 
 
 def choose_backend() -> None:
-    """Keras takes TensorFlow where nobody says otherwise, installed or not: then take one that is."""
+    """Choose an installed backend if none is configured, where Keras would take TensorFlow, installed or not."""
     if os.environ.get("KERAS_BACKEND"):
         return
     meant = _configured()
@@ -36,7 +36,7 @@ def choose_backend() -> None:
 
 
 def _configured() -> str:
-    """As Keras reads its own file, which it writes itself when it is first imported."""
+    """Return the backend in Keras' own file, which Keras writes itself when it is first imported."""
     import json
 
     folder = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
@@ -54,7 +54,7 @@ def _has(module: str) -> bool:
 
 
 def attend(keras: Any, host: int, hosts: int) -> None:
-    """Right after the first import. `hosts` are those that are joined: 1, if this process trains alone."""
+    """Hook Keras right after its first import. `hosts`: the number of joined hosts, 1 if this process trains alone."""
     if not hasattr(keras, "distribution"):  # Keras 2
         return
     backend = keras.config.backend()
@@ -69,9 +69,7 @@ def attend(keras: Any, host: int, hosts: int) -> None:
 
 
 def optimizers_beside(model: Any) -> dict[str, Any]:
-    """Those that a model holds beside its `optimizer`, as one of two networks that play against each other does, by
-    the names of its attributes.
-    """
+    """Return the optimizers that a model holds in addition to its `optimizer`, as a GAN does, by attribute."""
     kind = sys.modules["keras"].optimizers.Optimizer
     found: dict[str, Any] = {}
     for layer in model._flatten_layers():
@@ -82,7 +80,7 @@ def optimizers_beside(model: Any) -> dict[str, Any]:
 
 
 def _held(value: Any, kind: type, within: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """What of a kind a value is or has, in containers and in the user's own objects, by the way to it."""
+    """Yield the objects of a kind within a value, in containers and in the user's own objects, each with its path."""
     if isinstance(value, kind):
         yield "", value
         return
@@ -145,9 +143,9 @@ _IDLE: dict[str, Callable[[Any, Any, int], str]] = {"jax": _idle_on_jax, "tensor
 
 
 def _reduce_each() -> None:
-    """Keras reduces a batch, which is a tuple, and losses along an axis that they have not: with one worker this
-    strategy takes both, with several neither (keras/src/backend/tensorflow/trainer.py, _maybe_symbolic_build and
-    reduce_per_replica).
+    """Make the strategy reduce a tuple value by value, and scalars without an axis: Keras passes a batch, which is a
+    tuple, and losses with an axis that they lack. With one worker the strategy takes both, with several neither
+    (keras/src/backend/tensorflow/trainer.py, _maybe_symbolic_build and reduce_per_replica).
     """
     tf: Any = sys.modules["tensorflow"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy
@@ -181,7 +179,7 @@ class _Hosts:
         self._group: Any = torch.distributed
 
     def join(self) -> None:
-        """By MASTER_ADDR, RANK and WORLD_SIZE, unless the program has done it."""
+        """Join the process group by MASTER_ADDR, RANK and WORLD_SIZE, unless the program has done it."""
         if not self._group.is_initialized():
             import atexit
 
@@ -193,7 +191,7 @@ class _Hosts:
             self._group.destroy_process_group()
 
     def take_from_first(self, tensors: Iterable[Any]) -> None:
-        """Every host gets what host 0 has."""
+        """Copy host 0's values to every host."""
         with self._torch.no_grad():
             for same, flat in self._flat(tensors):
                 self._group.broadcast(flat, src=0)
@@ -206,7 +204,7 @@ class _Hosts:
                 _into(same, flat.div_(self._group.get_world_size()))
 
     def of_all(self, number: float) -> list[float]:
-        """This number as each host has it."""
+        """Return this number as each host has it."""
         mine = self._torch.tensor([number], dtype=self._torch.float64, device=self._device())
         found = [self._torch.zeros_like(mine) for _ in range(self._group.get_world_size())]
         self._group.all_gather(found, mine)
@@ -281,7 +279,7 @@ def _share(keras: Any) -> None:
 
 
 def _average_first(optimizer: Any, together: Any, hosts: _Hosts) -> None:
-    """An optimizer inside another one gets gradients that are averaged already."""
+    """Average the gradients before an optimizer applies them; an optimizer inside another one gets averaged ones."""
     plain = optimizer.apply
 
     @functools.wraps(plain)
@@ -337,7 +335,7 @@ def _callback(keras: Any, hosts: _Hosts) -> Any:
                 logs.update(zip(names, hosts.mean([float(logs[name]) for name in names]), strict=True))
 
         def _same_statistics(self) -> None:
-            """What layers keep of the batches they saw, as those do that normalize them."""
+            """Give every host the batch statistics that host 0's layers keep, as normalization layers do."""
             kept = (layer for layer in self.model._flatten_layers() if layer.trainable)
             hosts.take_from_first(
                 variable.value for layer in kept for variable in getattr(layer, "_non_trainable_variables", ())

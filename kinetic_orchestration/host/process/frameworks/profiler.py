@@ -1,9 +1,9 @@
-"""`profile=` on a host: when a trace begins and ends, and how its file comes to where XProf finds it.
+"""`profile=` on a host: begins and ends a trace, and puts its file where XProf finds it.
 
-One trace in the life of a program, by the framework that trains. Whoever counts steps says each (`reached`); without
-anybody, a thread begins a while after the framework was imported. A trace is ended where the next step would begin, and
-read and sent by a thread beside the training. Nothing that goes wrong here reaches the program: it is one line in its
-log.
+There is one trace in the life of a program, by the framework that trains. A training that counts steps reports each
+(`reached`); without one, a thread begins the trace a while after the framework was imported. A trace is ended where the
+next step would begin, and read and sent by a background thread. No error here reaches the program: it is one line in
+its log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WAITING, CAPTURING, WRITING, OVER = range(4)
 
 
 class Asked(NamedTuple):
-    """What was asked for, and the two rules."""
+    """The requested trace, and the rules of when it begins and ends."""
 
     steps: int = 0  # 0: seconds
     seconds: float = 0.0
@@ -52,7 +52,9 @@ class Asked(NamedTuple):
     wait: float | None = None  # seconds since the import, instead
 
     def begins(self, counted: int | None, waited: float | None) -> bool:
-        """`counted`: steps that are done; None where nobody counts. `waited`: since the import; None before it."""
+        """Return True if the trace begins. `counted`: steps that are done; None if they are not counted. `waited`:
+        seconds since the import; None before it.
+        """
         if waited is None or (self.steps and counted is None):
             return False
         if self.wait is not None:
@@ -67,12 +69,12 @@ _here: Profiler | None = None
 
 
 def here() -> Profiler | None:
-    """Of this process, if it is the one whose steps are asked for."""
+    """Return the profiler of this process, if it is the process to trace, else None."""
     return _here if _here is not None and _here.process == os.getpid() else None
 
 
 def install() -> Profiler | None:
-    """Only the first Python process of its host is traced; its own workers have other work."""
+    """Install the profiler in the first Python process of its host; the workers of that process are not traced."""
     global _here  # noqa: PLW0603 - one per process
     asked = json.loads(os.environ[TRACE])
     if asked.setdefault("process", os.getpid()) == os.getpid():
@@ -99,7 +101,7 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Profiler:
-    """Of one program. Its methods may be called from any thread, and raise nothing."""
+    """Profiler of one program. Its methods may be called from any thread, and raise nothing."""
 
     def __init__(self, asked: Asked, environ: Mapping[str, str]) -> None:
         self.asked = asked
@@ -134,7 +136,9 @@ class Profiler:
 
     @_harmless
     def imported(self) -> None:
-        """A framework is there. At the program's end its own farewell comes after ours, which is registered later."""
+        """Note that a framework was imported. `close` is registered again, so that it runs before the framework's exit
+        handler.
+        """
         if self._imported is None:
             self._imported = time.monotonic()
             atexit.unregister(self.close)
@@ -143,13 +147,13 @@ class Profiler:
 
     @_harmless
     def expect(self) -> None:
-        """Somebody will say each step."""
+        """Note that each step will be reported."""
         if not self._expected:
             self._expected, self._last = True, -1
 
     @_harmless
     def reached(self, steps: float, *, settle: bool = True) -> None:
-        """So many steps are done, and the next one has not begun. `settle`: what they compute may be waited for."""
+        """Take in that `steps` are done, and the next has not begun. `settle`: their computations may be waited for."""
         done = int(steps)
         if self.state == WAITING:
             if self._last < 0 or done < self._last:  # another training counts anew
@@ -166,21 +170,21 @@ class Profiler:
                 self._annotate(done + 1)
 
     def progressed(self, done: float) -> None:
-        """How far the work is, said by a program that may have no other way to count. It may say so from within what
-        its devices compute (`jax.debug.callback`), which would then wait for itself.
+        """Count steps by the progress that a program reports, unless it reports each step. The report may come from
+        within a device computation (`jax.debug.callback`), which would wait for itself, so nothing is waited for.
         """
         if not self._expected:
             self.reached(done, settle=False)
 
     @_harmless
     def ended(self) -> None:
-        """A training is at its end, or was asked to be: what was captured until now is kept."""
+        """End the capture at the end of a training, and keep it."""
         if self.state == CAPTURING:
             self._end()
         self._last = -1
 
     def close(self) -> None:
-        """The program is at its end."""
+        """Conclude the trace at the program's end."""
         if self.process != os.getpid() or self.state == OVER or not self._lock.acquire(timeout=LATE):
             return
         try:
@@ -328,7 +332,7 @@ class Profiler:
                 raise
 
     def _record(self, lasted: float) -> None:
-        """For the agent, which tells the orchestrator."""
+        """Write the profile's record to the events file, for the agent to pass on to the orchestrator."""
         fields = {"first": self._first, "steps": self._taken, "seconds": round(lasted, 6)}
         line = f"{frames.PROFILE}{json.dumps(fields)}\n".encode()
         events = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -370,7 +374,7 @@ class Profiler:
             self._look()
 
     def _pause(self) -> float | None:
-        """Until time alone may decide something; None where it never does."""
+        """Return the seconds until time alone may decide something; None if it never does."""
         if self.state == CAPTURING:
             return PACE
         if self._expected or self.asked.steps:
@@ -396,7 +400,7 @@ class Profiler:
                 self._end()
 
     def _watch_others(self) -> None:
-        """Two traces at once fail in the program's own call, or crash: whoever begins one gets the place of this."""
+        """Hook the framework's own entry points: two traces at once fail or crash, so this one gives way."""
         for owner, name in self._tracer.entrances():
             plain = getattr(owner, name, None)
             if plain is not None:

@@ -1,8 +1,8 @@
-"""How the profiler of each framework is begun, ended and asked for its trace, in the format that XProf reads.
+"""Starts and ends the profiler of each framework and gets its trace, in the format that XProf reads.
 
-Knows neither steps nor where a trace goes. `settle` waits until all is computed that was called; `halt` ends the trace
-where that takes no time, `finish` does the rest and says `stopped` when it begins to; `is_on` is false once nothing is
-seen any more, which may be long before its end.
+Independent of steps and of a trace's destination. `settle` waits until all calls are computed; `halt` ends the trace
+where that takes no time, `finish` does the rest and reports `stopped` when it begins to; `is_on` is false once nothing
+is recorded any longer, which may be long before the trace's end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRAMEWORKS = ("jax", "torch", "tensorflow")
 
 
 def of_program() -> Any:
-    """Of the framework that trains: Keras' backend, else the one whose devices are used. Others may load data."""
+    """Return the tracer of the framework that trains: Keras' backend, else the one whose devices are used."""
     there = [name for name in FRAMEWORKS if _is_there(name)]
     keras = sys.modules.get("keras")
     if keras is not None and not _is_there("keras"):
@@ -34,7 +34,7 @@ def of_program() -> Any:
 
 
 def _is_there(name: str) -> bool:
-    """And not only half, while another thread imports it."""
+    """Return True if a module is imported completely, not only in part while another thread imports it."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
 
@@ -44,7 +44,9 @@ class _Jax:
         self.jax: Any = sys.modules["jax"]
 
     def is_used(self) -> bool:
-        """Whether a trace may begin: it would set up the devices, before a program that joins its hosts by itself."""
+        """Return True if JAX has set up its devices. A trace would do so before a program that joins its hosts by
+        itself.
+        """
         bridge = sys.modules.get("jax._src.xla_bridge")
         return bool(getattr(bridge, "backends_are_initialized", lambda: True)())
 
@@ -53,7 +55,7 @@ class _Jax:
         return "" if getattr(state, "profile_session", None) is None else "jax.profiler runs already"
 
     def settle(self) -> None:
-        """Steps are computed behind their calls: those before a border belong before it."""
+        """Wait for all computations: they run asynchronously, and those of steps before a border belong before it."""
         self.jax.block_until_ready([array for array in self.jax.live_arrays() if not array.is_deleted()])
 
     def start(self, folder: str) -> None:
@@ -68,7 +70,7 @@ class _Jax:
         return self.jax.profiler.StepTraceAnnotation("step", step_num=number)
 
     def halt(self) -> None:
-        """All is done by `finish`: to read the trace takes a while, and to end it a moment."""
+        """Do nothing: `finish` ends the trace, which is quick, and reads it, which takes a while."""
 
     def finish(self, folder: str, stopped: Callable[[], None]) -> dict[str, str]:
         stopped()
@@ -107,7 +109,7 @@ class _TensorFlow:
         return self.profiler.Trace("train", step_num=number, _r=1)
 
     def halt(self) -> None:
-        """As with JAX."""
+        """Do nothing: `finish` does all, as with JAX."""
 
     def finish(self, folder: str, stopped: Callable[[], None]) -> dict[str, str]:
         stopped()
@@ -125,7 +127,7 @@ class _TensorFlow:
 
 
 class _Torch:
-    """Not by `torch.profiler`, whose first start imports a compiler, for ten seconds."""
+    """Tracer of torch, without `torch.profiler`, whose first start imports a compiler, for ten seconds."""
 
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
@@ -184,7 +186,7 @@ _TRACERS: dict[str, Callable[[], Any]] = {"jax": _Jax, "torch": _Torch, "tensorf
 
 
 def convert(trace: str, made: str) -> None:
-    """By a process of its own: here the training would wait for Python's lock, and lack the memory that this takes."""
+    """Convert a trace in a separate process: in this one the training would wait for the GIL, and lack the memory."""
     import subprocess
 
     from kinetic_orchestration.host.process.frameworks import xplane

@@ -19,7 +19,9 @@ OF_DEVICES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotati
 
 
 def main() -> None:
-    """TRACE MADE. It takes some times the trace's size, and is worth no training: the first that a machine ends."""
+    """Convert TRACE to MADE. It takes several times the trace's size in memory, so the kernel should kill it before a
+    training.
+    """
     try:
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
             score.write("1000")
@@ -35,7 +37,7 @@ def convert(trace: str, made: str) -> None:
 
 
 def from_chrome(trace: Mapping[str, Any]) -> bytes:
-    """Of what happens on the host a line for each thread, of each device a line for each stream."""
+    """Convert a Chrome trace: a line for each thread of the host, and a line for each stream of each device."""
     named = {(e.get("pid"), e.get("tid")): e["args"]["name"] for e in trace["traceEvents"] if _names_a_thread(e)}
     planes: dict[str, dict[Any, list[Mapping[str, Any]]]] = {HOST: {}}
     for event in trace["traceEvents"]:
@@ -65,7 +67,7 @@ def _plane(number: int, name: str, lines: Mapping[Any, list[Mapping[str, Any]]],
 
 
 def _line(number: int, name: str, events: Iterable[Mapping[str, Any]], kinds: dict[str, int]) -> bytes:
-    """Times in the trace are microseconds with a fraction; those of a line begin at its own."""
+    """Return a line of events. Trace times are fractional microseconds; a line's are relative to its start."""
     ordered = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0)))
     begin = int(ordered[0]["ts"] * 1000)
     written = (

@@ -1,5 +1,5 @@
-"""Lets a command's own Python join its slice and show its stacks: first on its PYTHONPATH, and followed by the one it
-hides, whatever becomes of it.
+"""Lets a command's own Python join its slice and show its stacks: it is first on its PYTHONPATH, and runs the
+sitecustomize that it hides, even if a step fails.
 """
 
 import importlib.machinery
@@ -43,7 +43,7 @@ def _prefer(site):
 
 def _show_stacks():
     # type: () -> None
-    """Whoever has a file there can be asked for its stacks."""
+    """Let the agent ask this process for its stacks, which go to a file of its own."""
     try:
         import faulthandler
         import signal
