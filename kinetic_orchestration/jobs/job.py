@@ -26,7 +26,7 @@ ME = f"{os.getpid()}-{secrets.token_hex(6)}"  # this process, as a writer of rec
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as every process can rebuild it from the store: its spec, and where it lies and runs."""
+    """A job as every process can rebuild it from the store: its spec, its store and its backend."""
 
     job_id: str
     store: Store
@@ -60,7 +60,7 @@ class Job:
         return plan_of(self.spec(), self.job_id)
 
     def on(self, backend: Backend) -> Job:
-        """The same job with the backend that it runs on; for one in doubt, with an onlooker's."""
+        """Return the job with the backend that it runs on; an onlooker of that backend for a job in doubt."""
         return replace(self, backend=Onlooker(backend) if self.doubt else backend)
 
 
@@ -93,12 +93,12 @@ def open_job(
 
 
 def at_rest(job: Job) -> Job:
-    """The same job, without what only its submission needed: of a thousand handles, each would keep its own."""
+    """Return the job without the data of its submission: each of a thousand handles would hold its own."""
     return replace(job, written=b"") if job.written else job
 
 
 def vouched(job: Job, spec_digest: str, ended: str = "") -> Job:
-    """The same job, by what came with a handle or a cursor. Raises Corrupt if its spec is another one."""
+    """Return the job, trusted if its handle or cursor has its spec's digest. Raises Corrupt if the spec differs."""
     job = replace(job, ended=ended) if ended else job
     if not spec_digest or not job.doubt:
         return job
@@ -133,14 +133,14 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
 
 
 def how_it_ended(job: Job, outcome: Outcome | None) -> str:
-    """Of one that was cancelled: it may have been quicker."""
+    """Return how a cancelled job ended: it may have finished first."""
     if outcome is None:
         return f"not ended yet; to look again: kinetic-orchestration status {job.job_id}"
     return outcome.status.value.lower()
 
 
 def set_aside(store: Store, name: str, data: bytes) -> str:
-    """Keep the bytes of a damaged record beside it, whatever becomes of it. Returns the sentence that says so."""
+    """Copy the bytes of a damaged record to a name beside it. Returns the sentence that reports it."""
     store.create(kept := f"{name}.damaged", data)
     return f"Its bytes are kept in {kept}"
 

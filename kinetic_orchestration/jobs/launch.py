@@ -63,8 +63,8 @@ def launch(
     noted: Callable[[], object] | None = None,
     say: Callable[[str], object] | None = None,
 ) -> Job:
-    """Everything up to a running attempt. The job then needs nobody. `claimed` hears its id before anything is sent,
-    `noted` is called before it is admitted, and `say` hears a line before what may take long: packaging, submitting.
+    """Bring a job to its first attempt; it then runs without this process. `claimed` is called with its id before
+    anything is sent, `noted` before it is admitted, and `say` with a line before each slow step: packaging, submitting.
     """
     request = _ready(request)
     spec, store, backend, believed = request.spec, request.store, request.backend, request.trust
@@ -112,7 +112,7 @@ def launch(
 
 
 def _ready(request: Request) -> Request:
-    """Check what the job needs of the cloud, once in a process, and find the zones of the store's bucket."""
+    """Check the cloud resources that the job needs, once in a process, and find the zones of the store's bucket."""
     request.backend.prepare()
     if not request.plan.remote:
         return request
@@ -125,7 +125,7 @@ def _ready(request: Request) -> Request:
 
 @contextmanager
 def cancel_if_interrupted(request: Request, say: Callable[[str], object]) -> Iterator[None]:
-    """Ctrl-C while a job is being brought on its way: what of it is on the way already is called back."""
+    """Cancel a job that is being submitted when Ctrl-C interrupts this process."""
     try:
         yield
     except KeyboardInterrupt:
@@ -140,8 +140,8 @@ def cancel_if_interrupted(request: Request, say: Callable[[str], object]) -> Ite
 
 
 def refuse_another(request: Request, job: Job) -> None:
-    """Refuse a job that is of another call. The one job of an orchestrator's step is ended: nobody else would come for
-    it. One of several that a step has may have been begun in this very try, by who holds it.
+    """Raise KeyTaken if the job is of another call. The one job of an orchestrator's step is cancelled, as no other
+    process would collect it. One of several jobs of a step goes on: its holder may have started it in this very try.
     """
     if not (other := differences(request, job).told(ended=True)):
         return
@@ -166,7 +166,7 @@ def refuse_another(request: Request, job: Job) -> None:
 
 
 def complete(job: Job, emit: Emit | None = None) -> Any:
-    """Everything from there on: its value, or its exception, when all its hosts are gone."""
+    """Follow a launched job to its end. Returns its value, or raises its exception, when all its hosts are gone."""
     outcome = follow(Follower(job), emit)
     assert outcome is not None
     return collect(job, outcome)
@@ -185,8 +185,8 @@ def find(request: Request) -> Job | None:
 
 
 def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = trust.ALONE) -> tuple[str, bool]:
-    """The job that this identity means now, and whether it has yet to be admitted: the live or finished one, or the
-    next generation of a failed one. An identity that nobody has asked for before has no job that could be there.
+    """Return the job that this identity means now, and True if it has yet to be admitted: the live or finished job, or
+    the next generation of a failed one. An identity that was never requested before has no job to look for.
     """
     name, believed = names.identity(identity.key), believed.at(store)
     first = wire.encode({"generation": 1, "identity": astuple(identity)})
@@ -223,8 +223,8 @@ def claim(store: Store, backend: Backend, identity: Identity, believed: Trust = 
 
 
 def _meant(store: Store, identity: Identity, record: Record) -> dict[str, Any]:
-    """Which generation an identity means. If its record is damaged: the newest of which there are records, as jobs'
-    names follow from it.
+    """Return the fields of the identity's record, which name its generation. If the record is damaged, the generation
+    is the newest that has a spec, as jobs' names follow from it.
     """
     name = names.identity(identity.key)
     try:
@@ -237,8 +237,8 @@ def _meant(store: Store, identity: Identity, record: Record) -> dict[str, Any]:
 
 
 def _refuse_after_success(store: Store, backend: Backend, believed: Trust, identity: Identity, generation: int) -> None:
-    """Before a generation begins: neither it nor one before it was seen to succeed, or its records may have gone by
-    themselves. Whoever can write to the bucket can remove a job, and write which generation is the next.
+    """Raise Corrupt before a generation begins if it or an earlier one was seen to succeed, unless its records may have
+    expired. A process that can write to the bucket can remove a job, and choose the next generation.
     """
     if not believed.checks:
         return
@@ -254,9 +254,9 @@ def _refuse_after_success(store: Store, backend: Backend, believed: Trust, ident
 
 
 def failed(store: Store, backend: Backend, job: str, believed: Trust = trust.ALONE) -> bool:
-    """Whether the job ended, and neither well nor because somebody wanted it to end for good; or is being forgotten:
-    then it has a verdict and, after that was read, no spec. Of one that has failed the last hosts are waited for, as
-    long as a follower would; that they cannot be freed keeps nobody from beginning anew.
+    """Return True if the job ended and may be started again: it did not succeed, and its end was not meant to be final.
+    Also true while a job is being removed: then it has a verdict and, after that was read, no spec. The last hosts of a
+    failed job are waited for, as long as a follower would; hosts that cannot be freed do not prevent a new start.
     """
     if store.read(names.spec(job)) is None:
         return True
@@ -291,9 +291,9 @@ def admit(
     arguments: Mapping[str, str] = MappingProxyType({}),
     origin: Mapping[str, str] = MappingProxyType({}),
 ) -> Record | None:
-    """The spec, last of all that is staged: the job exists from here on. The first one wins.
+    """Write the spec after everything else is staged: the job exists from here on. The first writer wins.
 
-    Returns the record if it is the one that was written here: nobody else vouches for another.
+    Returns the record if it is the one that was written here: no other is authenticated by this process.
     """
     believed = believed.at(store)
     fields = {
@@ -347,7 +347,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         partition_key=plan.partition_key,
         # Hosts of one slice come together, however long it was waited for.
         provision=min(float(plan.limits.provision or BARRIER_SECONDS), BARRIER_SECONDS),
-        # The total is the followers' to watch; a host that nobody follows at least ends itself after so long.
+        # Followers enforce the total; a host without a follower at least ends itself after that time.
         run=min((float(limit) for limit in (plan.limits.run, plan.limits.total) if limit), default=0.0),
         affordable=plan.affordable,  # then the intent tells how much of it is left to its attempt
         stall=float(plan.limits.stall or 0.0),
@@ -369,7 +369,7 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
 
 
 def secret_refs(plan: Plan, job: str) -> dict[str, str]:
-    """Where other machines find the variables that travel by Secret Manager."""
+    """Return the names by which other machines find the variables that are sent by Secret Manager."""
     if not plan.remote:
         return {}
     found = {variable: names.secret(job, variable) for variable in plan.secrets} | plan.secret_refs
@@ -380,9 +380,9 @@ def secret_refs(plan: Plan, job: str) -> dict[str, str]:
 
 
 def provision(job: Job, *, is_new: bool = False) -> None:
-    """The first attempt's intent and its create call. A job that runs or ended already is left as it is.
+    """Write the first attempt's intent and make its create call. A job that runs or has ended is left as it is.
 
-    Of a job that was made here just now all is known but whether somebody else was quicker, or has ended it already.
+    `is_new`: the job was made here just now, so only another process may have been quicker or have ended it already.
     """
     intent = actions.intend(job, 1) if is_new else None
     ended = names.cancel(job.job_id), names.verdict(job.job_id, 1)

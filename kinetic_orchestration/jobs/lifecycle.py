@@ -62,7 +62,7 @@ DEADLINE_MARGIN = 60.0
 
 
 class Policy(NamedTuple):
-    """What a plan asks of the rules."""
+    """Limits and retry budgets that a plan sets for the rules."""
 
     hosts: int = 1
     crew: str = "1 host"  # the same for people, as a slice tells it: several of one machine are processes
@@ -114,7 +114,7 @@ class Step(NamedTuple):
 
 
 def advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
-    """What follows from one glimpse."""
+    """Return the step that follows from one glimpse."""
     cursor = _informed(cursor, seen)
     if seen.verdict is not None:
         return _judged(cursor, seen, seen.verdict, policy) if settled(seen, policy) else Step(cursor)
@@ -124,7 +124,7 @@ def advance(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
 
 
 def _informed(cursor: Cursor, seen: Glimpse) -> Cursor:
-    """Whoever has not seen all attempts before this one learns from its intent what they spent."""
+    """Return the cursor with the spent budgets of the attempt's intent, for a process that saw no earlier attempts."""
     before = seen.intent.before if seen.intent is not None else None
     return cursor if before is None or before.spent == cursor.spent else cursor._replace(spent=before.spent)
 
@@ -173,7 +173,7 @@ def _placed(cursor: Cursor, seen: Glimpse, policy: Policy) -> Step:
 
 
 def foreseen(cursor: Cursor, seen: Glimpse, policy: Policy) -> Outcome | None:
-    """What the job has come to, if its verdict is one that ends it, although its hosts may not all have ended yet."""
+    """Return the job's outcome if its verdict is final, although hosts may still be ending."""
     return None if seen.verdict is None else _judged(_informed(cursor, seen), seen, seen.verdict, policy).outcome
 
 
@@ -205,8 +205,8 @@ def _judged(cursor: Cursor, seen: Glimpse, verdict: wire.Verdict, policy: Policy
 
 
 def shown(cursor: Cursor, seen: Glimpse | None = None) -> int:
-    """An attempt's number as people count them: without those that never had hosts. One that follows a failure and was
-    never promised a place (`seen`) is none; once it has ended, its verdict says so, whatever is written after it.
+    """Return an attempt's number as users see it: attempts without hosts are not counted. An attempt that follows a
+    failure and was never promised a place (`seen`) is not counted either; once it has ended, its verdict says so.
     """
     placeless = False
     if seen is not None and seen.verdict is not None:
@@ -217,14 +217,14 @@ def shown(cursor: Cursor, seen: Glimpse | None = None) -> int:
 
 
 def count(attempt: int, spent: Spent, *, unplaced: bool = False) -> int:
-    """The number that people give to an attempt: those before it that never had hosts are none (`spent`, before this
-    one), nor is one that was never promised a place.
+    """Return the number that users see for an attempt. Attempts before it that never had hosts (`spent`) are not
+    counted, nor is one that was never promised a place.
     """
     return max(1, attempt - spent.moved - unplaced)
 
 
 def classify(verdict: wire.Verdict) -> str:
-    """Whose failure it was: what the hosts were told first, then what their log shows, then their own word."""
+    """Return the cause of a failure: from the orders to the hosts first, then their log, then their own report."""
     failure = verdict.failure
     by_driver = failure is not None and rules.is_driver(failure.message + failure.log_tail)
     return wire.INFRASTRUCTURE if verdict.cause == wire.USER and by_driver else verdict.cause
@@ -235,7 +235,7 @@ def rule_of(cause: str) -> tuple[str | None, JobStatus]:
 
 
 def was_free(seen: Glimpse) -> bool:
-    """An attempt that has ended without ever having had hosts."""
+    """Return True if the attempt has ended without ever having had hosts."""
     return seen.verdict is not None and rule_of(classify(seen.verdict))[0] == FREE
 
 
@@ -244,27 +244,27 @@ def spend(spent: Spent, budget: str | None) -> Spent:
 
 
 def settled(seen: Glimpse, policy: Policy) -> bool:
-    """Nothing more is to come from the attempt's hosts: its log is whole, or nobody is left to write it."""
+    """Return True if nothing more comes from the attempt's hosts: its log is complete, or none is left to write."""
     if seen.intent is None or seen.done >= policy.hosts:
         return True
     if policy.silence and not _has_spoken(seen):  # machines on which nobody ever did
         return True
     closed = seen.verdict is not None and seen.verdict.kind == wire.CLOSED
     if closed and _speechless(seen, policy):
-        # Under our own eyes, and so long that whoever came back now would only say that it ends: what is left of its
-        # log is not worth the chips, nor a program that goes on beside the next attempt. A verdict by one of the hosts
-        # is a sign of life, although none of their beats may be: machines that stood still for a while end like others.
+        # This process has watched the silence for so long that a host which came back would only report its end: the
+        # rest of its log is not worth the chips, nor a program that runs beside the next attempt. A verdict by a host
+        # is a sign of life, although its beats may not be: machines that stood still for a while end like others.
         return True
     return seen.observation.state in (ABSENT, GONE) or _is_waiting(seen) or seen.verdict_age > SETTLE_PATIENCE
 
 
 def _is_waiting(seen: Glimpse) -> bool:
-    """For hardware: there are no hosts that could say or hear anything."""
+    """Return True while the attempt waits for hardware, so that no host can report or be asked."""
     return seen.observation.state in (QUEUED, PROVISIONING) and not _has_spoken(seen)
 
 
 def _has_spoken(seen: Glimpse) -> bool:
-    """Whether there is, or was, a host: its verdict may be the first that is heard of it."""
+    """Return True if there is, or was, a host: its verdict may be the first report of it."""
     return any(seen.beats) or (seen.verdict is not None and seen.verdict.kind != wire.CLOSED)
 
 
@@ -277,7 +277,7 @@ def status(cursor: Cursor, seen: Glimpse, outcome: Outcome | None) -> JobStatus:
 
 
 def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple[Change, ...]]:
-    """The phase an attempt is in, from what its hosts and its backend say."""
+    """Return the cursor with the attempt's phase, from its hosts and its backend, and the change to tell."""
     states = [beat.state for beat in seen.beats if beat is not None]
     if why := waits(seen):  # it comes and goes
         told = () if cursor.phase == "waiting" else (Change("waiting", why, cursor.attempt),)
@@ -299,14 +299,14 @@ def _phase(cursor: Cursor, seen: Glimpse, policy: Policy) -> tuple[Cursor, tuple
 
 
 def waits(seen: Glimpse) -> str:
-    """Why hosts that are there cannot go on for now, as their backend or they themselves say."""
+    """Return why existing hosts cannot continue for now, as their backend or their beats report."""
     if seen.observation.waits or seen.verdict is not None or seen.observation.state in (ABSENT, GONE):
         return seen.observation.waits
     return wants_room(zip(range(len(seen.beats)), seen.beats, seen.beat_ages, strict=True))
 
 
 def wants_room(heard: Iterable[tuple[int, wire.Beat | None, float]]) -> str:
-    """Which host says that its own disk is full, by the last beat of each and its age."""
+    """Return which host reports that its disk is full, from the last beat of each and its age."""
     for host, beat, age in heard:
         if beat is not None and beat.full and age < rules.LOST:
             return f"host {host} waits for room on its disk at {beat.full}"
@@ -331,18 +331,18 @@ def _over_total(seen: Glimpse, policy: Policy) -> str:
 
 
 def _is_refused(seen: Glimpse) -> bool:
-    """Of a place that cannot even be looked at: to ask for hosts there tells why, and the next place follows."""
+    """Return True if a place cannot be observed: a request for hosts there tells why, and the next place follows."""
     return seen.observation.state == UNKNOWN and seen.observation.cause != "" and not any(seen.beats)
 
 
 def must_wait(seen: Glimpse) -> bool:
-    """Whether it is too early to ask for what was refused a moment ago."""
+    """Return True if it is too early to repeat a request that was refused a moment ago."""
     intent = seen.intent
     return intent is not None and intent.wait > 0 and seen.now < intent.created + intent.wait
 
 
 def _speechless(seen: Glimpse, policy: Policy) -> str:
-    """Of machines that are there: why nobody can be left on them."""
+    """Return why no host can be alive on machines that exist; "" if one can."""
     if not policy.silence or seen.observation.state != PRESENT:
         return ""
     if any(beat is not None for beat in seen.beats):
@@ -355,12 +355,12 @@ def _speechless(seen: Glimpse, policy: Policy) -> str:
 
 
 def is_awaited(seen: Glimpse) -> bool:
-    """Hosts that are charged for, and of which none has said anything yet."""
+    """Return True if hosts are charged for and none has reported yet."""
     return seen.observation.state == PRESENT and seen.charged > 0 and not any(seen.beats)
 
 
 def unheard(seen: Glimpse) -> str:
-    """Of a slice that is charged for: what people are told when none of its hosts says anything for long."""
+    """Return the warning that users see when no host of a charged slice reports anything for long, or ""."""
     held = seen.now - seen.charged
     if not is_awaited(seen) or held < UNHEARD or seen.verdict is not None:
         return ""
@@ -374,7 +374,7 @@ def unheard(seen: Glimpse) -> str:
 
 
 def _vanished(seen: Glimpse) -> str:
-    """Of hosts that are gone: what was seen of them, and when."""
+    """Describe hosts that are gone: when they were last seen, and what they reported."""
     place = seen.intent.placement if seen.intent is not None else {}
     if not seen.shown:
         return "the hosts are gone without a word" + _last_sign(seen)
@@ -393,7 +393,7 @@ def _vanished(seen: Glimpse) -> str:
 
 
 def _last_sign(seen: Glimpse) -> str:
-    """When hosts that are gone were last seen or, by somebody who never saw them, heard."""
+    """Return when hosts that are gone were last seen or, if this process never saw them, when one last reported."""
     if seen.shown:
         there, now = _clock(seen.shown), _clock(seen.now)
         return f"; all its hosts were last seen at {there}, and no longer at {now} (UTC)"
@@ -402,7 +402,7 @@ def _last_sign(seen: Glimpse) -> str:
 
 
 def _mute(seen: Glimpse, policy: Policy) -> Close | None:
-    """Of hosts that are there and say nothing: when that is to end."""
+    """Return the closing of an attempt whose hosts exist and are silent for too long, or None."""
     assert seen.intent is not None
     limit = min(filter(None, (seen.intent.affordable, policy.affordable)), default=0.0)
     held = seen.now - seen.charged if seen.charged else 0.0

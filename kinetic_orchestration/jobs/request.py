@@ -44,7 +44,7 @@ class Draft:
     plan: Plan
 
     def open(self, of: Identity | None = None) -> Request:
-        """Open the store and the backend, as whoever this process acts for now.
+        """Open the store and the backend, as the user for whom this process acts now.
 
         of: the identity of the job; by default that of a call outside any orchestrator: its key's, or a random one.
         Raises StoreError.
@@ -110,7 +110,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
 
 
 def located(asked: D) -> D:
-    """Return it with the zones of the store's bucket, unless somebody named zones. Asks once in a process."""
+    """Return the request with the zones of the store's bucket, unless zones were named. Asks once in a process."""
     if not asked.plan.remote or planner.zones_named(asked.spec.options, asked.settings):
         return asked
     from kinetic_orchestration.platforms.google.storage.location import location_of
@@ -120,13 +120,13 @@ def located(asked: D) -> D:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How a job that was found by its identity differs from a request: where it runs, and the call."""
+    """Differences between a job that was found by its identity and a request: where it runs, and the call."""
 
     place: tuple[str, ...] = ()
     call: tuple[str, ...] = ()
 
     def told(self, *, ended: bool) -> str:
-        """Word them. Where a job that has ended ran does not matter any more."""
+        """Return the differences in words. The place of a job that has ended no longer matters."""
         return "; ".join(self.call if ended else (*self.place, *self.call))
 
     def __bool__(self) -> bool:

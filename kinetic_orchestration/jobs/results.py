@@ -30,10 +30,10 @@ from kinetic_orchestration.protocol.system import visible
 
 
 def collect(job: Job, outcome: Outcome) -> Any:
-    """Host 0's value; anything else is raised.
+    """Return host 0's value, or raise the job's error.
 
-    A process that has a signing key takes no word of a job that nobody vouches for: else whoever can write to the store
-    would have a signed job believed by taking its signature away.
+    A process with a signing key takes no result of an unauthenticated job: otherwise a process that can write to the
+    store could have a signed job trusted by removing its signature.
     """
     if job.doubt and job.trust.key_id:
         raise ResultNotTrusted(
@@ -63,7 +63,7 @@ def collect(job: Job, outcome: Outcome) -> Any:
 
 
 def error_of(job: Job, outcome: Outcome) -> Exception:
-    """What to raise: what happened, where the evidence is, what to do next."""
+    """Return the exception of an outcome: what happened, where the evidence is, what to do next."""
     verdict, cause = outcome.verdict, outcome.cause
     about: dict[str, Any] = {"job_id": job.job_id, "host": verdict.host, "cause": cause}
     reason = verdict.reason.strip()
@@ -107,8 +107,8 @@ def _user_error(job: Job, outcome: Outcome, failure: wire.Failure) -> Exception:
 
 @contextmanager
 def _file(job: Job, attempt: int, host: int, what: str, size: int) -> Iterator[str]:
-    """A host's own file: read where it lies, if that is on this machine, else brought here; never more of it than its
-    verdict speaks of.
+    """Yield the path of a host's file: the store's own if it is on this machine, else a copy, never larger than its
+    verdict states.
     """
     name = names.host(job.job_id, attempt, host, what)
     path = job.store.local_path(name)

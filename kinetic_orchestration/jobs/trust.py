@@ -1,23 +1,24 @@
-"""Who vouches for what lies in a bucket. To be able to write to one must never be enough to have code run.
+"""Decides which content of a bucket is trusted. Write access to a bucket must never be enough to have code run.
 
-A folder of this machine is trusted: nobody else may write there. Of a bucket, a process starts attempts of a job, and
-unpickles what came of them, only if it knows the digest of the job's spec by another way: it wrote the spec, its home
-remembers it, whoever handed it the job's handle or cursor said so, or it is signed with a key that is not in the
-bucket. The spec vouches by digest for all that hosts read. A value goes the other way: the hosts' machine has its
-digest signed by Google, as the account that the spec names. Everything else of a job (records, logs, values that are
-plain JSON) is looked at without any trust, because nothing in it is ever run.
+A folder of this machine is trusted: no other user may write there. From a bucket, a process starts attempts of a job,
+and unpickles their results, only if it knows the digest of the job's spec from another source: it wrote the spec, its
+home remembers it, the job's handle or cursor carries it, or the spec is signed with a key that is not in the bucket.
+The spec authenticates by digest all that hosts read. A value goes the other way: the hosts' machine has its digest
+signed by Google, as the account that the spec names. Everything else of a job (records, logs, values that are plain
+JSON) is read without any trust, because nothing in it is ever run.
 
-**A job that was seen to end has ended.** What a process saw a job come to, its home remembers with the verdict's
-digest, and handles and cursors carry it: another verdict, or none, is somebody's change, and no reason to run the job
-again. An end that was proven, by a seal or by a machine's word for its value, outweighs one that was merely read: or
-whoever can write to the bucket would show a false one once, and have the true one refused for good. So it is with the
-time for which its hosts were held, of which a limit of cost counts the most that was seen.
+**A job that was seen to end has ended.** The end that a process saw is stored in its home with the verdict's digest,
+and handles and cursors carry it: another verdict, or none, is a change by another party, and no reason to run the job
+again. An end that was proven, by a seal or by a machine's signature of its value, outweighs one that was only read:
+otherwise a process that can write to the bucket could show a false one once, and have the true one refused for good.
+The same holds for the time for which its hosts were held, of which a limit of cost counts the most that was seen.
 
 **With a signing key** nothing need have been seen: the spec says that the job is signed, and no verdict counts without
-the word of whoever has the key. Keys are derived from it, one for each role, store, deployment, job and attempt, so a
-word for one thing is a word for nothing else; hosts are given that of their attempt alone, and never the key itself.
+the seal of a holder of the key. Keys are derived from it, one for each role, store, deployment, job and attempt, so a
+seal for one thing is valid for nothing else; hosts are given the key of their attempt alone, and never the signing key
+itself.
 
-This module knows what has to be known, and where from. It does not know what follows when it is not.
+This module knows which evidence is required, and its sources. It does not know what follows when evidence is missing.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _read(path: Path) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What this process may believe, and where it looks it up. By default: what it is told, and nothing else."""
+    """The evidence that this process accepts, and its sources. By default only what it is handed."""
 
     home: Path | None = None
     signing_key: str = field(default="", repr=False)
@@ -108,7 +109,7 @@ class Trust:
     # ---- what is remembered here ---------------------------------------------------------------------------
 
     def remember(self, store: Store, job_id: str, kind: str, digest: str) -> None:
-        """One line more about the job. A home that cannot be written costs other processes the memory, and no more."""
+        """Add a line to the job's memory file. If the home cannot be written, only other processes lack the memory."""
         if self.home is None or not self.checks or digest in self.remembered(store, job_id, kind):
             return
         if kind in (ENDED, HELD):
@@ -168,7 +169,7 @@ class Trust:
         )
 
     def saw_held(self, store: Store, job_id: str, attempt: int, seconds: float, step: float = 0.0) -> None:
-        """For how long the hosts of an attempt were there. No more than the step longer is no news."""
+        """Remember for how long an attempt's hosts were held, if that is more than `step` beyond the known time."""
         if self.home is None:
             return
         key = self.home, store.url, job_id, attempt
@@ -182,7 +183,7 @@ class Trust:
             self.remember(store, job_id, HELD, f"{attempt}/{seconds:.1f}")
 
     def held(self, store: Store, job_id: str) -> dict[int, float]:
-        """By attempt, the longest that was seen."""
+        """Return the longest time that was seen of each attempt, by its number."""
         found: dict[int, float] = {}
         for line in self.remembered(store, job_id, HELD) if self.checks else ():
             with contextlib.suppress(ValueError):
@@ -194,13 +195,13 @@ class Trust:
 
     @property
     def key_id(self) -> str:
-        """The name of the signing key, which a signed spec bears; "" without one."""
+        """Return the name of the signing key, which a signed spec has; "" without a key."""
         if not self.signing_key or self.everything or not self.checks:
             return ""
         return self._hmac("the name of the key")[:16]
 
     def key(self, role: str, store: Store, job_id: str, attempt: int = 0) -> str:
-        """Derive the key that vouches for this alone. The store's address ends with the deployment."""
+        """Derive the key for this purpose alone. The store's address ends with the deployment."""
         return self._hmac(json.dumps([role, store.url, job_id, attempt]))
 
     def _hmac(self, text: str) -> str:
@@ -208,11 +209,11 @@ class Trust:
         return hmac.new(secret, b"kinetic 1\n" + text.encode(), hashlib.sha256).hexdigest()
 
     def seal(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> Verdict:
-        """A client's verdict, with its word for it."""
+        """Return a client's verdict with its seal."""
         return verdict._replace(seal=_word(self.key(CLIENT, store, job_id, attempt), gist(verdict.encode())))
 
     def has_sealed(self, store: Store, job_id: str, attempt: int, verdict: Verdict) -> bool:
-        """Tell whether a verdict as it was read has the seal of whoever may have written it: hosts, or a client."""
+        """Return True if a verdict as it was read has the seal of a permitted writer: hosts, or a client."""
         if not verdict.raw:  # it cannot be read
             return False
         role = CLIENT if verdict.kind == wire.CLOSED else HOSTS
@@ -222,14 +223,14 @@ class Trust:
     # ---- specs ---------------------------------------------------------------------------------------------
 
     def sign(self, store: Store, job_id: str, digest: str) -> None:
-        """Vouch for a spec that is about to be written, for whoever has the same key."""
+        """Sign a spec that is about to be written, for processes that have the same key."""
         if self.signing_key and self.checks:
             store.create(names.signature(job_id, digest), wire.encode({"hmac": self._mac(store, job_id, digest)}))
 
     def doubt_of_spec(self, store: Store, job_id: str, digest: str, told: str = "") -> str:
-        """Why the spec in the store is not believed, or "". `told`: the digest that came with a handle or a cursor.
+        """Return why the stored spec is not trusted, or "". `told`: the digest that came with a handle or a cursor.
 
-        Raises Corrupt when it is known what the spec was, and it is not that any more.
+        Raises Corrupt if it is known what the spec was, and the spec has changed.
         """
         if not self.checks or self.everything or digest == told:
             return ""
@@ -257,7 +258,7 @@ class Trust:
         )
 
     def _signature(self, store: Store, job_id: str, digest: str) -> bool | None:
-        """Whether there is a good one; None if there only is another."""
+        """Return True if the spec has a valid signature, None if it only has an invalid one, else False."""
         if not self.signing_key or (record := store.read(names.signature(job_id, digest), 0, 4096)) is None:
             return False
         try:
@@ -268,7 +269,7 @@ class Trust:
         return good or None
 
     def _mac(self, store: Store, job_id: str, digest: str) -> str:
-        """The spec of one job must not be passed off as that of another, of any deployment."""
+        """Return the signature of a job's spec. It is valid for this job and deployment only."""
         return _word(self.key(SUBMITTER, store, job_id), digest)
 
     # ---- values --------------------------------------------------------------------------------------------
@@ -276,7 +277,9 @@ class Trust:
     def doubt_of_value(
         self, store: Store, job_id: str, attempt: int, digest: str, proof: str, *, role: str, account: str, project: str
     ) -> str:
-        """Why a value, or an exception, is not known to come from the job's own hosts, or "". The spec is believed."""
+        """Return why a value, or an exception, is not known to come from the job's own hosts, or "". The spec is
+        trusted.
+        """
         if not self.checks or self.everything or digest in self.remembered(store, job_id, role):
             return ""
         if not proof:
@@ -291,7 +294,7 @@ class Trust:
         return ""
 
     def _claims(self, token: str, audience: str) -> Mapping[str, Any]:
-        """What Google says in a token of whoever wrote it, once its signature is known to be Google's."""
+        """Return the claims of a token once its signature is known to be Google's. Raises _Unproven."""
         try:
             from google.auth import jwt
         except ImportError:
@@ -315,12 +318,12 @@ ALONE = Trust()
 
 @functools.lru_cache(maxsize=64)
 def _unchecked(believed: Trust) -> Trust:
-    """One object for all jobs of trusted stores."""
+    """Return one shared object for all jobs of trusted stores."""
     return replace(believed, checks=False)
 
 
 class Ended(NamedTuple):
-    """Holds what a job was seen to come to."""
+    """The end that a job was seen to have."""
 
     attempt: int
     status: str
@@ -329,7 +332,7 @@ class Ended(NamedTuple):
     proven: bool = False  # by a seal, or by the word of a machine for its value: else it was in a record, and no more
 
     def __str__(self) -> str:
-        """As handles and cursors carry it: whoever is told it has proven nothing."""
+        """Return the form that handles and cursors carry. It proves nothing to its receiver."""
         return f"{self.attempt}/{self.status}/{self.verdict}/{self.at:.3f}"
 
     def line(self) -> str:
@@ -338,7 +341,7 @@ class Ended(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Ended | None:
-        """None of a text that is none, as a line that was cut when its disk was full."""
+        """Parse the line of a home. Returns None if it is malformed, as a line that was cut when its disk was full."""
         try:
             attempt, status, verdict, at, *proven = text.split("/")
             return cls(int(attempt), status, verdict, float(at), proven == ["proven"])
@@ -350,7 +353,7 @@ class Ended(NamedTuple):
 
 
 def gist(record: bytes) -> str:
-    """The digest of what a verdict says, however it is written and whoever vouches for it."""
+    """Return the digest of a verdict's content, independent of its formatting and without its seal."""
     from kinetic_orchestration.host.machine import bootstrap  # loads more than most processes need
 
     return bootstrap.gist(json.loads(record))
@@ -363,7 +366,7 @@ def _word(key: str, text: str) -> str:
 
 
 class _Unproven(Exception):
-    """The message says why."""
+    """A value could not be authenticated; the message says why."""
 
 
 def of(settings: Settings) -> Trust:
@@ -386,7 +389,7 @@ def prune(home: Path, keep: float) -> None:
 
 
 def _wrong_machine(claims: Mapping[str, Any], account: str, project: str) -> str:
-    """Whose token it is, against whose it has to be: the account of the plan, on a machine of its project."""
+    """Return why the token is of a machine outside the plan's project, or of another account than the plan's, or ""."""
     email = claims.get("email")
     google = claims.get("google")
     engine = google.get("compute_engine") if isinstance(google, dict) else None
@@ -404,7 +407,7 @@ def _wrong_machine(claims: Mapping[str, Any], account: str, project: str) -> str
 
 @functools.lru_cache(maxsize=4)
 def _certificates(url: str, _hour: int) -> dict[str, str]:
-    """Key id → certificate, as of this hour."""
+    """Return Google's certificates by key id, fetched once an hour."""
     import requests
 
     try:

@@ -41,7 +41,7 @@ _BY_SHA256 = ("wheels/", "tools/", "compiled/")  # named by the sha256 of their 
 _PREFIXES = ("trees/", "blobs/", *_BY_SHA256, "jobs/", "checkpoints/")
 
 _AGAIN = "delete it; the next submit sends it again. Its jobs that have not begun will fail: submit them anew"
-# What to do, by what is damaged.
+# Advice, by the kind of damaged object.
 _FIX = {
     "blob": _AGAIN,
     "tree": _AGAIN,
@@ -56,7 +56,7 @@ _FIX = {
 
 
 class Damage(NamedTuple):
-    """One that is not what it was. `jobs` are those it belongs to, as far as they are named, of so `many`."""
+    """A damaged object. `jobs` are the jobs that need it, as far as they are named, out of `many`."""
 
     what: str
     place: str
@@ -67,7 +67,7 @@ class Damage(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of it. `unknown`: how many blobs nobody names, so that nobody can say what they were."""
+    """Result of an examination. `unknown`: the number of blobs that no record names, and so were not judged."""
 
     objects: int
     size: int
@@ -87,7 +87,7 @@ class Say(Protocol):
 
 
 def examine(here: Settings, say: Say) -> Found:
-    """Everything in the store of the settings, in those of the home's other deployments, and in its unpacked data."""
+    """Examine the store of the settings, those of the home's other deployments, and the home's unpacked data."""
     progress = _Progress(say)
     stores = list(_stores(here))
     looks = [_Look(store, progress) for store in stores]
@@ -110,7 +110,7 @@ def _stores(here: Settings) -> Iterator[Store]:
 
 
 class _Progress:
-    """Counts what was read, and says how far it is."""
+    """Counts the bytes that were read, and reports progress."""
 
     def __init__(self, say: Say) -> None:
         self.objects = self.size = self.total = 0
@@ -131,7 +131,7 @@ class _Progress:
 
 
 class _Look:
-    """At one store. What is damaged is remembered by its name, and afterwards told with whose it is."""
+    """Examination of one store. Damage is recorded by object name, and reported with the jobs that need the object."""
 
     def __init__(self, store: Store, progress: _Progress) -> None:
         self.store = store
@@ -170,7 +170,7 @@ class _Look:
     # ---- one by one ----------------------------------------------------------------------------------------------
 
     def _tree(self, entry: Entry) -> None:
-        """A tree's manifest, and all of its packs that were not looked at for another one."""
+        """Examine a tree's manifest, and all of its packs that were not examined for another tree."""
         try:
             manifest = self._manifest(entry.name)
             if manifest is None:
@@ -245,7 +245,7 @@ class _Look:
         self._progress.objects += 1
 
     def _outcome(self, entry: Entry) -> None:
-        """What a host's function returned or raised, if an attempt's verdict tells of it."""
+        """Examine the value or the exception of a host's function, if an attempt's verdict names it."""
         _, job, _, *rest = entry.name.split("/")
         if not _is_blob(entry.name) or len(rest) != 4:
             return
@@ -269,7 +269,7 @@ class _Look:
         self._progress.objects += 1
 
     def _checkpoint(self, entry: Entry) -> None:
-        """All parts of a checkpoint, when its commit is come across."""
+        """Examine all parts of a checkpoint, if the object is its commit."""
         place, _, last = entry.name.rpartition("/")
         folder = place.rpartition("/")[2]
         if not folder.startswith(commits.FOLDERS) or last != commits.commit(folder).rpartition("/")[2]:
@@ -297,7 +297,7 @@ class _Look:
 
     @contextlib.contextmanager
     def _looking(self, name: str, what: str, job: str = "", under: str = "") -> Iterator[None]:
-        """What is wrong with an object is remembered, unless it was removed meanwhile, or what names it."""
+        """Record damage to an object, unless the object, or the one that names it, was removed in the meantime."""
         try:
             yield
         except (_Differs, tree.BadTree, OSError, StoreError) as error:
@@ -309,7 +309,7 @@ class _Look:
 
     @contextlib.contextmanager
     def _file(self, name: str, most: int) -> Iterator[str]:
-        """An object as a file: its own, of which the system keeps nothing in memory any more, or a copy for now."""
+        """Yield the path of an object: its own file, dropped from the system's page cache, or a temporary copy."""
         path = self.store.local_path(name)
         if path is not None:
             _forget(path)
@@ -340,7 +340,9 @@ class _Look:
     # ---- whose it is ---------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Of what is not what its name says, what a job names is damaged; the rest may be packs of removed trees."""
+        """Report a blob whose content differs from its name as damaged if a job names it; the rest may be packs of
+        removed trees.
+        """
         named = self._jobs({_digest(name) for name in self._odd}, {}) if self._odd else {}
         for name, why in self._odd.items():
             if _digest(name) in named:
@@ -349,7 +351,7 @@ class _Look:
                 self.unknown += 1
 
     def _owners(self) -> dict[str, list[str]]:
-        """The jobs that need each damaged object: by its digest, or by that of a tree which has it."""
+        """Return the jobs that need each damaged object: by its digest, or by that of a tree which has it."""
         wanted = {_digest(name) for name in self._damaged}
         trees: dict[str, set[str]] = {}  # the damaged packs of each tree
         for entry in self.store.list("trees/"):
@@ -417,7 +419,7 @@ class _Data:
 
 
 class _Differs(Exception):
-    """Other bytes than were written. The message says how."""
+    """The content differs from what was written; the message says how."""
 
 
 def _plain(path: str, read: Callable[[int], None]) -> str:
@@ -435,7 +437,7 @@ def _pieces(path: str, read: Callable[[int], None]) -> Iterator[bytes]:
 
 
 def _forget(path: str) -> None:
-    """Have the system keep nothing of a file in memory, as far as nobody has it mapped: the disk is what is read."""
+    """Drop a file from the page cache, unless a process has it mapped, so that the disk itself is read."""
     if not hasattr(os, "posix_fadvise"):
         return
     with contextlib.suppress(OSError):

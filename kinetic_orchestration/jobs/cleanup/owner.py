@@ -1,8 +1,8 @@
-"""A sign of life from the process that submitted a job, for those who set `on_owner_lost="abort"`.
+"""Beats of the process that submitted a job, for jobs with `on_owner_lost="abort"`.
 
-Losing an orchestrator does not end a job: it may only be deploying. Whoever wants it otherwise has hosts look at
-this beat, which ends with the process that gives it. Nothing else that is slow or fails may hold it back, so the looks
-for an end have a thread of their own.
+Losing an orchestrator does not end a job: it may only be deploying. With this option hosts watch the beat, which ends
+with the process that writes it. No other slow or failing work may delay it, so the polls for a job's end have a thread
+of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _process = 0  # whose threads these are: a fork takes the tables along, and not 
 
 
 def beat(job: Job) -> None:
-    """Now, and again every few seconds until the job has ended or this process has."""
+    """Write the owner's beat now, and again every few seconds until the job or this process has ended."""
     global _process  # noqa: PLW0603 - of this process
     job.store.put(*_sign(job))
     with _lock:
@@ -64,15 +64,15 @@ def _go_on(work: _Work) -> None:
 
 
 def _beat_for_all(owned: Sequence[Follower]) -> None:
-    """In one short try each, and again in a few seconds: a store that stays away ends the job, as was asked. On threads
-    that no process which ends has to wait for.
+    """Write the beats of all owned jobs, in one short try each; the next follow in a few seconds. A store that stays
+    unreachable ends the job, as requested. Runs on threads that an exiting process does not wait for.
     """
     Several(lambda follower: follower.job.store.hint(*_sign(follower.job)), owned, most=REQUESTS).result()
 
 
 def _look_for_ends(owned: Sequence[Follower]) -> None:
-    """By one look at all of them. Whoever follows a job hears of what is wrong with it; here it only means that its end
-    has not been seen.
+    """Look at all owned jobs in one poll, and drop those that have ended. Errors are reported to a job's followers;
+    here they only mean that no end was seen.
     """
     for follower, error in step_all(owned, patience=math.inf):
         if follower.outcome is not None or isinstance(error, JobNotFound):

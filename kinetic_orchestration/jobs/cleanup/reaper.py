@@ -1,6 +1,6 @@
-"""What nobody wants any more is found and removed: placements without a job that wants them, and old records.
+"""Finds and removes what no job needs: placements without a job that wants them, and old records.
 
-Never what is live within its deadline. Run by `kinetic-orchestration reap`, and now and then at a submit.
+Live placements within their deadline are never removed. Run by `kinetic-orchestration reap`, and sometimes at a submit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Reaped(NamedTuple):
 def reap(
     store: Store, backend: Backend, settings: Settings, *, dry_run: bool = False, patience: float = 0.0
 ) -> list[Reaped]:
-    """All that may go, gone; with `dry_run`, only named. `patience`: so long a deletion may take to be seen."""
+    """Remove all that may go and return what was found; with `dry_run`, only name it. `patience`: seconds to wait until
+    a deletion is seen.
+    """
     found = [
         *_placements(store, backend, dry_run, settings, patience),
         *_secrets(store, backend, dry_run),
@@ -89,8 +91,8 @@ os.register_at_fork(after_in_child=_at_it.clear)
 
 
 def reap_now_and_then(store: Store, backend: Backend, settings: Settings) -> None:
-    """At most once in ten minutes for all that submit to a store; the age of a record decides, so a crash costs
-    nothing. Never raises, and keeps a submit waiting for a moment at most: the rest is done beside it.
+    """Reap at most once in ten minutes for all processes that submit to a store; the age of a record decides, so a
+    crash costs nothing. Never raises, and delays a submit for a moment at most: the rest is done in the background.
     """
     marker = settings.home / f".reaped-{hashlib.sha256(store.address.encode()).hexdigest()[:16]}"
     try:
@@ -134,7 +136,7 @@ def _pass(store: Store, backend: Backend, marker: Path) -> None:
 
 
 def _claim(store: Store) -> bool | None:
-    """Whether it is for this process to look now: False if somebody just did, None if somebody is at it."""
+    """Claim the next pass. Returns False if another process has just made one, None if one is making it."""
     record = store.read(names.REAPED)
     mine = wire.encode({"writer": ME, "ended": False})
     if record is None:
@@ -200,7 +202,7 @@ def _placements(
 def _released(
     store: Store, backend: Backend, placements: Sequence[dict[str, Any]], patience: float
 ) -> list[dict[str, Any]]:
-    """Free them; those of which something is left when the patience is at its end."""
+    """Release the placements; return those of which something is left after `patience`."""
     deadline = time.monotonic() + patience
     left = list(placements)
     while left:
@@ -217,10 +219,9 @@ def _key(placement: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> tuple[str, str]:  # noqa: PLR0911
-    """Why a placement should go, or '' if it may be wanted, and the cause with which its attempt ends by that.
+    """Return why a placement should go, or '' if it may be wanted, and the cause with which its attempt then ends.
 
-    A placement with a deadline of its own is one that costs money: it may be unknown to the store, and lives until
-    then all the same.
+    A placement with a deadline of its own costs money: the store need not know it, and it is kept until the deadline.
     """
     job, attempt, expires = placement["job"], placement["attempt"], placement.get("expires", 0.0)
     if seen.state == ELSEWHERE and not expires:
@@ -251,7 +252,7 @@ def _unwanted(store: Store, placement: Mapping[str, Any], seen: Observation) -> 
 
 
 def _waits(store: Store, placement: Mapping[str, Any], seen: Observation) -> str:
-    """Why hosts of a placement that is wanted cannot go on for now, as their backend or they themselves say."""
+    """Return why hosts of a wanted placement cannot continue for now, as their backend or their beats report."""
     if seen.waits or seen.state not in (PRESENT, PARTIAL, WOUNDED):
         return seen.waits
     prefix, now = names.beats_in(placement["job"], placement["attempt"]), store.now()
@@ -265,10 +266,9 @@ def _close(
     store: Store, backend: Backend, placement: Mapping[str, Any], believed: trust.Trust, cause: str, why: str,
     seen: Observation,
 ) -> str:  # fmt: skip
-    """Whoever follows the job one day learns why its hosts are gone, and since when they may have cost, as if they had
-    been followed all the time.
+    """Close the job's attempt, so that later followers learn why its hosts are gone and when they may have cost.
 
-    What is said is why that could not be written; then the hosts stay until the next pass.
+    Returns why that could not be written, or ""; then the hosts stay until the next pass.
     """
     reason = seen.message or why
     try:
@@ -288,7 +288,7 @@ def _close(
 
 
 def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation, settings: Settings) -> float | None:
-    """Chips are charged for while their nodes are READY."""
+    """Return a placement's cost per hour, or None if unknown. Chips are charged for while their nodes are READY."""
     if seen.state not in (PRESENT, PARTIAL, WOUNDED) and placement.get("state") != "READY":
         return 0.0
     plan: Plan | None = None
@@ -304,7 +304,7 @@ def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation,
 
 
 def _secrets(store: Store, backend: Backend, dry_run: bool) -> Iterator[Reaped]:
-    """What was put away for hosts of jobs that have none any more."""
+    """Remove the secrets of jobs that are over, and yield what was removed."""
     over: dict[str, bool] = {}
     try:
         kept = list(backend.secrets())
@@ -333,7 +333,7 @@ def _is_over(store: Store, job: str) -> bool:
 
 
 def _beats(store: Store, dry_run: bool) -> Iterator[Reaped]:
-    """Whoever watches a job lists the beats of all: those of attempts that are over go, and rings that have rung."""
+    """Remove the beats of attempts that are over, and old rings: watchers of a job list the beats of all jobs."""
     now = store.now()
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in store.list(names.BEATS):
@@ -356,7 +356,7 @@ def _beats(store: Store, dry_run: bool) -> Iterator[Reaped]:
 
 
 def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped]:
-    """Jobs past their retention, then blobs that no remaining job names. Outputs and checkpoints are never touched.
+    """Remove jobs past their retention, then blobs that no remaining job names; never outputs and checkpoints.
 
     One listing tells of all jobs when they ended; few verdicts have to be read.
     """
@@ -381,7 +381,7 @@ def _records(store: Store, settings: Settings, dry_run: bool) -> Iterator[Reaped
 
 
 def _past_retention(store: Store, entries: Iterable[Entry], now: float, retention: float) -> float | None:
-    """How old the newest verdict of a job is that may go; None while it is kept, or an attempt has no verdict."""
+    """Return the age of a job's newest verdict if it may go; None if it is kept, or an attempt has no verdict."""
     promised: set[str] = set()
     verdicts: dict[str, Entry] = {}
     for entry in entries:
@@ -406,8 +406,9 @@ def _past_retention(store: Store, entries: Iterable[Entry], now: float, retentio
 
 
 def _forget(store: Store, job: str, records: Sequence[str]) -> None:
-    """The spec first: without it nobody can start or close an attempt. The verdicts last, and the first attempt's
-    last of all: while it is there, nobody takes the job for one that never ran, wherever this process dies.
+    """Remove a job's records. The spec goes first: without it no process can start or close an attempt. The verdicts go
+    last, and the first attempt's after all others: while it exists, the job is not taken for one that never ran,
+    wherever this process dies.
     """
     spec = store.read(names.spec(job))
     store.delete(names.spec(job))
@@ -422,7 +423,7 @@ def _forget(store: Store, job: str, records: Sequence[str]) -> None:
 
 
 def _pass_on_identity(store: Store, job: str, spec: bytes) -> None:
-    """Whoever asks for the same again gets another job: of this one others remember the spec, and its outputs stay."""
+    """Advance the identity to its next generation: other processes remember this job's spec, and its outputs stay."""
     with _if_sound(), contextlib.suppress(StoreError):  # on a full disk room is made all the same
         key = str(wire.fields_of(spec, SPEC)["identity"])
         record = store.read(names.identity(key))
@@ -439,7 +440,7 @@ def _delete(store: Store, objects: Sequence[str]) -> None:
 
 
 def _swept(store: Store, dry_run: bool) -> Iterator[Reaped]:
-    """Nobody can name the parts of an upload but the process that was killed in the middle of it."""
+    """Remove parts of uploads whose process was killed; no other process can name them."""
     if not dry_run and (parts := store.sweep()):
         yield Reaped("parts", f"{parts} objects" if parts > 1 else "1 object", "left by uploads that were killed")
 
@@ -476,9 +477,9 @@ def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterat
 
 
 def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) -> set[str]:
-    """The digests of everything that a remaining job, a tree in use or the newest tree of a project refers to.
+    """Return the digests of all content that a remaining job, a tree in use or the newest tree of a project refers to.
 
-    A tree that is staged again is made young again, so what a submission relies on at this moment is kept.
+    The age of a tree is reset when it is staged again, so content that a submission relies on at this moment is kept.
     """
     threads = store.parallel
     named = {_digest("trees/", name) for name in young if name.startswith("trees/")}
@@ -506,7 +507,7 @@ def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) 
 
 @contextlib.contextmanager
 def _if_sound() -> Iterator[None]:
-    """What is damaged keeps nothing alive. A record of a newer version is not: nobody here knows what it names."""
+    """Ignore damaged records: they keep nothing alive. Raises NewerWire for a record of a newer version."""
     try:
         yield
     except wire.Newer as error:
@@ -522,7 +523,7 @@ def _digest(prefix: str, name: str) -> str:
 
 
 def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
-    """Environments and data that this machine keeps for the next job, once no job has used them for so long."""
+    """Remove cached environments and data of this machine that no job has used for the retention time."""
     days = settings.retention / 86400.0
     if dry_run:
         return
@@ -538,7 +539,7 @@ def _caches(settings: Settings, dry_run: bool) -> Iterator[Reaped]:
 
 
 def _left_by_the_killed(settings: Settings) -> None:
-    """What a killed submitter left of its staging, a day later."""
+    """Remove the staging folders of killed submitters, a day later."""
     parents = [settings.home / "staging"]
     if "://" not in settings.store:
         parents.append(Path(settings.store) / settings.deployment / ".staging")
@@ -550,7 +551,7 @@ def _left_by_the_killed(settings: Settings) -> None:
 
 
 def _age(folder: Path) -> float:
-    """Since it was changed; of one that has just gone, none."""
+    """Return the seconds since the folder was changed; 0.0 if it has just gone."""
     try:
         return time.time() - folder.stat().st_mtime
     except FileNotFoundError:

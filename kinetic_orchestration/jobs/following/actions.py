@@ -37,7 +37,7 @@ TRUST_PATIENCE = 1800.0  # so does one that may not start it
 
 
 def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) -> str:
-    """Do it; returns a sentence when the job has to wait for something. A release is asked for by `release`."""
+    """Perform an action. Returns a sentence if the job has to wait. A release is requested by `release`."""
     if not isinstance(action, lifecycle.Interrupt) and has_ended(job):
         return ""
     if job.doubt and isinstance(action, lifecycle.Intend | lifecycle.Submit):
@@ -60,8 +60,9 @@ def perform(action: lifecycle.Action, job: Job, attempt: int, seen: Glimpse, env
 
 
 def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
-    """An attempt that this process must not start. It is closed when nobody has started it for long, so that whoever
-    waits hears of it; asked for again, the job then begins anew, with the same checkpoints, by who asks.
+    """Leave an attempt to processes that may start it. It is closed when none has started it for long, so that waiting
+    clients are told; a new request for the job then starts it again, with the same checkpoints, from the process that
+    makes it.
     """
     since = job.policy.created
     if seen.intent is not None:
@@ -75,7 +76,7 @@ def leave_to_others(job: Job, attempt: int, seen: Glimpse) -> str:
 
 
 def intend(job: Job, attempt: int) -> Intent | None:
-    """The intent, if it is the one that was written here."""
+    """Write the attempt's intent; return it if it is the one that was written here."""
     plan = job.plan()
     past, before = _past(job, attempt - 1) if attempt > 1 else (None, Before())
     left = plan.affordable
@@ -110,7 +111,7 @@ def intend(job: Job, attempt: int) -> Intent | None:
 
 
 def _past(job: Job, attempt: int) -> tuple[Past | None, Before | None]:
-    """How an attempt was placed and ended, and what all came to with it."""
+    """Return how an attempt was placed and ended, and the sum of all attempts up to it; None for what is not known."""
     promised = job.store.read(names.intent(job.job_id, attempt))
     ended = job.store.read(names.verdict(job.job_id, attempt))
     if promised is None or ended is None:
@@ -201,9 +202,10 @@ def close(job: Job, attempt: int, cause: str, reason: str, *, unplaced: bool = F
 
 
 def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
-    """Ask for the end. Whoever runs the job sees the record; it stays, so a later attempt sees it too.
+    """Request the end of a job. The process that runs the job sees the record; it stays, so a later attempt sees it
+    too.
 
-    `anew`: only this run of it is unwanted. Whoever asks for the same identity again gets a new one.
+    `anew`: only this run of it is unwanted. A later request for the same identity gets a new job.
     """
     fields = {"reason": reason, "by": by, "writer": ME, **({"anew": True} if anew else {})}
     job.store.create(names.cancel(job.job_id), wire.encode(fields))
@@ -211,7 +213,7 @@ def cancel(job: Job, reason: str, by: str, *, anew: bool = False) -> None:
 
 
 def may_begin_anew(job: Job) -> bool:
-    """Whether the job was called back by somebody who may want it again."""
+    """Return True if the request to cancel the job allows it to be started again. A damaged request allows it."""
     record = job.store.read(names.cancel(job.job_id))
     try:
         return record is not None and fields_of(record.data, wire.CANCEL, names.cancel(job.job_id)).get("anew") is True
@@ -220,7 +222,7 @@ def may_begin_anew(job: Job) -> bool:
 
 
 def release(job: Job, attempt: int, known: Intent | None = None) -> Freed:
-    """`known`: an intent that was read already, of this attempt or of another one."""
+    """Release the hosts of an attempt. `known`: an intent that was read already, of this attempt or of another one."""
     intent = known if known is not None and known.attempt == attempt else None
     if intent is None:
         record = job.store.read(names.intent(job.job_id, attempt))
@@ -257,7 +259,7 @@ def abandon(store: Store, backend: Backend, job_id: str, why: str, by: str, *, p
 
 
 def release_all(job: Job, last: int) -> None:
-    """Whatever is left of a job that has ended: by name of its last attempts, and of others what a listing shows."""
+    """Release all that is left of a job that has ended: its last attempts by name, earlier ones by a listing."""
     for attempt in range(max(1, last - 1), last + 1):
         release(job, attempt)
     if last > 2:
@@ -268,7 +270,7 @@ def release_all(job: Job, last: int) -> None:
 
 
 def forget_secrets(job: Job) -> None:
-    """The job has ended, and nobody needs them any more. What cannot be removed now, the reaper or its expiry will."""
+    """Remove the secrets of a job that has ended. The reaper or their expiry removes any that cannot be removed now."""
     if not job.kept:
         return
     with suppress(KineticError, OSError):

@@ -40,7 +40,7 @@ NONE_MEASURED: Mapping[int, float] = MappingProxyType({})
 
 
 class PendingRelease(NamedTuple):
-    """A release that is to be asked for again."""
+    """A release to be retried."""
 
     attempt: int
     until: float
@@ -116,13 +116,15 @@ class Follower:
         return self.outcome
 
     def _forget(self) -> None:
-        """Remove what nobody needs of a job that has ended."""
+        """Remove the secrets of a job that has ended, and take the job off the roll."""
         actions.forget_secrets(self.job)
         if self.seen is not None and not self.job.doubt:  # it was followed, and not just looked up
             roll.strike(self.job.store, self.job.job_id)
 
     def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None:
-        """A step, for those who wait: the job needs no store that answers us, so that is waited for as well."""
+        """Take a step, and return None while the store is unreachable: the job does not depend on this process's access
+        to it. Raises Unreachable after `STORE_PATIENCE`.
+        """
         try:
             outcome = self.step(emit)
         except Unreachable as error:
@@ -145,13 +147,13 @@ class Follower:
 
     @property
     def restless(self) -> bool:
-        """Whether the next step may do something although nothing new will be seen: its time comes."""
+        """Return True if the next step may act although nothing new is seen, because a time comes."""
         seen = self.seen
         return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
 
     @property
     def steps_in_parallel(self) -> bool:
-        """Whether several steps at once are done sooner than one after the other."""
+        """Return True if concurrent steps finish sooner than consecutive ones."""
         return self.job.store.parallel > 1
 
     def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
@@ -184,7 +186,7 @@ class Follower:
             self.refused = (*self.refused, PendingRelease(attempt, seen.now + pause, pause, holds))
 
     def _tell_late(self, attempt: int, seen: Glimpse, freed: Freed, *, again: bool) -> None:
-        """Hosts cost on after a verdict that does not free them."""
+        """Record that hosts were released later than their verdict, or not yet: they cost until then."""
         late = seen.verdict_age > LATE and seen.observation.state in (PRESENT, WOUNDED)
         if freed is Freed.REFUSED and not again:
             attempts.tell_release(self.job.store, self.job.job_id, attempt, done=False)
@@ -192,7 +194,9 @@ class Follower:
             attempts.tell_release(self.job.store, self.job.job_id, attempt, done=True)
 
     def _release_again(self, seen: Glimpse) -> None:
-        """What was refused, whatever the job does meanwhile. Behind it are its hosts, its deadline and the reaper."""
+        """Retry the releases that were refused, in any state of the job. Hosts, deadline and reaper are the
+        fallback.
+        """
         due = [refused for refused in self.refused if refused.until <= seen.now]
         for refused in due:
             self.refused = tuple(other for other in self.refused if other is not refused)
@@ -201,7 +205,7 @@ class Follower:
             self.cache.invalidate(self.job.store.now())
 
     def _is_freed(self, attempt: int, seen: Glimpse, emit: Emit | None) -> bool:
-        """Of a job that has ended: whether nothing of it is left that anybody here could still free."""
+        """Release the hosts of a job that has ended. Returns True once nothing is left to free or to wait for."""
         if not any(refused.attempt == attempt for refused in self.refused):
             self._release(attempt, seen)
             self.cache.invalidate(self.job.store.now())
@@ -223,7 +227,7 @@ class Follower:
             emit(note)
 
     def _tell_devices(self, emit: Emit, attempt: int, seen: Glimpse) -> None:
-        """What hosts say in their beats, which are read anyway."""
+        """Emit the device samples in the hosts' beats, which are read in any case."""
         for host, devices in sampled(seen):
             if self.measured.get(host) != devices["at"]:
                 self.measured = {**self.measured, host: devices["at"]}

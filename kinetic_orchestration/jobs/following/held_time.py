@@ -43,10 +43,10 @@ def may_last(plan: Plan, intent: Intent) -> bool:
 
 
 def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None = None) -> None:
-    """Remember, for a job with a limit of cost, how long the cloud itself says that the attempt's hosts are there. Of a
-    job in doubt nothing is remembered: its limit, and that it has an attempt of that number, only its records say.
+    """Remember, for a job with a limit of cost, for how long the cloud reports that the attempt's hosts exist. Nothing
+    is remembered for a job in doubt: its limit and its attempts are known from its records only.
 
-    Of hosts that are charged for and of which the first one does not speak, the store is told since when they are.
+    If hosts are charged for and the first one does not report, the store gets a record of when the charges began.
     """
     charged, present = seen.charged or seen.since, seen.observation.state == PRESENT
     if job.doubt or seen.verdict is not None or not charged:
@@ -63,6 +63,6 @@ def see_held(job: Job, attempt: int, seen: Glimpse, cache: AttemptCache | None =
 
 
 def tell_held(store: Store, job_id: str, attempt: int, since: float) -> None:
-    """Tell those who ask what the job cost since when its hosts can have been charged for."""
+    """Record when an attempt's hosts can first have been charged for, for later computations of a job's cost."""
     with suppress(StoreError):  # whoever may only read is told so when there is more to be done
         store.create(names.ready(job_id, attempt), wire.encode({"since": since, "writer": ME}))

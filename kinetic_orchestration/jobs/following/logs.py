@@ -120,8 +120,8 @@ class LogReader:
                 yield Output(host, frames.NOTE, self._store.now(), text, self._attempt, segment, offset)
 
     def hosts_there(self) -> set[int] | None:
-        """List those of many hosts that have left anything, by one listing; None for few. How many a spec says that
-        there are must not decide how often the store is asked.
+        """List those of many hosts that have written anything, by one listing; None for few. The number of hosts that a
+        spec states must not decide how many requests are made.
         """
         if self._hosts <= FEW_HOSTS:
             return None
@@ -159,7 +159,9 @@ def sampled(seen: Glimpse) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _event(frame: frames.Frame, host: int, attempt: int) -> Event:
-    """What is not what it says it is (whoever can write to the store may have written it) is shown as it is."""
+    """Return a frame as an event. A malformed frame, which any process that can write to the store may have written, is
+    shown as it is.
+    """
     with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         if frame.kind == frames.METRICS:
             fields = json.loads(frame.payload)

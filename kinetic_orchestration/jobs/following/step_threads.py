@@ -47,7 +47,7 @@ class StepThreads:
         self._done: dict[asyncio.AbstractEventLoop, list[Done]] = {}  # and not told to its loop yet
 
     def take(self, follower: Steps, emit: Emit | None) -> asyncio.Future[Outcome | None]:
-        """The outcome of one step, on the running loop."""
+        """Return a future of the outcome of one step, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome | None] = loop.create_future()
         with self._lock:
@@ -97,8 +97,8 @@ class StepThreads:
                     return
 
     def _tell(self, done: Done) -> None:
-        """Tell a step's loop what it came to: with others, while more steps wait. A loop that is woken for each of a
-        thousand takes the processor from whoever takes the next.
+        """Pass a step's result to its loop: with others, while more steps wait. A loop that is woken for each of a
+        thousand takes the processor from the thread that takes the next step.
         """
         loop = done[0].get_loop()
         with self._lock:

@@ -50,8 +50,8 @@ def lacks_key(job: Job) -> str:
 
 
 def doubt_of_value(job: Job, outcome: Outcome) -> str:
-    """Tell why what came of a job, its value or its exception, is not unpickled here, or "": then it is known from now
-    on that the job came to this. A verdict that is signed was believed as a whole.
+    """Return why a job's value or exception is not unpickled here, or "": then the job's end is known from now on. A
+    signed verdict was trusted as a whole.
     """
     if job.doubt or not job.trust.checks:
         return job.doubt
@@ -74,8 +74,8 @@ def doubt_of_value(job: Job, outcome: Outcome) -> str:
 
 
 def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) -> str:
-    """Return what the job came to, as others may be told, and hold this process to it from now on. Raises Corrupt if it
-    was seen to come to something else, unless that was never proven, and this is.
+    """Return the job's end, as other processes may be told it, and remember it. Raises Corrupt if the job was seen to
+    end otherwise, unless that end was never proven, and this one is.
     """
     if outcome.cause == wire.DAMAGED:
         return _conclude_damaged(job, outcome, remember=remember)
@@ -93,7 +93,9 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
 
 
 def _conclude_damaged(job: Job, outcome: Outcome, *, remember: bool) -> str:
-    """Of a verdict that cannot be read nothing is remembered. A job that was seen to succeed is not run again by it."""
+    """Conclude a job whose verdict cannot be read, without remembering an end. Raises Corrupt if the job was seen to
+    succeed, so that it is not run again.
+    """
     known = None if job.doubt else _known_end(job)
     if known is not None and known.status == JobStatus.SUCCEEDED.value:
         raise Corrupt(_other_end(job, known))
@@ -129,13 +131,13 @@ def has_ended(job: Job, following: int = 0) -> bool:
 
 
 def seen_end(job: Job) -> str:
-    """Return the end that the job was seen to come to, to go along with a handle of it; "" for none."""
+    """Return the end that the job was seen to have, to be handed on with its handle; "" for none."""
     known = None if job.doubt else _known_end(job)
     return "" if known is None else str(known)
 
 
 def _known_end(job: Job) -> Ended | None:
-    """Return the end that this home saw; only without one, the end that it was told, which anybody may have made up."""
+    """Return the end that this home saw; only without one, the end that it was handed, which could be forged."""
     if not job.trust.checks:
         return None
     seen = job.trust.ended(job.store, job.job_id)

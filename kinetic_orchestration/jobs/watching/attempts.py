@@ -1,7 +1,7 @@
-"""Which attempts a job has had, without a look at each: by listings, and by what the newest intent sums up.
+"""Lists a job's attempts without reading each of them: by listings, and by the sums in the newest intent.
 
-A day without capacity makes hundreds of attempts that never had hosts. Nothing is read of these but when they began and
-ended, and that comes with the listings. It does not know what an attempt's records mean.
+A day without capacity makes hundreds of attempts that never had hosts. Only their start and end times are read, and
+these come with the listings. The meaning of an attempt's records is not known here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FEW = 16  # attempts that are looked at without asking whether they are there
 
 
 class Times(NamedTuple):
-    """When its intent and its verdict were written, by the store's clock, and when its hosts left; and what clients saw
-    of them.
+    """Times of an attempt by the store's clock: intent, verdict, the hosts' departure; and what clients saw of
+    hosts.
     """
 
     began: float | None = None
@@ -34,12 +34,12 @@ class Times(NamedTuple):
 
 
 def newest(store: Store, job_id: str) -> int:
-    """The last that was promised a place; 0: none was."""
+    """Return the last attempt that was promised a place; 0 if none was."""
     return max(_listed(store, names.intents(job_id)), default=0)
 
 
 def times(store: Store, job_id: str) -> dict[int, Times]:
-    """Of all, the oldest first. One that was cancelled before it had a place has never begun."""
+    """Return the times of all attempts, oldest first. One that was cancelled before it had a place never began."""
     listed = _all_listed(store, names.intents(job_id))
     out = _all_listed(store, names.verdicts(job_id))
     began, ended = listed["intent.json"], out["verdict.json"]
@@ -64,7 +64,7 @@ def tell_release(store: Store, job_id: str, attempt: int, *, done: bool) -> None
 
 
 def with_hosts(store: Store, job_id: str, last: int) -> list[int]:
-    """Those up to `last` that may have had hosts; `last` is always one of them."""
+    """Return the attempts up to `last` that may have had hosts; `last` is always one of them."""
     before = _before(store, job_id, last)
     if before is not None and len(before.ran) <= FEW:
         return [*before.ran, last]
@@ -74,10 +74,10 @@ def with_hosts(store: Store, job_id: str, last: int) -> list[int]:
 
 
 def ahead(store: Store, job_id: str, attempt: int, *, all_with_hosts: bool) -> tuple[int, ...]:
-    """Of attempts after this one, up to the last but one, those worth a look; () if none is left out by that.
+    """Return the attempts after this one, up to the last but one, that are worth reading; () if none is left out.
 
-    Whoever intends an attempt has released the one before. So only the slice of the last but one may be left to those
-    who come later; and of the others they may want what their hosts wrote.
+    A process that intends an attempt has released the one before. So only the slice of the last but one may be left to
+    later processes; from the others they may need what their hosts wrote.
     """
     last = newest(store, job_id) - 1
     before = _before(store, job_id, last) if last > attempt else None
@@ -96,13 +96,13 @@ def _before(store: Store, job_id: str, attempt: int) -> Before | None:
 
 
 def _listed(store: Store, prefix: str) -> dict[int, float]:
-    """When the records of each were written."""
+    """Return when the records of each attempt were written."""
     listed = _all_listed(store, prefix)
     return listed["intent.json"] | listed["verdict.json"]
 
 
 def _all_listed(store: Store, prefix: str) -> dict[str, dict[int, float]]:
-    """By kind of record."""
+    """Return when records were written, by their kind and then by attempt."""
     found: dict[str, dict[int, float]] = {kind: {} for kind in _KINDS}
     for entry in store.list(prefix):
         number, _, record = entry.name.removeprefix(prefix).partition("/")

@@ -14,7 +14,7 @@ from kinetic_orchestration.protocol.wire import Beat
 
 
 def read_intent(record: Record, backend: Backend, job_id: str, attempt: int, within: Within | None) -> Intent:
-    """The intent; of one that is damaged, with the place that its backend finds by the names of job and attempt."""
+    """Return the intent. A damaged one gets the placement that its backend finds by the names of job and attempt."""
     try:
         return intent_of(record, job_id, attempt, within)
     except Corrupt as error:
@@ -23,7 +23,7 @@ def read_intent(record: Record, backend: Backend, job_id: str, attempt: int, wit
 
 
 def find_placement(backend: Backend, job_id: str, attempt: int) -> dict[str, Any] | None:
-    """What of an attempt is left where nothing can be read of it; empty if nothing is, and None if nobody can say."""
+    """Return what is left of an attempt without readable records; empty if nothing is, None if unknown."""
     unread = False
     try:
         for found in backend.leftovers():
@@ -37,14 +37,14 @@ def find_placement(backend: Backend, job_id: str, attempt: int) -> dict[str, Any
 
 
 def observation_without_placement(intent: Intent | None) -> Observation:
-    """Of an attempt without a place: there is none yet, or it is not known which."""
+    """Return the observation of an attempt without a place: there is none yet, or it is not known which."""
     if intent is None or not intent.damage:
         return Observation(ABSENT)
     return Observation(ELSEWHERE, "its intent is damaged, and nothing of its name is found here")
 
 
 def read_beat(data: bytes, *, devices: bool) -> Beat:
-    """Read a beat, less what only its own side asks: which life of an agent says it, and where in a segment it is."""
+    """Read a beat, without the fields that followers do not use, such as the agent's boot id."""
     beat = Beat.read(data) or Beat("")
     beat = beat._replace(boot="", offset=0, active=0.0, began=0.0, devices=beat.devices if devices else None)
     found: Beat = interned(beat)
@@ -52,7 +52,9 @@ def read_beat(data: bytes, *, devices: bool) -> Beat:
 
 
 def interned_observation(observation: Observation, before: Observation | None = None) -> Observation:
-    """One object for all that are equal. Of hosts that are charged for, no two jobs' are: that of the look before."""
+    """Return one shared object for equal observations. Those of charged hosts differ between jobs: the previous one is
+    reused.
+    """
     if observation.charged:
         return before if before == observation else observation
     shared: Observation = interned(observation)
@@ -60,7 +62,9 @@ def interned_observation(observation: Observation, before: Observation | None = 
 
 
 def interned(value: Any) -> Any:
-    """One object for all that are equal: of what a thousand jobs say, most is. What devices do is not, and no key."""
+    """Return one shared object for equal values: most reports of a thousand jobs are equal. Unhashable values are
+    returned as they are.
+    """
     try:
         return _intern(value)
     except TypeError:

@@ -1,6 +1,6 @@
 """Goodput as the field has it: the time of training steps that were not done again, of the time the hardware was held.
 
-Pure. Of an attempt it is told what its records say; what nobody knows of a program's time is its program time.
+Pure. The input is what an attempt's records say; time of a program that is not accounted for is its program time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PARTS = ("queue", "provision", "prepare", "restore", "compile", "steps", "redone
 
 
 class Took(NamedTuple):
-    """What the records of one attempt tell of the time that its hosts were held, in seconds."""
+    """Parts of the time that an attempt's hosts were held, from its records, in seconds."""
 
     provision: float = 0.0  # from READY, or the boot of host 0 if that is earlier, until its agent began
     prepare: float = 0.0  # until the program began
@@ -22,7 +22,7 @@ class Took(NamedTuple):
 
 
 def parts(attempts: Iterable[tuple[float, float, Took]]) -> dict[str, float]:
-    """Of all attempts of a job, each with how long it queued and was held, the oldest first."""
+    """Return the parts of a job's time, from its attempts, oldest first, each with its queued and held time."""
     every = list(attempts)
     found = dict.fromkeys(PARTS, 0.0)
     for number, (queued, held, took) in enumerate(every):

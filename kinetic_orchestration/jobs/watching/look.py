@@ -34,9 +34,10 @@ def look(
     poll: Poll | None = None,
     once_more: bool = True,
 ) -> Glimpse:
-    """One glimpse, in an order that makes a slow one no lie: the time first, so that no age is too great; beats
-    before the backend, so that hosts which gave a sign and are absent are gone and not just made; the verdict last,
-    for hosts that have just gone may have left one. If it came meanwhile, all before it is looked at once more.
+    """Return a glimpse, read in an order that stays true if it is slow: the time first, so that no age is too great;
+    beats before the backend, so that hosts that reported and are absent are gone and not just created; the verdict
+    last, as hosts that have just gone may have left one. If a verdict arrived in between, everything before it is read
+    again.
     """
     if store.metered:
         return _look_with_few_requests(store, backend, job_id, attempt, hosts, cache or AttemptCache(), poll)
@@ -65,7 +66,7 @@ def look(
 def _look_with_few_requests(
     store: Store, backend: Backend, job_id: str, attempt: int, hosts: int, cache: AttemptCache, poll: Poll | None
 ) -> Glimpse:
-    """In the same order as `look`, and with no more requests than there is news."""
+    """Look in the same order as `look`, with no more requests than there is news."""
     intent = cache.intent_of_attempt(store, backend, job_id, attempt)
     if (
         poll is None
@@ -114,7 +115,7 @@ def _glimpse(
     job_id: str, attempt: int, now: float, intent: Intent | None, verdict: Record | None, cancel: Record | None,
     observation: Observation, beats: Sequence[Beat | None], ages: Sequence[float], done: int,
 ) -> Glimpse:  # fmt: skip
-    """What the records say, by the time at which the look began."""
+    """Return the content of the records, as of the time at which the look began."""
     return Glimpse(
         now=now,
         intent=intent,

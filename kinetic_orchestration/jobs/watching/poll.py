@@ -28,7 +28,7 @@ class JobSignal(NamedTuple):
 
 
 class Poll:
-    """Everything that was there of a store's jobs at one moment, by as few requests as possible."""
+    """State of a store's jobs at one moment, read with as few requests as possible."""
 
     __slots__ = ("observations", "placements", "signals", "skipped", "taken")
 

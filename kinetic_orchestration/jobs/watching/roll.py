@@ -1,8 +1,8 @@
 """The roll of jobs that have not ended: an empty object for each, so that a listing reads none of those that have.
 
-A job is on it before it exists, and is struck off by whoever followed it to its end, or listed it and saw that it has
-ended. So it may name jobs that have ended, or were never submitted; it leaves out none that lives, but for those that
-a release without a roll submits. A store that such releases used is read through once.
+A job is on it before it exists, and is struck off by a process that followed it to its end, or listed it and saw that
+it has ended. So it may name jobs that have ended, or were never submitted; it lacks no live job, except those that a
+release without a roll submits. A store that such releases used is read through once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def enter(store: Store, job_id: str) -> None:
 
 
 def strike(store: Store, job_id: str) -> None:
-    """Take a job off the roll; one that cannot be is left to whoever lists it."""
+    """Take a job off the roll; if that fails, it is left to a process that lists it."""
     with contextlib.suppress(StoreError):
         store.delete(names.live(job_id))
 

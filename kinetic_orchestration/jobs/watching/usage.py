@@ -1,19 +1,20 @@
-"""What a job's attempts took, as their records tell it: how long they queued, held their hosts and were of use.
+"""Computes the usage of a job's attempts: for how long they queued, held their hosts and were productive.
 
-Told by the records alone, so after the fact and from any process. The terms, for one attempt and by the store's clock:
+Uses the records alone, so it works after the fact and from any process. The terms, for one attempt and by the store's
+clock:
 
-- **queued**: from its intent until its hosts were there, or until its verdict if they never were. Attempts that only
-  asked in a zone that had nothing count, too.
-- **READY**, for which chips are charged: from the boot of host 0, as it told when its agent began, until host 0's
-  last word, the verdict or the delete call of its hosts, whichever was latest. With neither, until now, but not
-  beyond the attempt's deadline, at which slices delete themselves. Where host 0 did not say it soon, from what a
-  client saw of the slice and wrote down: since the last look at which it was not READY, or since it was made. Where
-  it was not freed at once, until it was; as long as that is refused, until now. So where nobody saw it, more is told
-  than was charged, and never less.
-- **productive**: from the start of the program to its end on host 0, as it told in its last word; of one that runs,
-  until now. Hosts that were killed without a word count none. Which part of it were steps that counted, `goodput` says.
+- **queued**: from its intent until its hosts existed, or until its verdict if they never did. Attempts that only
+  asked in a zone without capacity count, too.
+- **READY**, for which chips are charged: from the boot of host 0, as it reported when its agent began, until host 0's
+  last beat, the verdict or the delete call of its hosts, whichever was latest. With neither, until now, but not
+  beyond the attempt's deadline, at which slices delete themselves. If host 0 did not report soon, from what a
+  client saw of the slice and recorded: since the last look at which it was not READY, or since it was created. If
+  it was not freed at once, until it was; as long as that is refused, until now. So if no client saw it, the result
+  is more than was charged, and never less.
+- **productive**: from the start of the program to its end on host 0, as its last record says; for a running one,
+  until now. Hosts that were killed without a record count none. `goodput` says which part were steps that counted.
 
-It knows no prices but by `cost`, and no backend.
+Prices are known to `cost` only, and no backend is used.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from kinetic_orchestration.protocol.wire import Beat
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One attempt; all in seconds."""
+    """Times of one attempt, in seconds."""
 
     attempt: int
     zone: str  # "" of one of which it was not worth reading
@@ -55,7 +56,7 @@ class Stay:
 
 
 def stays(store: Store, job_id: str, last: int | None = None) -> list[Stay]:
-    """Of each attempt up to `last`, by a few reads of those that may have had hosts, and listings for the rest."""
+    """Return the stay of each attempt up to `last`: reads for those that may have had hosts, listings for the rest."""
     began = {
         number: times
         for number, times in attempts.times(store, job_id).items()
@@ -82,7 +83,7 @@ def ready_seconds(found: Sequence[Stay]) -> float:
 def estimate_of(
     plan: Plan, found: Sequence[Stay], prices: Mapping[str, float], listed: PriceList = BUILT_IN
 ) -> Estimate:
-    """What the attempts cost, each where it was."""
+    """Estimate the cost of the attempts, each in its zone."""
     uncharged = not plan.remote or plan.emulated
 
     def of(seconds: float, zone: str) -> Estimate:

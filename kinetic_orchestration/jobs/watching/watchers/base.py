@@ -29,9 +29,9 @@ class Subscriber(Protocol):
 
 
 class Watcher(ABC):
-    """Wakes the followers of one store's jobs. Its thread runs while somebody waits.
+    """Wakes the followers of one store's jobs. Its thread runs while a follower waits.
 
-    A bell or a poll is a hint and never the truth: followers also look by themselves, at their own pace.
+    A bell or a poll is only a hint: followers also look by themselves, at their own rate.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Watcher(ABC):
 
     @property
     def idle(self) -> bool:
-        """True if nobody relies on it."""
+        """True if no follower uses it."""
         return not self._waiting and not self._running
 
     def sleep_seconds(self, *, restless: bool = False) -> float:
@@ -89,7 +89,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def _pause(self) -> None:
-        """Sleep until the next turn, or until somebody has begun to wait."""
+        """Sleep until the next turn, or until a follower has begun to wait."""
 
     @abstractmethod
     def _turn(self) -> None:
@@ -204,7 +204,7 @@ class AsyncWakeup:
             self._timer.cancel()
 
     def __call__(self) -> None:
-        """It rings, says the watcher's thread."""
+        """Wake the sleep; called on the watcher's thread when the job rings."""
         with suppress(RuntimeError):  # the loop is closed: nobody sleeps there any more
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -212,8 +212,8 @@ class AsyncWakeup:
         self._rung = False
 
     def sleep(self, within: float) -> asyncio.Future[None]:
-        """Done at the first ring since `clear`, or when the time is up: of a long one up to a second before, so that
-        many who sleep wake together, and find the processor awake and what they need in its caches.
+        """Return a future that is done at the first ring since `clear`, or at the timeout. A long timeout ends up to a
+        second early, so that many sleepers wake together, and share a busy processor and its caches.
         """
         sleep = self._sleep = self._loop.create_future()
         until = self._loop.time() + within

@@ -50,14 +50,14 @@ class PollingWatcher(Watcher):
         self.poll: Poll | None = None  # the newest
 
     def sleep_seconds(self, *, restless: bool = False) -> float:
-        """A step without news costs no request: it only serves the limits of time."""
+        """Return how long a follower may sleep. A step without news costs no request: it only serves time limits."""
         if restless:
             return super().sleep_seconds()
         return min(SLOWEST, max(UNREAD_POLL_SECONDS, self._followers / FOLLOWERS_PER_SECOND))
 
     def poll_interval(self) -> float:
-        """Return the seconds between two polls: a hundredth of the wait so far, at most a second if somebody reads a
-        log, else a few; longer for many jobs, because a listing grows with them.
+        """Return the seconds between two polls: a hundredth of the wait so far, at most a second if a log is read, else
+        a few; longer for many jobs, because a listing grows with them.
         """
         waited = time.monotonic() - self._since
         steady, at_once = (
@@ -66,8 +66,8 @@ class PollingWatcher(Watcher):
         return max(min(steady, max(POLL_MIN, waited / 100)), len(self._subscribers) / at_once)
 
     def poll_for(self, job_id: str, cache: AttemptCache) -> tuple[Poll | None, bool]:
-        """A follower that was woken because its zone was observed gets that poll, however late it comes: later polls
-        may have skipped the zone again.
+        """Return the poll for a follower. One that was woken because its zone was observed gets that poll, however late
+        it comes: later polls may have skipped the zone again.
         """
         newest, intent = self.poll, cache.intent
         if newest is not None and cache.zone_skipped and job_id in newest.skipped and intent is not None:
@@ -178,7 +178,7 @@ class PollingWatcher(Watcher):
         self._announce_readers(poll.taken)
 
     def _announce_readers(self, now: float) -> None:
-        """Tell the hosts whose log somebody reads, so that they send their lines sooner."""
+        """Notify the hosts whose log is read, so that they send their lines sooner."""
         with self._lock:
             due = [job for job, again in self._log_readers.items() if now > again][:READERS_AT_ONCE]
             pause = max(READER_SECONDS, len(self._log_readers) / READERS_PER_SECOND)

@@ -17,7 +17,7 @@ _watchers_lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """In the child, where whoever held the lock is gone."""
+    """Replace the lock in the child of a fork, where its holder is gone."""
     global _watchers_lock  # noqa: PLW0603 - of this process
     _watchers_lock = threading.Lock()
 
@@ -26,11 +26,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def watcher_of(store: Store, backend: Backend) -> Watcher:
-    """The one watcher of this store, and of what runs on such a backend, for this caller in this process.
+    """Return the one watcher of this store and this kind of backend, for this caller in this process.
 
     It needs no project and no zone of its own: each placement names both, and `observe` asks once for each. So jobs of
-    many zones and projects share one listing of what their hosts say. It asks as its followers would: what one caller
-    may see is nothing to show to another.
+    many zones and projects share one listing of their hosts' reports. It has its followers' permissions: data that one
+    caller may see is not shown to another.
     """
     # A thread does not survive a fork. The caller's id is its own, because the watcher keeps the store that has it.
     key = os.getpid(), store.address, id(store.caller), getattr(backend, "kind", type(backend))
