@@ -19,7 +19,7 @@ from kinetic_orchestration.platforms.google import secrets
 from kinetic_orchestration.platforms.google.rest import google
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
 from kinetic_orchestration.program.checkpoints import agreement
-from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.protocol.records.files import FileRecords
 
 NODE = "projects/ours/locations/us-east5-a/nodes/one"
@@ -131,8 +131,8 @@ def test_a_vm_is_not_sent_to_work_by_what_cannot_be_read(body: bytes) -> None:
 
 def test_hosts_read_again_what_another_said(tmp_path: Path) -> None:
     records = FileRecords(str(tmp_path / "place"))
-    first = agreement.Agreement(Shelf(str(tmp_path / "place"), "w-1"), 0, 2)
-    second = agreement.Agreement(Shelf(str(tmp_path / "place"), "w-1"), 1, 2)
+    first = agreement.Agreement(open_checkpoints(str(tmp_path / "place"), "w-1"), 0, 2)
+    second = agreement.Agreement(open_checkpoints(str(tmp_path / "place"), "w-1"), 1, 2)
     records.put(f"{second._prefix}step", b'z"is": 7}')
     with pytest.raises(agreement.Alone):
         second.decided("step", None, 0.05)

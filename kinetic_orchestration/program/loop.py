@@ -24,7 +24,7 @@ from kinetic_orchestration.program.checkpoints import trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement, Alone
 from kinetic_orchestration.program.checkpoints.background import Room, Writing, is_copied, left_at
 from kinetic_orchestration.program.checkpoints.manager import Checkpoints, NotWritten, Taken
-from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.program.context import HostContext, current
 from kinetic_orchestration.program.preemption import Listener, Notice
 from kinetic_orchestration.program.speed import Speed, Spent
@@ -264,7 +264,7 @@ class Training:
                 self._listener.close()
                 self._listener = None
             if self._checkpoints is not None:
-                self._checkpoints.shelf.close()
+                self._checkpoints.store.close()
 
     def _closing(self) -> float:
         """The seconds to wait for a checkpoint in progress: a program that was asked to end has to do so before it is
@@ -295,11 +295,11 @@ class Training:
                 f"a training named {self._given} has finished in this program, so this one's checkpoints lie beside its"
             )
         writer = f"{host.job_id.removeprefix('job-')[:16]}-{host.attempt}"
-        shelf = Shelf(f"{host.checkpoint_dir}/{self._name}", writer)
-        agreement = Agreement(shelf, host.host_index, self._hosts)
-        self._checkpoints = Checkpoints(shelf, agreement, self._keep)
-        self._writing = left_at(shelf.place)
-        shelf.sweep()
+        store = open_checkpoints(f"{host.checkpoint_dir}/{self._name}", writer)
+        agreement = Agreement(store, host.host_index, self._hosts)
+        self._checkpoints = Checkpoints(store, agreement, self._keep)
+        self._writing = left_at(store.place)
+        store.sweep()
         agreement.begin()
         self._listener = Listener(host._notice, weakref.WeakMethod(self._heard))
         self._listener.open()
@@ -389,7 +389,7 @@ class Training:
             taken = checkpoints.taken(done, state, more, finite=self._finite)
             if beside and is_copied(taken.found, self._room):
                 end = PATIENCE if self.alone else CLOSING
-                self._writing = Writing(done, checkpoints.shelf.place, end, lambda: self._write_beside(taken))
+                self._writing = Writing(done, checkpoints.store.place, end, lambda: self._write_beside(taken))
             else:
                 checkpoints.write(taken, patience)
                 self._saved = done
@@ -428,7 +428,7 @@ class Training:
         kept = f"the newest one is that of step {self._saved}" if self._saved >= 0 else "there is none before it"
         if self._on_full_disk == "stop":
             raise CheckpointError(
-                f"{told}. In {self._checkpoints.shelf.place}, {kept}. Make room there, and run the job again: it "
+                f"{told}. In {self._checkpoints.store.place}, {kept}. Make room there, and run the job again: it "
                 'goes on from that one. on_full_disk="warn" trains on without'
             ) from error
         self.say(f"{told}; {kept}. The training goes on")

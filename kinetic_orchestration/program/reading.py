@@ -15,7 +15,7 @@ from kinetic_orchestration.errors import CheckpointDiffers, CheckpointError
 from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.commits import Commit
 from kinetic_orchestration.program.checkpoints.manager import Source
-from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.store import CheckpointStore, open_checkpoints
 from kinetic_orchestration.program.context import current
 
 
@@ -59,28 +59,28 @@ def read_checkpoint(place: str | os.PathLike[str], step: int | None = None, into
             raise CheckpointError(f"{place} is read by jobs: copy it here first, with gcloud storage cp -r {place} .")
     elif not os.path.isdir(place):
         raise CheckpointError(f"there is no folder {place}: give <checkpoint_dir>/<name of the training>")
-    shelf = Shelf(place, "reader")
+    store = open_checkpoints(place, "reader")
     try:
-        while (record := shelf.newest(step)) is not None:
+        while (record := store.newest(step)) is not None:
             try:
                 with contextlib.ExitStack() as stack:
-                    return Checkpoint(record.step, _state(shelf, record, into, stack), record.more, record.folder)
+                    return Checkpoint(record.step, _state(store, record, into, stack), record.more, record.folder)
             except parts.Torn as error:
-                shelf.torn[record.folder] = str(error)
+                store.torn[record.folder] = str(error)
     finally:
-        shelf.close()
+        store.close()
     wanted = "whole checkpoint" if step is None else f"whole checkpoint of step {step}"
-    told = f": {'; '.join(shelf.torn.values())}" if shelf.torn else ". A training's lie in <checkpoint_dir>/<its name>"
+    told = f": {'; '.join(store.torn.values())}" if store.torn else ". A training's lie in <checkpoint_dir>/<its name>"
     raise CheckpointError(f"there is no {wanted} in {place}{told}")
 
 
-def _state(shelf: Shelf, record: Commit, into: Any, stack: contextlib.ExitStack) -> Any:
-    of = Source(shelf, record, 0, stack)
+def _state(store: CheckpointStore, record: Commit, into: Any, stack: contextlib.ExitStack) -> Any:
+    of = Source(store, record, 0, stack)
     if into is None:
         arrays = {path: trees.whole(leaf, of.fetch, path) for path, leaf in record.leaves.items()}
         return arrays | {path: trees.plainly(told, of.fetch) for path, told in of.plain.items()}
     trees.refuse_spread(into)
     if told := commits.differences(record.leaves, trees.described(into)):
-        raise CheckpointDiffers(f"step {record.step} in {shelf.place} is of another model:\n  " + "\n  ".join(told))
+        raise CheckpointDiffers(f"step {record.step} in {store.place} is of another model:\n  " + "\n  ".join(told))
     of.check_names(into)
     return trees.together(into, of.plain, of.fetch, of.look)()

@@ -22,7 +22,7 @@ from kinetic_orchestration.errors import CheckpointError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.program.checkpoints import mirror, store
-from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.store import open_checkpoints
 from kinetic_orchestration.protocol import rules, wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
 from kinetic_orchestration.testing import Emulator
@@ -52,7 +52,7 @@ def bucket(storage: StorageServer, host: Become, monkeypatch: pytest.MonkeyPatch
 
 
 def steps(address: str) -> list[int]:
-    found = Shelf(f"{address}/t", "reader")
+    found = open_checkpoints(f"{address}/t", "reader")
     try:
         return sorted(one.step for one in found.found() if one.committed)
     finally:
@@ -429,7 +429,7 @@ def test_a_training_goes_on_from_a_bucket_and_leaves_nothing_on_this_disk(
 
 def test_what_is_torn_in_a_bucket_is_passed_over(bucket: str, host: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     train(12)
-    found = Shelf(f"{bucket}/t", "other")
+    found = open_checkpoints(f"{bucket}/t", "other")
     part = next(entry for entry in found.records.list("step-000000000010") if entry.name.endswith(".safetensors"))
     data = bytearray(found.records.read(part.name).data)
     data[-1] ^= 1

@@ -566,7 +566,7 @@ def test_a_writer_that_has_a_successor_removes_nothing(host: Become) -> None:
     half.touch()
     old.step(5, now)
     old.step(10, now)
-    old._checkpoints.shelf.sweep()  # type: ignore[union-attr]
+    old._checkpoints.store.sweep()  # type: ignore[union-attr]
     assert (ours / "part-00000.safetensors").exists()
     assert half.exists()
     old.close()
@@ -815,7 +815,7 @@ def test_a_worker_that_was_forked_neither_waits_for_its_parents_checkpoint_nor_c
             training.step(1, state)
             if not (worker := os.fork()):
                 sys.exit(7)
-            print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), *os.listdir(training._checkpoints.shelf.place))
+            print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), *os.listdir(training._checkpoints.store.place))
             go.set()
             training.finish()
     """

@@ -14,7 +14,7 @@ class View(Protocol):
     """The records of an attempt, as one of its hosts sees them."""
 
     distant: bool
-    """Whether each look is a request, so that it is worth a thread of its own."""
+    """Each look is a request, so that a thread of its own is worth it."""
 
     @property
     def records(self) -> Records: ...

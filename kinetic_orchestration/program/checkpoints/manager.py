@@ -1,6 +1,6 @@
 """A checkpoint is written by all hosts and committed by one; the newest whole one is restored on all of them.
 
-Joins the shelf, the state's names and what the hosts agree on. Does not know when a checkpoint is due.
+Joins the store, the state's names and what the hosts agree on. Does not know when a checkpoint is due.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kinetic_orchestration.errors import CheckpointDiffers
 from kinetic_orchestration.program.checkpoints import commits, parts, trees
 from kinetic_orchestration.program.checkpoints.agreement import Agreement
 from kinetic_orchestration.program.checkpoints.commits import Commit, Leaf, Part
-from kinetic_orchestration.program.checkpoints.store import Shelf
+from kinetic_orchestration.program.checkpoints.store import CheckpointStore
 from kinetic_orchestration.program.checkpoints.trees import Apart, Start
 from kinetic_orchestration.protocol.records.base import reason_of
 
@@ -43,8 +43,8 @@ class Taken:
 class Checkpoints:
     """The checkpoints of one training, as one of its hosts sees them."""
 
-    def __init__(self, shelf: Shelf, agreement: Agreement, keep: int) -> None:
-        self.shelf = shelf
+    def __init__(self, store: CheckpointStore, agreement: Agreement, keep: int) -> None:
+        self.store = store
         self.agreement = agreement
         self.keep = keep
         self.notes: list[str] = []  # notes for the user
@@ -60,34 +60,34 @@ class Checkpoints:
     def write(self, taken: Taken, patience: float) -> None:
         """Write this host's part. On host 0 the checkpoint is committed when this returns."""
         host, hosts = self.agreement.host, self.agreement.hosts
-        folder = commits.folder(taken.step, self.shelf.writer)
+        folder = commits.folder(taken.step, self.store.writer)
         try:
             told = self._write_part(folder, host, taken)
             if hosts > 1:
-                self.shelf.say(folder, host, told)
+                self.store.say(folder, host, told)
         except OSError as error:
             if hosts > 1:
                 with contextlib.suppress(OSError):  # on a full disk there may be no room for this either
-                    self.shelf.say(folder, host, None, why=_reason(error))
+                    self.store.say(folder, host, None, why=_reason(error))
             if host == 0 and error.errno != errno.EEXIST:  # a step that was done twice, and may be a checkpoint
                 self._remove(folder)
             raise NotWritten(_reason(error)) from error
         if host == 0:
             try:
-                every, why = self.shelf.words(folder, hosts, patience) if hosts > 1 else ([told], "")
+                every, why = self.store.words(folder, hosts, patience) if hosts > 1 else ([told], "")
                 if why:
                     raise NotWritten(why)
                 record = Commit(
                     taken.step, folder, hosts, taken.devices, tuple(every), taken.found.leaves, taken.finite,
                     taken.framework, taken.more,
                 )  # fmt: skip
-                if not self.shelf.commit(record):
+                if not self.store.commit(record):
                     raise NotWritten(f"{folder} was committed before")
             except (OSError, NotWritten) as error:
                 self._remove(folder)
                 raise NotWritten(_reason(error)) from error
             try:
-                self.shelf.prune(self.keep)
+                self.store.prune(self.keep)
                 self.agreement.forget(taken.step)
             except OSError as error:
                 self.notes.append(f"older checkpoints could not be removed: {error}")
@@ -98,14 +98,14 @@ class Checkpoints:
         kept = self.keep
         while True:
             try:
-                return self.shelf.write(folder, host, taken.found)
+                return self.store.write(folder, host, taken.found)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.shelf.remote or kept < 2:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.store.prune_frees_space or kept < 2:
                     raise
-                kept = min(kept, len(self.shelf.committed())) - 1
+                kept = min(kept, len(self.store.committed())) - 1
                 if kept < 1:
                     raise
-                self.shelf.prune(kept)
+                self.store.prune(kept)
                 if self._is_roomy:
                     self._is_roomy = False
                     self.notes.append(
@@ -116,7 +116,7 @@ class Checkpoints:
     def _remove(self, folder: str) -> None:
         """Remove a folder that cannot become a checkpoint."""
         with contextlib.suppress(OSError):
-            self.shelf.remove(folder)
+            self.store.remove(folder)
 
     # ---- restore ---------------------------------------------------------------------------------------------------
 
@@ -127,15 +127,15 @@ class Checkpoints:
             mine = self._newest() if self.agreement.host == 0 else ""
             folder = self.agreement.decided(f"restore-{self._restored}-{number}", mine, PATIENCE)
             if not folder:
-                if self.shelf.torn and self.agreement.host == 0:
+                if self.store.torn and self.agreement.host == 0:
                     self.notes.append(
-                        f"no whole checkpoint is left in {self.shelf.place}: the training begins at step 0"
+                        f"no whole checkpoint is left in {self.store.place}: the training begins at step 0"
                     )
                 return state, None
             torn, give = "", None
             with contextlib.ExitStack() as stack:
                 try:
-                    record = self.shelf.read(folder)
+                    record = self.store.read(folder)
                     self._check(record, state, reshard)
                     give = self._load(record, state, stack)
                 except parts.Torn as error:
@@ -148,9 +148,9 @@ class Checkpoints:
 
     def _newest(self) -> str:
         """The newest whole checkpoint. Torn ones are skipped; a record of a newer version is refused by its reader."""
-        known = set(self.shelf.torn)
-        record = self._without_nan(self.shelf.newest())
-        for folder, why in self.shelf.torn.items():
+        known = set(self.store.torn)
+        record = self._without_nan(self.store.newest())
+        for folder, why in self.store.torn.items():
             if folder not in known:
                 self._pass_over(folder, why)
         return "" if record is None else record.folder
@@ -161,10 +161,10 @@ class Checkpoints:
         found, passed, until = newest, [], time.monotonic() + PATIENCE / 2  # as other hosts wait for this one
         while found is not None and not found.finite and (why := self._nan_of(found, until)):
             passed.append(found)
-            self.shelf.torn[found.folder] = why
-            found = self.shelf.newest()
+            self.store.torn[found.folder] = why
+            found = self.store.newest()
         for one in passed if found is None else ():
-            del self.shelf.torn[one.folder]
+            del self.store.torn[one.folder]
         return found or newest
 
     def _nan_of(self, record: Commit, until: float) -> str:
@@ -172,20 +172,20 @@ class Checkpoints:
         for host in range(record.hosts):
             if time.monotonic() > until:
                 return "a loss or metric before it was no number, and there was no time to look through its state"
-            with contextlib.suppress(parts.Torn), self.shelf.opened(record, host) as part:  # reported later
+            with contextlib.suppress(parts.Torn), self.store.opened(record, host) as part:  # reported later
                 if part.has_nan():
                     return "its state holds NaN"
         return ""
 
     def _pass_over(self, folder: str, why: str) -> None:
-        self.shelf.torn[folder] = why
+        self.store.torn[folder] = why
         self.notes.append(f"{folder} is not restored: {why}; another one is looked for")
 
     def _check(self, record: Commit, state: Any, reshard: bool) -> None:
         told = commits.differences(record.leaves, trees.described(state))
         if told:
             raise CheckpointDiffers(
-                f"the checkpoint of step {record.step} in {self.shelf.place} is of another model:\n  "
+                f"the checkpoint of step {record.step} in {self.store.place} is of another model:\n  "
                 + "\n  ".join(told)
                 + "\nGive the job another key (or the training another name) to begin anew, or restore the model's code"
             )
@@ -193,7 +193,7 @@ class Checkpoints:
         same = record.hosts == here[0] and (record.devices == here[1] or 0 in (record.devices, here[1]))
         if not same and not reshard:
             raise CheckpointDiffers(
-                f"the checkpoint of step {record.step} in {self.shelf.place} was written by "
+                f"the checkpoint of step {record.step} in {self.store.place} was written by "
                 f"{commits.topology(record.hosts, record.devices)}, and this is {commits.topology(*here)}. With "
                 "reshard=True its arrays are laid out anew; the order of additions, and with it the last bits of the "
                 "result, will differ"
@@ -201,7 +201,7 @@ class Checkpoints:
 
     def _load(self, record: Commit, state: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
         """Gives the state. All parts that it needs are open by now, and believed."""
-        of = Source(self.shelf, record, self.agreement.host, stack)
+        of = Source(self.store, record, self.agreement.host, stack)
         of.check_names(state)
         kept = [path for path, leaf in trees.named(state) if trees.own(leaf)]
         if record.hosts != self.agreement.hosts and kept:
@@ -216,11 +216,11 @@ class Checkpoints:
 class Source:
     """The contents of a checkpoint for one host: its own part first, then the parts of others that it needs."""
 
-    def __init__(self, shelf: Shelf, record: Commit, host: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, store: CheckpointStore, record: Commit, host: int, stack: contextlib.ExitStack) -> None:
         own = host if host < record.hosts else 0
         self._order = [own, *(other for other in range(record.hosts) if other != own)]
         self._opened: dict[int, parts.Opened] = {}
-        self._shelf, self._record, self._stack = shelf, record, stack
+        self._store, self._record, self._stack = store, record, stack
         self.plain = self._part(own).plain
 
     def check_names(self, state: Any) -> None:
@@ -229,7 +229,7 @@ class Source:
         if names != set(self.plain):
             odd = ", ".join(sorted(names ^ set(self.plain))[: commits.SHOWN])
             raise CheckpointDiffers(
-                f"the checkpoint of step {self._record.step} in {self._shelf.place} is of another state: {odd} is on "
+                f"the checkpoint of step {self._record.step} in {self._store.place} is of another state: {odd} is on "
                 "one side only"
             )
 
@@ -243,7 +243,7 @@ class Source:
 
     def _part(self, host: int) -> parts.Opened:
         if host not in self._opened:
-            self._opened[host] = self._stack.enter_context(self._shelf.opened(self._record, host))
+            self._opened[host] = self._stack.enter_context(self._store.opened(self._record, host))
         return self._opened[host]
 
     def _all_of(self, path: str, wanted: int, found: Callable[[parts.Opened], int]) -> None:

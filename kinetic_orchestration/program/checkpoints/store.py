@@ -13,8 +13,10 @@ import os
 import shutil
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 from kinetic_orchestration.program.checkpoints import commits, parts
 from kinetic_orchestration.program.checkpoints.commits import Commit, Found, Part
@@ -23,45 +25,47 @@ from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.records.base import RecordsError, TooLarge
 from kinetic_orchestration.protocol.records.files import FileRecords
 
-_T = TypeVar("_T")
-
 SPARE = 64 << 20  # of this machine's disk, which is never filled to the brim
 TEMPORARY = ".tmp"
 
 
-class Shelf:
+def open_checkpoints(place: str, writer: str) -> CheckpointStore:
+    """Open the checkpoints of one training: a folder, or a prefix of a bucket (`gs://…`)."""
+    return BucketStore(place, writer) if place.startswith("gs://") else FolderStore(place, writer)
+
+
+class CheckpointStore(ABC):
     """The checkpoints of one training."""
 
-    def __init__(self, place: str, writer: str) -> None:
+    prune_frees_space: ClassVar[bool]
+    """A part that found no room may be written once older checkpoints are removed."""
+    _first_pause: ClassVar[float]
+    _longest_pause: ClassVar[float]
+
+    def __init__(self, place: str, writer: str, records: Any) -> None:
         self.place = place
         self.writer = writer
-        self.remote = place.startswith("gs://")
+        self.records = records
         self.torn: dict[str, str] = {}  # folders that were read and not believed, and why
-        self.records: Any
-        if self.remote:
-            from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
-            self.records = CloudRecords(place)
-        else:
-            # A single try: the training must learn of a full disk immediately, and not after a minute of retries.
-            os.makedirs(place, exist_ok=True)
-            self.records = FileRecords(place)
-
+    @abstractmethod
     def close(self) -> None:
-        if self.remote:
-            self.records.close()
+        """Close the connections, if there are any."""
 
+    @abstractmethod
     def sweep(self) -> None:
         """Remove what earlier writers that were killed left half-written on a file system."""
-        if self.remote:
-            return
-        folder = os.path.join(self.place, TEMPORARY)
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(folder):
-                writer = name.removeprefix("part-").rpartition("-")[0]
-                if name.startswith("part-") and writer != self.writer and not commits.succeeds(writer, self.writer):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(os.path.join(folder, name))
+
+    def wait(self, condition: Callable[[], bool], patience: float) -> bool:
+        """Wait for what other hosts write, for `patience` seconds at most. Return False if it did not come."""
+        deadline, pause = time.monotonic() + patience, self._first_pause
+        longest = min(self._longest_pause, max(patience / 20, 0.05))  # more often if there is little time
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+        return True
 
     # ---- write -----------------------------------------------------------------------------------------------------
 
@@ -71,9 +75,7 @@ class Shelf:
             step = folder.split("-")[1]  # an earlier one may still be on its way
             path = os.path.join(scratch, f"part-{self.writer}-{host:05d}.{step}")
             try:
-                if self.remote:
-                    check_room(scratch, sum(len(piece.data) for piece in state.pieces))
-                told = parts.write(path, state, durable=not self.remote)
+                told = self._write_file(path, state)
                 if not self.records.upload(commits.part(folder, host), path, move=True):
                     raise RecordsError(errno.EEXIST, f"{folder} is there already, of this attempt, and stays")
             finally:
@@ -98,7 +100,7 @@ class Shelf:
                     return False
             return True
 
-        if not until(all_said, patience, self.remote):
+        if not self.wait(all_said, patience):
             silent = [host for host in range(hosts) if host not in heard]
             return [], f"host {silent[0]} did not write its part within {patience:.0f} s"
         for host, fields in sorted(heard.items()):
@@ -156,34 +158,17 @@ class Shelf:
     def opened(self, record: Commit, host: int) -> Iterator[parts.Opened]:
         """One host's part, fetched if it is not on this file system, and believed."""
         name = commits.part(record.folder, host)
-        # Where a part is a file already nothing is written: the folder may be one that can only be read.
-        with self._scratch() if self.remote else contextlib.nullcontext("") as scratch:
-            path = self.records.local_path(name)
-            fetched = path is None and self.remote
-            if fetched:
-                path = os.path.join(scratch, f"part-{self.writer}-{host:05d}-{os.urandom(4).hex()}")
-                try:
-                    self.records.download(name, path, most=record.parts[host].size)
-                except FileNotFoundError:
-                    raise parts.Torn(f"{name} is missing") from None
-                except TooLarge as error:
-                    raise parts.Torn(str(error)) from None
-            if path is None:
-                raise parts.Torn(f"{name} is missing")
+        with self._file(name, record.parts[host].size) as path:
             try:
                 part = parts.Opened(path, record.parts[host])
             except FileNotFoundError:
                 raise parts.Torn(f"{name} is missing") from None
             except parts.Torn as error:
                 raise parts.Torn(f"{name} is torn: {error}") from None
-            finally:
-                if fetched:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)  # what is mapped stays until it is let go
-            try:
-                yield part
-            finally:
-                part.close()
+        try:  # a copy is gone by now, and what is mapped of it stays until it is let go
+            yield part
+        finally:
+            part.close()
 
     # ---- remove ----------------------------------------------------------------------------------------------------
 
@@ -208,19 +193,101 @@ class Shelf:
         for entry in list(self.records.list(f"{folder}/")):
             self.records.delete(entry.name)
 
+    # ---- where a part is a file ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _scratch(self) -> AbstractContextManager[str]:
+        """A temporary folder for a part."""
+
+    @abstractmethod
+    def _write_file(self, path: str, state: Apart) -> Part:
+        """Write a part to a file that takes its name afterwards."""
+
+    @abstractmethod
+    def _file(self, name: str, size: int) -> AbstractContextManager[str]:
+        """The path of a part that was written. Raises `Torn` if it is missing, or larger than its size."""
+
+
+class FolderStore(CheckpointStore):
+    """Checkpoints in a folder. A part is written on the file system of its destination, so that it is not copied."""
+
+    prune_frees_space = True
+    _first_pause, _longest_pause = 0.002, 0.05
+
+    def __init__(self, place: str, writer: str) -> None:
+        os.makedirs(place, exist_ok=True)
+        # A single try: the training must learn of a full disk immediately, and not after a minute of retries.
+        super().__init__(place, writer, FileRecords(place))
+
+    def close(self) -> None:
+        pass
+
+    def sweep(self) -> None:
+        folder = os.path.join(self.place, TEMPORARY)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                writer = name.removeprefix("part-").rpartition("-")[0]
+                if name.startswith("part-") and writer != self.writer and not commits.succeeds(writer, self.writer):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(os.path.join(folder, name))
+
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
-        """A temporary folder for a part: on the file system of its destination, so that it need not be copied."""
-        if not self.remote:
-            folder = os.path.join(self.place, TEMPORARY)
-            os.makedirs(folder, exist_ok=True)
-            yield folder
-            return
+        folder = os.path.join(self.place, TEMPORARY)
+        os.makedirs(folder, exist_ok=True)
+        yield folder
+
+    def _write_file(self, path: str, state: Apart) -> Part:
+        return parts.write(path, state, durable=True)
+
+    @contextlib.contextmanager
+    def _file(self, name: str, size: int) -> Iterator[str]:
+        path = self.records.local_path(name)
+        if path is None:
+            raise parts.Torn(f"{name} is missing")
+        yield path  # nothing is written: the folder may be one that can only be read
+
+
+class BucketStore(CheckpointStore):
+    """Checkpoints in a bucket. A part goes by a file of this machine's disk."""
+
+    prune_frees_space = False
+    _first_pause, _longest_pause = 0.1, 1.0
+
+    def __init__(self, place: str, writer: str) -> None:
+        from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+
+        super().__init__(place, writer, CloudRecords(place))
+
+    def close(self) -> None:
+        self.records.close()
+
+    def sweep(self) -> None:
+        pass  # an upload that was cut leaves no object
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[str]:
         folder = tempfile.mkdtemp(prefix="kinetic-checkpoint-")
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _write_file(self, path: str, state: Apart) -> Part:
+        check_room(os.path.dirname(path), sum(len(piece.data) for piece in state.pieces))
+        return parts.write(path, state, durable=False)
+
+    @contextlib.contextmanager
+    def _file(self, name: str, size: int) -> Iterator[str]:
+        with self._scratch() as scratch:
+            path = os.path.join(scratch, "part")
+            try:
+                self.records.download(name, path, most=size)
+            except FileNotFoundError:
+                raise parts.Torn(f"{name} is missing") from None
+            except TooLarge as error:
+                raise parts.Torn(str(error)) from None
+            yield path
 
 
 def check_room(folder: str, size: int) -> None:
@@ -232,15 +299,3 @@ def check_room(folder: str, size: int) -> None:
             f"this host's part has {size / 1e9:.1f} GB, and the disk of {folder}, by which it goes to the bucket, has "
             f"{free / 1e9:.1f} GB free: set TMPDIR to a folder with more room, such as one in memory (/dev/shm)",
         )
-
-
-def until(condition: Callable[[], bool], patience: float, remote: bool) -> bool:
-    """Wait for what others do, asking a bucket less often than a disk, and more often who has little time."""
-    deadline, pause = time.monotonic() + patience, 0.1 if remote else 0.002
-    longest = min(1.0, patience / 20) if remote else 0.05
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
-    return True
