@@ -272,3 +272,12 @@ def test_a_result_of_a_map_that_was_pickled_before_is_read_again() -> None:
     assert b"dagster_kinetic\x94" in pickled, "by the package's own name, which stays"
     result = pickle.loads(pickled)
     assert (result.ok, result.get()) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    "old", ["job.JobHandle", "job._attached", "batch.BatchError", "values.JobStatus", "values.Attempt", "values.Peek"]
+)
+def test_what_was_pickled_by_a_program_before_names_modules_that_are_there(old: str) -> None:
+    module, _, name = f"kinetic_orchestration.{old}".rpartition(".")
+    found = pickle.loads(f"c{module}\n{name}\n.".encode())
+    assert found is getattr(importlib.import_module(found.__module__), name)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from kinetic_orchestration.errors import UsageError
@@ -117,7 +118,7 @@ def run(options: Options) -> Decorate:
     Raises:
         UsageError: An option is invalid, or two exclude each other.
     """
-    check_options(options)
+    options = replace(check_options(options), labels=options.labels or None)
     if options.debug and options.spot:
         warn("debug=True on a spot slice: a preemption would end the session")
 
@@ -144,7 +145,7 @@ class RemoteCallable(Generic[P, R]):
             KineticError: The job could not be submitted, or ended without a value. An exception of the function itself
                 is raised as itself.
         """
-        if client_only.is_host():
+        if not client_only.can_submit():  # on a host
             return self.__kinetic_function__(*args, **kwargs)
         from kinetic_orchestration.api.handle import (
             check_terminal,

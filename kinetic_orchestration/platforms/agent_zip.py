@@ -66,9 +66,9 @@ if __name__ == "__main__":
 # jobs. The other public names exist on a host, and raise when they are used.
 _ROOMS = ("host", "plan", "program", "protocol")
 _FILES = (
-    "__init__.py", "api/__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
+    "__init__.py", "api/decorator.py", "collections.py", "data.py", "errors.py", "job_status.py",
 )  # fmt: skip
-_INSTEAD = {"api/batch.py": "api/on_hosts/batch.py", "api/handle.py": "api/on_hosts/handle.py"}
+_INSTEAD = {f"api/{name}.py": f"api/on_hosts/{name}.py" for name in ("__init__", "batch", "handle")}
 _KEPT_VERSIONS = 3
 _KEPT_SECONDS = 7 * 86400.0  # no job of the local backend is expected to run from an older version for longer
 

@@ -141,6 +141,7 @@ def test_the_call_has_the_last_word_then_the_decorator_then_the_resource():
     assert (found.accelerator, found.spot, found.limits) == ("v6e-8", False, Limits(run="1h", stall="5m"))
     assert (found.zone, found.cloud.zones) == ("b", ())
     assert options(resource, cloud=TpuVm(zones=["c"])).cloud.zones == ["c"]
+    assert options(resource, kinetic.run(accelerator="v5e-8", labels={})(lambda: None), None).labels == {"one": "1"}
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kinetic_orchestration as kinetic
-from kinetic_orchestration.api.handle import all_jobs
 from kinetic_orchestration.host.prepare import missing_imports
 from kinetic_orchestration.platforms import agent_zip
 from tests.agent.by_hand import intended, start_host
@@ -94,11 +94,11 @@ def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> N
         for path in copy.rglob("*.py")
         if (room := path.relative_to(copy).parts[0]) not in ROOMS
         and room.removesuffix(".py") not in ALONE
-        and path.relative_to(copy).as_posix() not in ("api/__init__.py", "api/decorator.py")
+        and path.relative_to(copy).as_posix() != "api/decorator.py"
         and "on_hosts" not in path.parts
     ]
     assert {path.relative_to(copy).parts[0] for path in edited} == {
-        "api", "cli", "jobs", "packaging", "platforms", "testing"
+        "api", "batch.py", "cli", "job.py", "jobs", "packaging", "platforms", "testing", "values.py"
     }  # fmt: skip
     for path in edited:
         with path.open("a") as file:
@@ -220,44 +220,48 @@ def test_a_module_that_declares_jobs_is_imported_on_a_host_and_its_functions_run
         capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
     )  # fmt: skip
     names = [
-        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle",
+        "run_async", "run_async_map", "command", "attach", "list_jobs", "attach_batch", "JobHandle.from_dict",
         "BatchHandle", "run_async_map",
     ]  # fmt: skip
     assert done.stderr == ""
     assert done.stdout.splitlines() == [f"{name} is not for use on this host" for name in names]
 
 
-def test_a_decorated_function_that_a_host_imports_runs_there_and_submits_nothing(
+def test_a_function_does_all_that_a_program_does_where_its_python_has_the_whole_package(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As on this machine: it submits jobs, takes handles, names exceptions, and imports any module of ours."""
     (tmp_path / "declared_lib.py").write_text(
         "import kinetic_orchestration as kinetic\n\n\n@kinetic.run('cpu')\ndef double(number):\n    return 2 * number\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-
-    def compute(number: int) -> int:
-        import declared_lib  # type: ignore[import-not-found]
-
-        return int(declared_lib.double(number)) + 1
-
-    handle = kinetic.run("cpu", first_party=["declared_lib"])(compute).run_async(3)
-    assert handle.result() == 7
-    assert [job.job_id for job in all_jobs()] == [handle.job_id]
-
-
-def test_a_function_submits_jobs_and_takes_handles_where_its_python_has_the_whole_package(home: Path) -> None:
-    """As on this machine: the agent's part is completed by what is installed."""
     first = kinetic.run("cpu")(lambda: 1).run_async()
     assert first.result() == 1
 
-    def use(handle: kinetic.JobHandle[int]) -> tuple[int, int, int, bool]:
+    def use(handle: kinetic.JobHandle[int]) -> list[Any]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import declared_lib  # type: ignore[import-not-found]
+
         import kinetic_orchestration
+        from kinetic_orchestration import BatchError, JobHandle
+        from kinetic_orchestration.api import links  # noqa: F401
 
-        second = kinetic_orchestration.run("cpu")(lambda: 2).run_async()
-        again = kinetic_orchestration.attach(second.job_id)
-        return handle.result(), second.result(), again.result(), isinstance(again, kinetic_orchestration.JobHandle)
+        def fails(number: int) -> int:
+            raise ValueError(number)
 
-    assert kinetic.run("cpu")(use).run_async(first).result(timeout=90) == (1, 2, 2, True)
+        with ThreadPoolExecutor(4) as pool:
+            jobs = list(pool.map(declared_lib.double.run_async, [1, 2, 3, 4]))
+        try:
+            kinetic_orchestration.run("cpu")(fails).run_async_map([1, 2]).results()
+        except BatchError as error:
+            failed = type(error).__name__
+        again = kinetic_orchestration.attach(jobs[0].job_id)
+        found = [job.result() for job in jobs]
+        return [handle.result(), found, failed, isinstance(again, JobHandle), declared_lib.double(21)]
+
+    value = kinetic.run("cpu", first_party=["declared_lib"])(use).run_async(first).result(timeout=120)
+    assert value == [1, [2, 4, 6, 8], "BatchError", True, 42]
 
 
 def test_a_handle_is_refused_where_there_is_only_the_agents_part(packed: Path, tmp_path: Path, home: Path) -> None:

@@ -1,21 +1,21 @@
-"""`BatchHandle` and its functions on a host, see `client_only`."""
+"""`BatchHandle` and its functions where they cannot be used, see `client_only`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from kinetic_orchestration.errors import KineticError
-from kinetic_orchestration.program.client_only import ClientOnly, real
+from kinetic_orchestration.program.client_only import ClientOnly, refuse
 
 
 class BatchError(KineticError):
     """Jobs of a batch failed. An `except` may name it."""
 
 
-class BatchHandle(metaclass=ClientOnly, module="batch"):
-    """The handle of a batch, where the whole package is."""
+class BatchHandle(metaclass=ClientOnly):
+    """The handle of a batch."""
 
 
-def attach_batch(*args: Any, **kwargs: Any) -> Any:
-    """Open a batch, where the whole package is."""
-    return real("batch", "attach_batch")(*args, **kwargs)
+def attach_batch(*args: object, **kwargs: object) -> NoReturn:
+    """Raise Unsupported."""
+    refuse("attach_batch")

@@ -1,27 +1,26 @@
-"""`JobHandle` and its functions on a host, see `client_only`."""
+"""`JobHandle` and its functions where they cannot be used, see `client_only`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
-from kinetic_orchestration.program.client_only import ClientOnly, real, require
-
-
-class JobHandle(metaclass=ClientOnly, module="handle"):
-    """The handle of a job, where the whole package is."""
+from kinetic_orchestration.program.client_only import ClientOnly, refuse
 
 
-def attach(*args: Any, **kwargs: Any) -> Any:
-    """Open a job, where the whole package is."""
-    return real("handle", "attach")(*args, **kwargs)
+class JobHandle(metaclass=ClientOnly):
+    """The handle of a job."""
 
 
-def list_jobs(*args: Any, **kwargs: Any) -> Any:
-    """List the jobs, where the whole package is."""
-    return real("handle", "list_jobs")(*args, **kwargs)
+def attach(*args: object, **kwargs: object) -> NoReturn:
+    """Raise Unsupported."""
+    refuse("attach")
 
 
-def _attached(*args: Any) -> Any:
-    """Open a handle that was pickled."""
-    require("JobHandle")
-    return real("handle", "_attached")(*args)
+def list_jobs(*args: object, **kwargs: object) -> NoReturn:
+    """Raise Unsupported."""
+    refuse("list_jobs")
+
+
+def _attached(*args: object) -> NoReturn:
+    """Raise Unsupported for a handle that was pickled."""
+    refuse("JobHandle")

@@ -318,6 +318,7 @@ MOVED = {
         ("agent.payload", "protocol.content.payload"),
         ("batch", "api.batch"),
         ("context", "program.context"),
+        ("decorator", "api.decorator"),
         ("job", "api.handle"),
         ("limits", "plan.declare.limits"),
         ("profile", "plan.declare.profile"),
