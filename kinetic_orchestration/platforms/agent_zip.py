@@ -39,6 +39,8 @@ if __name__ == "__main__":
             import cloudpickle
         del sys.argv[1], sys.path[:2]
     else:
+        if os.path.isdir(os.path.join(sys.path[0], "kinetic_orchestration", "__pycache__")):
+            sys.dont_write_bytecode = True  # what is not there was cut by a full disk, and would be again
         from kinetic_orchestration.host.start import main
 
     main()
@@ -119,6 +121,7 @@ def _unpack(folder: Path) -> None:
         with zipfile.ZipFile(io.BytesIO(build().data)) as archive:
             archive.extractall(temporary)
         compileall.compile_dir(temporary, quiet=2, legacy=False, stripdir=str(temporary), prependdir=str(folder))
+        _remove_torn(temporary)
         try:
             temporary.rename(folder)
         except OSError:
@@ -126,6 +129,20 @@ def _unpack(folder: Path) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_torn(folder: Path) -> None:
+    """Remove byte code that a full disk has cut, which its writer does not notice: every import of it would fail.
+
+    The sources do as well.
+    """
+    import marshal
+
+    for path in folder.rglob("*.pyc"):
+        try:
+            marshal.loads(path.read_bytes()[16:])
+        except (EOFError, ValueError, TypeError):
+            path.unlink()
 
 
 def _prune(parent: Path, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import io
 import os
 import pickle
@@ -323,6 +324,28 @@ def test_it_is_unpacked_once_with_its_byte_code(tmp_path: Path) -> None:
     assert (cached / f"host.{sys.implementation.cache_tag}.pyc").is_file()
     with zipfile.ZipFile(io.BytesIO(agent_zip.build().data)) as archive:
         assert all((folder / name).read_bytes() == archive.read(name) for name in archive.namelist())
+
+
+def test_byte_code_that_a_full_disk_has_cut_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python writes it in part, without an error, and would import it never again."""
+    compile_dir = compileall.compile_dir
+
+    def cut(folder: Path, **how: Any) -> bool:
+        compile_dir(folder, **how)
+        [whole] = (folder / "site/kinetic_orchestration/protocol/content/__pycache__").glob("digest.*.pyc")
+        os.truncate(whole, 200)
+        return True
+
+    monkeypatch.setattr(compileall, "compile_dir", cut)
+    folder = agent_zip.unpacked(tmp_path) / "site"
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); from kinetic_orchestration.protocol.content import digest"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-I", "-c", f"{program}; print(digest.__file__)"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stderr, done.stdout) == ("", f"{folder}/kinetic_orchestration/protocol/content/digest.py\n")
 
 
 @pytest.mark.slow
