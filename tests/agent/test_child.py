@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 from kinetic_orchestration.host.process import child
+from kinetic_orchestration.program import client_only
 from kinetic_orchestration.protocol.content import payload
 
 
@@ -24,4 +25,4 @@ def test_each_name_that_the_child_knows_by_its_text_alone_is_there() -> None:
         child.ROOT, child.NO_ACCELERATOR, *child.USAGE
     }  # fmt: skip
     assert {type(found[name]) for name in (child.RECORD, *child.FINISH)} == {types.FunctionType}
-    assert [found[name] for name in child.CALLERS] == [child, payload]
+    assert [found[name] for name in child.CALLERS] == [child, payload, client_only]
