@@ -78,7 +78,7 @@ def of_operator() -> str:
     text = HEAD.format(
         says="The parameters of the operator as keywords of its decorator.", source="operators/kinetic.py"
     )
-    text += group("KineticOptions", "TypedDict", "What `KineticTPUOperator` takes beside its function.", own)
+    text += group("KineticOptions", "TypedDict", "Keywords of `KineticTPUOperator` other than its function.", own)
     return formatted(text, OF_OPERATOR)
 
 

@@ -16,7 +16,7 @@ from kinetic_orchestration.plan.declare.spec import TpuVm
 
 
 class KineticOptions(TypedDict, total=False):
-    """What `KineticTPUOperator` takes beside its function."""
+    """Keywords of `KineticTPUOperator` other than its function."""
 
     accelerator: str
     name: str | None

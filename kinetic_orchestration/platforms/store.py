@@ -30,7 +30,7 @@ class Store(Protocol):
     metered: bool
     """Each call is a request that takes milliseconds and is billed: callers ask only for what may be new."""
     parallel: int
-    """How many calls may usefully be under way at once; 1 if a call takes microseconds."""
+    """The number of calls that are worth having under way at once; 1 if a call takes microseconds."""
     can_append: bool
     """Objects may grow. If False, an object that was read once changes only by a new generation."""
 

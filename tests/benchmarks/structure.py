@@ -28,7 +28,7 @@ FUNCTION_LINES = 50
 LARGE_FOLDERS = {
     "kinetic_orchestration": (
         "the folders are the table of contents; beside them are the errors, and modules that programs import by the "
-        "names of Keras Kinetic"
+        "names of Keras Kinetic, or that handles were pickled with by version 0.1"
     ),
     "kinetic_orchestration/cli/verify": "nine modules, and the recorded baseline with which they compare a project",
 }

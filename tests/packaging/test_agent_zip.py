@@ -88,7 +88,7 @@ def _copied(tmp_path: Path, name: str) -> Path:
 
 
 def test_an_edit_of_what_hosts_do_not_need_changes_no_agent(tmp_path: Path) -> None:
-    """Of every file of the command line, the life of a job, packaging, platforms, the emulated cloud, and the handles."""
+    """Edit every file of the command line, the life of a job, packaging, platforms, the emulated cloud, and the handles."""
     here, copy = agent_zip.build().digest, _copied(tmp_path, "edited")
     edited = [
         path

@@ -12,7 +12,7 @@ class Records(Protocol):
     """Objects by name, each with a generation. Every verb raises OSError if the store refuses."""
 
     remote: bool
-    """Whether each verb is a request."""
+    """Each verb is a request, so callers use few, and use them side by side."""
 
     root: str
 

@@ -216,7 +216,7 @@ class Task(NamedTuple):
 
 
 class HasParts(Protocol):
-    """What a task and what of a job is staged have in common."""
+    """Fields that a task and the staged parts of a job have in common."""
 
     @property
     def payload(self) -> Payload | None: ...
