@@ -14,7 +14,6 @@ import pytest
 
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.plan.declare import spec
-from tests import keywords
 
 KINETICS = {
     "BatchError",
@@ -107,7 +106,6 @@ def test_importing_sets_nothing(tmp_path: Path) -> None:
 def test_run_has_the_parameters_of_its_options_and_refuses_others_by_its_own_name() -> None:
     taken, stated = inspect.signature(kinetic.run), inspect.signature(spec.Options)
     assert taken.parameters == stated.parameters and taken.return_annotation == "Decorate"
-    assert keywords.OF_COMMAND.read_text(encoding="utf-8") == keywords.of_command(), "python -m tests.keywords"
     with pytest.raises(TypeError, match=r"^run\(\) got an unexpected keyword argument 'accelerater'"):
         kinetic.run(accelerater="cpu")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^run\(\) too many positional arguments"):
