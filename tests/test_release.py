@@ -19,8 +19,7 @@ from packaging.version import Version
 from uv import find_uv_bin
 
 from kinetic_orchestration.packaging.requirements.indexes import uv_settings
-
-from . import release
+from tests import release
 
 HASHED = release.pins(release.HASHED.read_text(encoding="utf-8"))
 

@@ -34,8 +34,7 @@ from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
-
-from . import bucket
+from tests import bucket
 
 KEY = "a key that nobody guesses"
 LOOKS = 5  # of a follower that starts nothing

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing import Emulator
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 PROJECT = "project-of-the-connection"
 CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": PROJECT}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 

@@ -11,8 +11,7 @@ import pytest
 import airflow_kinetic.exceptions
 from airflow_kinetic.get_provider_info import DEFAULTS
 from tests import pages
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 PAGE = pages.page("docs/airflow.md")
 

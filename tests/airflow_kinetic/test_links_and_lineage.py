@@ -13,8 +13,7 @@ from airflow_kinetic.links.kinetic import url_of_profile, urls_of
 from airflow_kinetic.shared.location import Place
 from airflow_kinetic.shared.outcome.lineage import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
-
-from .conftest import environ_of
+from tests.airflow_kinetic.conftest import environ_of
 
 OPENLINEAGE = (
     "apache-airflow-providers-openlineage==2.20.3", "openlineage-python==1.54.0",

@@ -17,8 +17,7 @@ from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
 from airflow_kinetic.shared.airflow_api import INTERNALS
 from kinetic_orchestration.plan.declare.spec import Options
 from tests import keywords
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 

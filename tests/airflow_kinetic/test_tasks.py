@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import kinetic_orchestration as kinetic
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 

@@ -9,8 +9,7 @@ from unittest.mock import ANY
 import pytest
 
 from airflow_kinetic.shared.tries.task_identity import Pin, pin_now
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 

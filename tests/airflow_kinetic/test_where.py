@@ -11,8 +11,7 @@ import pytest
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
-
-from .conftest import Airflow
+from tests.airflow_kinetic.conftest import Airflow
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 

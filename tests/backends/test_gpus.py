@@ -23,9 +23,8 @@ from kinetic_orchestration.plan.values import Change, Event
 from kinetic_orchestration.platforms.local import gpus
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.protocol.system import processes
-
-from . import gpu_tools
-from .gpu_tools import L4, UUID
+from tests.backends import gpu_tools
+from tests.backends.gpu_tools import L4, UUID
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 LISTED = (

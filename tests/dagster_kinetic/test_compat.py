@@ -24,9 +24,8 @@ from dagster_kinetic.step.ticket import LOGGED, tickets_of
 from kinetic_orchestration import attach
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.text import notices
-
-from . import keywords, pipelines
-from .stored import logs_of, messages
+from tests.dagster_kinetic import keywords, pipelines
+from tests.dagster_kinetic.stored import logs_of, messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 RESOURCES = {"kinetic": KineticResource()}

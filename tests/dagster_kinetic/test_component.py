@@ -14,8 +14,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_kinetic import KineticJobComponent
-
-from .stored import made_of
+from tests.dagster_kinetic.stored import made_of
 
 pytestmark = [
     pytest.mark.usefixtures("shared_home"),

@@ -26,10 +26,9 @@ from dagster_kinetic import (
 )
 from dagster_kinetic.assets.parameters import why_not_resource, why_not_type
 from kinetic_orchestration.errors import ConflictingSettings, NotAFunction, UnknownAccelerator, UsageError
-
-from . import many_assets, pipelines
-from .many_assets import KEPT, Believed, Client, Kept, Model, Normalizer, Opened
-from .stored import made_of
+from tests.dagster_kinetic import many_assets, pipelines
+from tests.dagster_kinetic.many_assets import KEPT, Believed, Client, Kept, Model, Normalizer, Opened
+from tests.dagster_kinetic.stored import made_of
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 KINETIC = {"kinetic": KineticResource()}

@@ -15,8 +15,7 @@ from dagster_kinetic.step.rate_limit import Paced
 from kinetic_orchestration.jobs import lifecycle
 from kinetic_orchestration.plan.values import Change, Cursor, Glimpse, Intent
 from kinetic_orchestration.protocol import wire
-
-from .stored import captured, messages
+from tests.dagster_kinetic.stored import captured, messages
 
 RESOURCES = {"kinetic": KineticResource()}
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -14,8 +14,7 @@ from dagster_kinetic import KineticResource
 from dagster_kinetic.fleet.jobs import Ended, FleetNarrator, Said
 from kinetic_orchestration import JobStatus, Retry, list_jobs
 from kinetic_orchestration.errors import UsageError
-
-from .stored import logs_of, messages
+from tests.dagster_kinetic.stored import logs_of, messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 KINETIC = {"kinetic": KineticResource(max_concurrent=3)}

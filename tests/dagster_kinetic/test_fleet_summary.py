@@ -9,8 +9,7 @@ from dagster_kinetic import KineticResource
 from dagster_kinetic.fleet.summary import FleetSummary
 from kinetic_orchestration import current
 from kinetic_orchestration.plan.values import Metrics
-
-from .stored import plotted
+from tests.dagster_kinetic.stored import plotted
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

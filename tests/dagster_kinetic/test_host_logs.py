@@ -8,8 +8,7 @@ import dagster as dg
 
 from dagster_kinetic.step import host_logs
 from dagster_kinetic.step.host_logs import HostLogs
-
-from .stored import messages
+from tests.dagster_kinetic.stored import messages
 
 
 def run_op(instance: dg.DagsterInstance, body) -> dg.ExecuteInProcessResult:

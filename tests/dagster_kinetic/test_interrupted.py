@@ -13,8 +13,7 @@ from dagster_kinetic.step.ticket import tickets_of
 from kinetic_orchestration import JobStatus, attach, list_jobs
 from kinetic_orchestration.jobs.launch import find
 from kinetic_orchestration.jobs.request import draft
-
-from .stored import messages
+from tests.dagster_kinetic.stored import messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 KINETIC = {"kinetic": KineticResource()}

@@ -19,8 +19,7 @@ from dagster_kinetic.resource.config import TAG
 from kinetic_orchestration import Limits, TpuVm, attach
 from kinetic_orchestration.errors import KineticError, UsageError
 from kinetic_orchestration.plan.declare.spec import Options
-
-from .stored import made_of
+from tests.dagster_kinetic.stored import made_of
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 KINETIC = {"kinetic": KineticResource()}

@@ -18,9 +18,8 @@ from dagster_kinetic import (
     kinetic_op,
 )
 from kinetic_orchestration.errors import UsageError
-
-from . import many_assets
-from .stored import made_of, messages
+from tests.dagster_kinetic import many_assets
+from tests.dagster_kinetic.stored import made_of, messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 KINETIC = {"kinetic": KineticResource()}

@@ -22,8 +22,7 @@ from dagster_kinetic._compat import PipesExecutionError
 from dagster_kinetic.pipes import parts, readable, within
 from kinetic_orchestration import Limits
 from kinetic_orchestration.errors import UsageError
-
-from .stored import captured, messages
+from tests.dagster_kinetic.stored import captured, messages
 
 pytestmark = [
     pytest.mark.usefixtures("shared_home"),

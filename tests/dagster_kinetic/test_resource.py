@@ -19,8 +19,7 @@ from kinetic_orchestration import JobStatus, Limits, Retry, TpuVm
 from kinetic_orchestration.errors import ConflictingSettings, JobNotFound, UsageError
 from kinetic_orchestration.jobs.request import settings_of
 from kinetic_orchestration.plan.planner import make_plan
-
-from .many_assets import Kept  # noqa: F401 - its module is read by the code server's test
+from tests.dagster_kinetic.many_assets import Kept  # noqa: F401 - its module is read by the code server's test
 
 HERE = Path(__file__).parent
 HELD = threading.Lock()

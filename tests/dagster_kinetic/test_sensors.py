@@ -35,10 +35,9 @@ from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.protocol import names, wire
 from tests import bucket
-
-from . import tickets
-from .dagster_plus import TOKEN, Organization, dagster_plus
-from .stored import messages
+from tests.dagster_kinetic import tickets
+from tests.dagster_kinetic.dagster_plus import TOKEN, Organization, dagster_plus
+from tests.dagster_kinetic.stored import messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

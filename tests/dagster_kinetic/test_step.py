@@ -9,9 +9,8 @@ from dagster._core.execution.api import execute_run
 
 from dagster_kinetic import KineticResource, kinetic_asset
 from kinetic_orchestration import JobStatus, attach
-
-from . import pipelines
-from .stored import captured, made_of, messages, plotted
+from tests.dagster_kinetic import pipelines
+from tests.dagster_kinetic.stored import captured, made_of, messages, plotted
 
 RESOURCES = {"kinetic": KineticResource()}
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -17,8 +17,7 @@ from dagster_kinetic.resource.config import TAG
 from dagster_kinetic.step.ticket import FINISHED, FINISHES, TICKET, WAITING, WAITS, Ticket, tag_of
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.configuration import settings
-
-from . import tickets
+from tests.dagster_kinetic import tickets
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

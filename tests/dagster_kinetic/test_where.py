@@ -15,9 +15,8 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import NotEmulated, Unsupported
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
-
-from .stored import made_of
-from .test_component import materialized
+from tests.dagster_kinetic.stored import made_of
+from tests.dagster_kinetic.test_component import materialized
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*parse_obj_as"),  # by Dagster, as it reads YAML,

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.airflow_kinetic.conftest import environ_of
-
-from .airflow_servers import Airflow, airflow_servers
+from tests.airflow_kinetic.live.airflow_servers import Airflow, airflow_servers
 
 HERE = Path(__file__).parent
 DAGS = 10

@@ -16,9 +16,8 @@ import pytest
 from kinetic_orchestration.api.handle import JobHandle, all_jobs
 from kinetic_orchestration.platforms.local.backend import marker
 from kinetic_orchestration.protocol.system import processes
-
-from .airflow_servers import Airflow, Run
-from .conftest import SideBySide
+from tests.airflow_kinetic.live.airflow_servers import Airflow, Run
+from tests.airflow_kinetic.live.conftest import SideBySide
 
 LATE = 30.0  # seconds between what is said and the time that the log has for it, less than a triggerer is missed
 LEFT = 1.5  # as in airflow_kinetic/triggers/kinetic.py, which is not imported here: it brings Airflow along

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.protocol.system import processes
-from tests.dagster_kinetic.live.browser import chromium, page_of, picture
-
-from .airflow_servers import WITHIN, Airflow
-from .conftest import SideBySide
-from .scenes import (
+from tests.airflow_kinetic.live.airflow_servers import WITHIN, Airflow
+from tests.airflow_kinetic.live.conftest import SideBySide
+from tests.airflow_kinetic.live.scenes import (
     SOON,
     TOLERATED,
     Scenes,
@@ -36,6 +34,7 @@ from .scenes import (
     stopped,
     triggerer_killed,
 )
+from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), TOLERATED]
 

@@ -21,11 +21,21 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing import Emulator
+from tests.airflow_kinetic.live.airflow_servers import Airflow, Component, Run
+from tests.airflow_kinetic.live.conftest import HERE, SideBySide, started_airflow
+from tests.airflow_kinetic.live.scenes import (
+    TOLERATED,
+    Scenes,
+    begin,
+    begun,
+    check_lines,
+    go,
+    jobs,
+    lines,
+    seconds,
+    starts,
+)
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
-
-from .airflow_servers import Airflow, Component, Run
-from .conftest import HERE, SideBySide, started_airflow
-from .scenes import TOLERATED, Scenes, begin, begun, check_lines, go, jobs, lines, seconds, starts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), TOLERATED]
 

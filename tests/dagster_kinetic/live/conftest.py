@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .dagster_server import DagsterDev
-from .dagster_server import dagster_dev as started
+from tests.dagster_kinetic.live.dagster_server import DagsterDev
+from tests.dagster_kinetic.live.dagster_server import dagster_dev as started
 
 OUTPUT = os.environ.get("KINETIC_TEST_OUTPUT", "")  # read before a test has an environment of its own
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.testing import Emulator
-
-from .browser import chromium, page_of, picture
-from .dagster_server import DagsterDev
-from .dagster_server import dagster_dev as started
+from tests.dagster_kinetic.live.browser import chromium, page_of, picture
+from tests.dagster_kinetic.live.dagster_server import DagsterDev
+from tests.dagster_kinetic.live.dagster_server import dagster_dev as started
 
 DEFINITIONS = Path(__file__).parent / "cloud_definitions.py"
 FULL, FREE = "us-west4-a", "us-central1-a"

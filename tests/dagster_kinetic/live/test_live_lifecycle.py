@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration import JobStatus, attach, list_jobs
-
-from .browser import chromium, page_of, picture
-from .dagster_server import DagsterDev
+from tests.dagster_kinetic.live.browser import chromium, page_of, picture
+from tests.dagster_kinetic.live.dagster_server import DagsterDev
 
 FOLDER = Path(tempfile.gettempdir(), f"kinetic-live-lifecycle-{os.getpid()}")
 DEFINITIONS = Path(__file__).parents[1] / "fleets.py"

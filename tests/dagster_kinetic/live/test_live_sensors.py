@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .dagster_server import DagsterDev
+from tests.dagster_kinetic.live.dagster_server import DagsterDev
 
 DEFINITIONS = Path(__file__).parent / "live_sensors_definitions.py"
 WITHIN = 240.0  # for whatever has to come: the machine may be busy

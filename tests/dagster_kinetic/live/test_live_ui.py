@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .browser import chromium, page_of, picture
-from .dagster_server import DagsterDev
+from tests.dagster_kinetic.live.browser import chromium, page_of, picture
+from tests.dagster_kinetic.live.dagster_server import DagsterDev
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
