@@ -59,7 +59,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Build wheel and sdist of the last commit, and run each in an empty environment outside the checkout."""
-    session.run(sys.executable, "-m", "tests.package")
+    session.run(sys.executable, "-m", "tests.project.release.package")
 
 
 @nox.session

@@ -17,9 +17,10 @@ from kinetic_orchestration.platforms import agent_zip
 from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.testing.requests import journal
-from tests import again, interpreters, skips
-from tests.exchanges.recorder import Recorder, told
-from tests.leftovers import left_in
+from tests.project.gate import again, skips
+from tests.support import interpreters
+from tests.support.exchanges.recorder import Recorder, told
+from tests.support.leftovers import left_in
 
 # What is compiled here runs for a moment: XLA's optimisations take longer than they gain. What a program compiles once
 # more, it finds in its home, however short that took.
@@ -35,26 +36,13 @@ TESTS = Path(__file__).parent
 
 # What takes longest, as a whole or in one test: none of it is begun when another worker has nothing left to do.
 FIRST = (
-    "simulation", "airflow_kinetic/live", "training/test_hosts.py", "dagster_kinetic/live", "training_frameworks",
-    "cloud/test_faults_hosts.py", "disasters", "cloud/test_faults_teardown.py", "verify/test_baseline.py",
-    "cloud/test_round_trips.py", "backends/test_frameworks.py",
+    "simulation", "airflow_kinetic/live", "core/program/checkpoints/test_hosts.py", "dagster_kinetic/live",
+    "end_to_end/frameworks", "end_to_end/cloud/faults/test_hosts.py", "end_to_end/disasters",
+    "end_to_end/cloud/faults/test_teardown.py", "core/cli/verify/test_baseline.py",
+    "end_to_end/cloud/test_round_trips.py",
 )  # fmt: skip
 
 TURNS = 5  # whose tests the gate plays on one day each: `turn` of pyproject.toml's markers
-
-# Rules, values and files: most of what can break, without a job, a server or a slice. `-m fast` takes half a minute.
-FAST = """
-test_accelerators test_cost test_data test_drawing test_home test_kept_names test_launch test_lifecycle test_links test_pages
-test_picture
-test_plan test_portrait test_prices test_public_names test_records test_release test_secret_shapes test_settings
-test_skips test_task test_watch test_wording agent/test_ahead agent/test_child agent/test_distributed agent/test_files
-agent/test_frames agent/test_parts agent/test_payload
-agent/test_python310 agent/test_rules agent/test_tree agent/test_verified airflow_kinetic/test_arguments
-airflow_kinetic/test_task_log backends/test_gpus backends/test_tpu_request backends/test_tpu_states backends/test_zones packaging/test_arguments
-packaging/test_builds packaging/test_payload packaging/test_requirements packaging/test_tree stores/test_local
-test_structure
-training/test_commits training/test_parts verify/test_budget verify/test_comparison verify/test_redaction
-"""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -62,7 +50,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     asked = config.option.markexpr
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    if asked == "fast":
+    if asked.startswith("fast"):
         return None if _is_fast(collection_path) else True
     if asked in ("slow", "slow and not offline"):
         return None if _has_slow(collection_path) else True
@@ -77,7 +65,14 @@ def _has_slow(path: Path) -> bool:
 
 
 def _is_fast(path: Path) -> bool:
-    return path.is_relative_to(TESTS) and path.relative_to(TESTS).with_suffix("").as_posix() in FAST.split()
+    """Return True if a file marks its tests as fast."""
+    return "\npytestmark = pytest.mark.fast\n" in path.read_text("utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave the slow tests of a fast file out of `-m fast`."""
+    if config.option.markexpr == "fast":
+        config.option.markexpr = "fast and not slow and not offline"
 
 
 def pytest_report_header() -> str | None:
@@ -93,9 +88,7 @@ def _turn() -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first; those of the fast selection are marked as such; and of those that take turns only one turn's
-    are left where TURN tells the day, as the gate does.
-    """
+    """Put the longest first; of those that take turns, leave only one turn's where TURN has the day, as in the gate."""
     own = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("turn"))}
     if never := [item.nodeid for item, turn in own.items() if turn not in range(TURNS)]:
         raise pytest.UsageError(f"turns are 0 to {TURNS - 1}, so that no day would play {', '.join(never)}")
@@ -110,9 +103,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         there = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
         ranks[item.path] = next((rank for rank, first in enumerate(FIRST) if there.startswith(first)), len(FIRST))
     items.sort(key=lambda item: ranks[item.path])
-    for item in items:
-        if _is_fast(item.path) and not item.get_closest_marker("slow") and not item.get_closest_marker("offline"):
-            item.add_marker("fast")
 
 
 # Of fixtures in which a failure is no matter of one test, so that the test alone, once more, would not show it: the end of

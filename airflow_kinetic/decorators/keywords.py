@@ -1,6 +1,6 @@
 """The parameters of the operator as keywords of its decorator.
 
-Written by `python -m tests.keywords` from `operators/kinetic.py`; a test compares them.
+Written by `python -m tests.project.names.keywords` from `operators/kinetic.py`; a test compares them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The keywords of the decorators, for editors and type checkers alone: nothing imports this while it runs.
 
-Written by `python -m tests.dagster_kinetic.keywords`; a test compares it with the Dagster that is installed.
+Written by `python -m tests.dagster_kinetic.resource.keywords`; a test compares it with the Dagster that is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of `run` as keywords, for type checkers alone.
 
-Written by `python -m tests.keywords` from `plan/declare/spec.py`; a test compares them.
+Written by `python -m tests.project.names.keywords` from `plan/declare/spec.py`; a test compares them.
 """
 
 from __future__ import annotations

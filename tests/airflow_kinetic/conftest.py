@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import pages
+from tests.support import pages
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "example_pipelines"

@@ -147,7 +147,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
     from kinetic_orchestration.protocol import names, wire
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tests import bucket
+    from tests.support import bucket
 
     with pytest.MonkeyPatch.context() as patch:
         bucket.pretend(patch)

@@ -10,8 +10,8 @@ import pytest
 
 import airflow_kinetic.exceptions
 from airflow_kinetic.get_provider_info import DEFAULTS
-from tests import pages
 from tests.airflow_kinetic.conftest import Airflow
+from tests.support import pages
 
 PAGE = pages.page("docs/airflow.md")
 

@@ -16,8 +16,8 @@ import pytest
 from airflow_kinetic.get_provider_info import DEFAULTS, get_provider_info
 from airflow_kinetic.shared.airflow_api import INTERNALS
 from kinetic_orchestration.plan.declare.spec import Options
-from tests import keywords
 from tests.airflow_kinetic.conftest import Airflow
+from tests.project.names import keywords
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
@@ -62,7 +62,9 @@ def test_the_decorator_takes_what_the_operator_and_what_any_task_takes() -> None
 
     from airflow_kinetic.decorators.kinetic import TaskOptions
 
-    assert keywords.OF_OPERATOR.read_text(encoding="utf-8") == keywords.of_operator(), "python -m tests.keywords"
+    assert keywords.OF_OPERATOR.read_text(encoding="utf-8") == keywords.of_operator(), (
+        "python -m tests.project.names.keywords"
+    )
     of_any_task = set(inspect.signature(BaseOperator.__init__).parameters)
     assert set(TaskOptions.__annotations__) == of_any_task - {"self", "kwargs", "sla"}  # which Airflow refuses
 

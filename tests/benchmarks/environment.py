@@ -23,7 +23,7 @@ PACKAGES, FILES, ROUNDS = 40, 100, 5
 def figures() -> Iterator[Figure]:
     from kinetic_orchestration.host.prepare.environment import ensure
     from kinetic_orchestration.packaging.requirements.requirements import lock, uv_settings
-    from tests.packaging.wheels import offline, wheel
+    from tests.support.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -85,7 +85,7 @@ def on_other_machines() -> Iterator[Figure]:
     from kinetic_orchestration.plan.hardware.accelerators import parse
     from kinetic_orchestration.platforms.registry import open_store
     from kinetic_orchestration.protocol.wire.task import Environment
-    from tests.packaging.wheels import offline, wheel
+    from tests.support.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -160,7 +160,7 @@ def _compiling() -> tuple[float, float]:
 
     from kinetic_orchestration.host.prepare.compile_cache import CompileCache
     from kinetic_orchestration.protocol.records.files import FileRecords
-    from tests.agent.test_compiled import serving
+    from tests.core.host.prepare.test_compile_cache import serving
 
     taken: tuple[list[float], list[float]] = [], []
     for _ in range(3):

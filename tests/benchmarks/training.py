@@ -236,7 +236,7 @@ def of_a_preemption() -> Iterator[Figure]:
 
     with measure.project(benchmark_training=JOB) as folder:
         import kinetic_orchestration as kinetic
-        from tests.faults.helpers import kill, trees
+        from tests.support.faults import kill, trees
 
         jobs = importlib.import_module("benchmark_training")
         run = kinetic.run(accelerator="cpu")

@@ -24,7 +24,8 @@ from dagster_kinetic.step.ticket import LOGGED, tickets_of
 from kinetic_orchestration import attach
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.text import notices
-from tests.dagster_kinetic import keywords, pipelines
+from tests.dagster_kinetic import pipelines
+from tests.dagster_kinetic.resource import keywords
 from tests.dagster_kinetic.stored import logs_of, messages
 
 pytestmark = pytest.mark.usefixtures("shared_home")
@@ -128,7 +129,7 @@ def test_no_attribute_is_asked_for_that_is_not_in_the_list() -> None:
 
 
 def test_the_keywords_that_editors_know_are_those_of_the_installed_dagster(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m tests.dagster_kinetic.keywords` writes them anew. A newer Dagster than the one that this project is
+    """`python -m tests.dagster_kinetic.resource.keywords` writes them anew. A newer Dagster than the one that this project is
     developed with may have more: then that is told.
     """
     written, now = keywords.PATH.read_text(encoding="utf-8"), keywords.generated()

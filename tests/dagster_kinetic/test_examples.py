@@ -16,7 +16,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_kinetic import KineticJobComponent, KineticResource
-from tests import pages
+from tests.support import pages
 
 EXAMPLES = pages.ROOT / "example_pipelines"
 PROGRAMS = pages.programs("docs/dagster.md")

@@ -2,7 +2,7 @@
 
 `SAME` has a name's meaning, `OTHER` has another one or another name, `ABSENT` does not exist here and names the
 alternative. Parameters and methods of absent names need no entry of their own. Names and facts only; the names were
-read off the package (tests/golden/keras-kinetic.json). Loaded when a missing name is accessed.
+read off the package (tests/core/api/keras_kinetic/released.json). Loaded when a missing name is accessed.
 """
 
 from __future__ import annotations

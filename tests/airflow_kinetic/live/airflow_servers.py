@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic_orchestration.protocol.system import processes
-from tests.ports import held_port
+from tests.support.ports import held_port
 
 READY_SECONDS = 900.0  # 30 on an idle machine of two cores, minutes on a busy one
 STOP_SECONDS = 120.0

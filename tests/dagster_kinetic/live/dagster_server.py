@@ -23,7 +23,7 @@ import dagster as dg
 import yaml
 
 from kinetic_orchestration.protocol.system import processes
-from tests.ports import held_port
+from tests.support.ports import held_port
 
 READY_SECONDS = 400.0  # 24 on an idle machine of two cores, minutes on a busy one
 STOP_SECONDS = 150.0

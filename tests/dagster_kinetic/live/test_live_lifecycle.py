@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration import JobStatus, attach, list_jobs
+from tests.dagster_kinetic.fleet import fleets
 from tests.dagster_kinetic.live.browser import chromium, page_of, picture
 from tests.dagster_kinetic.live.dagster_server import DagsterDev
 
 FOLDER = Path(tempfile.gettempdir(), f"kinetic-live-lifecycle-{os.getpid()}")
-DEFINITIONS = Path(__file__).parents[1] / "fleets.py"
+DEFINITIONS = Path(fleets.__file__)
 DAGSTER_ENVIRONMENT = {"KINETIC_TEST_FOLDER": str(FOLDER)}
 FLEET = 5
 WITHIN = 240.0  # for whatever has to come: the machine may be busy

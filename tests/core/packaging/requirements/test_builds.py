@@ -1,0 +1,81 @@
+"""The build of a framework for a host; pure, from a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinetic_orchestration.errors import ConflictingSettings, Unsupported
+from kinetic_orchestration.packaging.requirements.frameworks import check_lock, for_host
+from kinetic_orchestration.plan.hardware.accelerators import parse
+
+pytestmark = pytest.mark.fast
+
+TPU, GPU, CPU = parse("v5e-16"), parse("a100"), parse("cpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "added"),
+    [
+        ("jax", ("jax[tpu]",)),
+        ("jax==0.10.2", ("jax[tpu]==0.10.2",)),
+        ("jax[tpu]>=0.6", ("jax[tpu]>=0.6",)),
+        ("torch", ("torch-tpu>=0.2", "torch>=2.11")),
+        ("torch>=2.12", ("torch-tpu>=0.2", "torch>=2.11")),
+        ("torch==2.9.1", ("torch_xla[tpu]==2.9.*", "torch==2.9.*")),
+        ("torch~=2.8.0", ("torch_xla[tpu]==2.8.*", "torch==2.8.*")),
+        ("tensorflow", ("tensorflow-tpu>=2.19.1",)),
+        ("tensorflow==2.20.0", ("tensorflow-tpu==2.20.0",)),
+        ("numpy", ()),
+        ("git+https://x.invalid/jax", ()),
+    ],
+)
+def test_a_framework_becomes_its_build_for_tpus(line: str, added: tuple[str, ...]) -> None:
+    assert for_host([line, "optax"], TPU, emulated=False).added == added
+    assert for_host([line, "optax"], TPU, emulated=True).added == ()
+    assert for_host([line, "optax"], CPU, emulated=False).added == ()
+
+
+def test_torch_xla_of_the_user_decides_the_build() -> None:
+    assert for_host(["torch", "torch_xla==2.9.0"], TPU, emulated=False).added[0] == "torch_xla[tpu]==2.9.*"
+    assert for_host(["torch", "torch-tpu==0.2.0"], TPU, emulated=False).added == ()
+
+
+def test_tensorflow_for_tpus_takes_the_place_of_the_plain_one_wherever_that_comes_from() -> None:
+    assert for_host(["tensorflow", "keras"], TPU, emulated=False).left_out == ("tensorflow",)
+
+
+@pytest.mark.parametrize(
+    ("line", "added"),
+    [
+        ("jax", ("jax[cuda12]",)), ("jax[cuda13]==0.10.2", ("jax[cuda13]==0.10.2",)), ("torch", ()),
+        ("tensorflow>=2.18", ("tensorflow[and-cuda]>=2.18",)),
+    ],
+)  # fmt: skip
+def test_a_framework_becomes_its_build_for_gpus(line: str, added: tuple[str, ...]) -> None:
+    assert for_host([line], GPU, emulated=False).added == added
+
+
+@pytest.mark.parametrize(
+    ("line", "slice_"),
+    [
+        ("jax[cuda12]", TPU), ("jax-cuda12-plugin", TPU), ("tensorflow-cpu", TPU), ("torch==2.9.0+cu126", TPU),
+        ("libtpu", GPU), ("torch==2.9.0+cpu", GPU), ("tensorflow-tpu", GPU),
+    ],
+)  # fmt: skip
+def test_a_build_for_other_hardware_is_named_before_anything_is_sent(line: str, slice_: object) -> None:
+    with pytest.raises(ConflictingSettings, match="is a build for other hardware than") as caught:
+        for_host([line], slice_, emulated=False)  # type: ignore[arg-type]
+    assert repr(line) in str(caught.value)
+
+
+def test_what_nobody_knows_is_refused_and_not_invented() -> None:
+    with pytest.raises(Unsupported, match=r"no TPU build is known for 'torch==2\.10\.0'"):
+        for_host(["torch==2.10.0"], TPU, emulated=False)
+
+
+def test_a_lock_for_other_hardware_is_refused() -> None:
+    check_lock(["jax", "libtpu"], TPU, emulated=False, where="x.lock")
+    check_lock(["jax"], TPU, emulated=True, where="x.lock")
+    check_lock(["numpy"], TPU, emulated=False, where="x.lock")
+    with pytest.raises(ConflictingSettings, match=r"x\.lock is used as it is, and lacks libtpu or libtpu-nightly"):
+        check_lock(["jax"], TPU, emulated=False, where="x.lock")

@@ -1,0 +1,125 @@
+"""Environments on emulated slices: built by real hosts from private indexes, or from the store alone."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.cli import main
+from kinetic_orchestration.packaging.requirements.resolution import find_uv
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.testing import Emulator
+from tests.support.wheels import wheel
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each starts machines, and several processes on each
+
+LOGIN = "me:geheim"
+
+
+def versions() -> tuple[str, str]:
+    import alpha
+    import beta
+
+    return alpha.version, beta.version
+
+
+@contextmanager
+def private_index(links: Path) -> Iterator[str]:
+    """A package index that answers nobody without the login; its address."""
+    expected = f"Basic {base64.b64encode(LOGIN.encode()).decode()}"
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = self.path.strip("/").split("/")
+            if self.headers.get("Authorization") != expected:
+                self._answer(401, b"")
+            elif parts[0] == "simple" and len(parts) == 2:
+                files = sorted(path.name for path in links.glob(f"{parts[1]}-*.whl"))
+                page = "".join(f'<a href="/files/{name}">{name}</a>' for name in files)
+                self._answer(200 if files else 404, f"<!DOCTYPE html><html><body>{page}</body></html>".encode())
+            elif parts[0] == "files" and (links / parts[1]).is_file():
+                self._answer(200, (links / parts[1]).read_bytes(), "application/octet-stream")
+            else:
+                self._answer(404, b"")
+
+        def _answer(self, status: int, data: bytes, kind: str = "text/html") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            if status == 401:
+                self.send_header("WWW-Authenticate", "Basic")
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}/simple"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two wheels; and a PATH for client and hosts on which uv is."""
+    folder = tmp_path / "wheels of ours"
+    wheel(folder, "alpha")
+    wheel(folder, "beta", "2.0", ["alpha>=1"])
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name in (
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_FIND_LINKS",
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX_URL",
+        "UV_INDEX",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def staged_tools(*more: str) -> None:
+    assert main(["stage-tools", *more]) == 0
+
+
+def test_a_private_index_is_read_by_client_and_host_and_its_password_lies_nowhere(
+    cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with private_index(links) as address:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{LOGIN}@{address}")
+        monkeypatch.setenv("PATH", f"{Path(find_uv({})).parent}:/usr/bin:/bin")
+        staged_tools()
+        assert kinetic.run("v5e-1", requirements=["beta"])(versions)() == ("1.0", "2.0")
+    here = settings.load()
+    store = open_store(here.store, here.deployment)
+    for entry in store.list(""):
+        if not entry.name.startswith("tools/"):
+            record = store.read(entry.name)
+            assert record is None or b"geheim" not in record.data, entry.name
+    assert not [entry for entry in cloud.ledger.leaks() if "UV_DEFAULT_INDEX" in str(entry)]  # it ended with the job
+    shown = capfd.readouterr()
+    assert "geheim" not in shown.out + shown.err
+
+
+def test_a_slice_without_a_package_index_works_from_the_store_alone(
+    cloud: Emulator, links: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "requirements.txt").write_text("beta\n")
+    staged_tools("--offline", str(tmp_path / "requirements.txt"), "--accelerator", "v5e-1")
+    assert kinetic.run("v5e-1", requirements=["beta"])(versions)() == ("1.0", "2.0")

@@ -1,0 +1,56 @@
+"""`python -m tests.end_to_end.disasters --seed N --runs N [--backend local|emulator]`: two to four faults at once, real processes.
+
+What befalls a run, and when, is drawn from its seed alone and printed; how fast the machine is decides what is hit.
+Whatever happens, there is one result, it is one that the function returned, nothing is left, no attempt is said to have
+failed by the function, `status` and `cost` count the same attempts and seconds, and on the emulated cloud the cost is
+what its ledger says: of each run never less by more than a second for each slice, and of all of them together within what
+`ALIKE` says. A fault that cannot be made on this machine, such as a full disk where nothing can be mounted, is told and
+counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.end_to_end.disasters.run import ALIKE, Told, own_disk, play, ratio
+from tests.end_to_end.disasters.schedule import BACKENDS, schedule
+
+ENOUGH = 10  # runs whose costs are compared together
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.disasters")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--backend", choices=BACKENDS, default="local")
+    arguments = parser.parse_args()
+    broken, runs = 0, list[Told]()
+    with contextlib.ExitStack() as open_ones:
+        root = Path(
+            open_ones.enter_context(tempfile.TemporaryDirectory(prefix="disasters-", ignore_cleanup_errors=True))
+        )
+        home = open_ones.enter_context(own_disk(root / "disk"))
+        for seed in range(arguments.seed, arguments.seed + arguments.runs):
+            print(f"seed {seed}: {schedule(seed, arguments.backend)}", flush=True)
+            try:
+                runs.append(play(seed, arguments.backend, root, home))
+                print(f"  {runs[-1]}", flush=True)
+            except Exception as error:
+                broken += 1
+                print(f"  BROKEN: {type(error).__name__}: {error}", flush=True)
+    if len(runs) >= ENOUGH and any(run.charged for run in runs):
+        print(f"told of what was charged for: {ratio(runs):.3f}, of {ALIKE[0]} to {ALIKE[1]}")
+        broken += not ALIKE[0] <= ratio(runs) <= ALIKE[1]
+    unmade = sum(len(run.unmade) for run in runs)
+    print(
+        f"{arguments.runs} runs from {arguments.seed} on, {broken} broken, {unmade} faults could not be made on this machine"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A few seeds of the random driver on this machine; many more by hand, with `python -m tests.end_to_end.disasters`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.disasters import __main__ as program
+from tests.end_to_end.disasters import work
+from tests.end_to_end.disasters.__main__ import main
+from tests.end_to_end.disasters.run import Told, play, were_made
+from tests.end_to_end.disasters.schedule import BACKENDS, CLOUD, FREEZES, FROZEN, KINDS, LONG, schedule
+
+SEEDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_to_four_faults_at_once_leave_one_result_and_nothing_else(
+    seed: int, own_home: Path, tmp_path: Path, whole: dict[int, Told]
+) -> None:
+    print(f"seed {seed}: {schedule(seed, 'local')}")
+    whole[seed] = play(seed, "local", tmp_path, own_home)
+    print(whole[seed])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_full_disks_of_the_home_and_of_single_hosts_were_among_them(
+    own_home: Path, tmp_path: Path, whole: dict[int, Told]
+) -> None:
+    for seed in SEEDS:
+        if seed not in whole and schedule(seed, "local").disks:  # where this test is asked for alone
+            whole[seed] = play(seed, "local", tmp_path, own_home)
+    were_made(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_follower_that_stood_still_was_among_them(own_home: Path, tmp_path: Path, whole: dict[int, Told]) -> None:
+    (seed,) = [seed for seed in SEEDS if schedule(seed, "local").freezes_a_follower]
+    told = whole[seed] if seed in whole else play(seed, "local", tmp_path, own_home)
+    assert FROZEN in told.hit
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_where_nothing_can_be_mounted_each_fault_that_could_not_be_made_is_told_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def shared_disk(folder: Path) -> Iterator[Path]:
+        (folder / "home").mkdir(parents=True, mode=0o700)
+        yield folder / "home"
+
+    monkeypatch.setattr(program, "own_disk", shared_disk)
+    monkeypatch.setattr(sys, "argv", ["disasters", "--seed", "2", "--runs", "1"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "hit: kill submitter; COULD NOT BE MADE HERE: full disk of one host, full disk of one host\n" in said
+    assert said.endswith("1 runs from 2 on, 0 broken, 2 faults could not be made on this machine\n")
+    one = Told(1, ["kill submitter"], ["full disk of one host"])
+    with pytest.raises(pytest.skip.Exception, match="no small file system can be mounted here"):
+        were_made({2: one})
+    with pytest.raises(AssertionError, match="were hit by none"):
+        were_made({2: one._replace(unmade=[])})
+    were_made({2: one._replace(hit=["full disk of one host"])})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("seed", "mistake", "told"),
+    [
+        (58, work.ANOTHER_JOB, "the results are"),
+        (8, work.NOT_AGAIN, "a job that has attempts left has ended"),
+        (2, work.ITS_OWN, "the function is said to have failed"),
+    ],
+)
+def test_a_mistake_is_found_and_its_seed_is_told(
+    seed: int, mistake: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Test the driver: its jobs get another key each time, or no retries; without the mistake the same run is a good
+    one."""
+    monkeypatch.setenv(work.PLANTED, mistake)
+    monkeypatch.setattr(sys, "argv", ["disasters", "--seed", str(seed), "--runs", "1"])
+    assert main() == 1
+    said = capsys.readouterr().out
+    assert f"seed {seed}: {schedule(seed, 'local')}\n  BROKEN: Broken: {told}" in said
+    assert f"1 runs from {seed} on, 1 broken" in said
+
+
+def test_a_seed_draws_the_same_faults_each_time_and_seeds_draw_all_there_are() -> None:
+    for backend in BACKENDS:
+        drawn = [schedule(seed, backend) for seed in range(200)]
+        assert drawn == [schedule(seed, backend) for seed in range(200)]
+        assert {len(found.faults) for found in drawn} == {2, 3, 4}
+        faults = [fault for found in drawn for fault in found.faults]
+        assert {fault.what for fault in faults} == set(KINDS[backend])
+        assert {fault.what for fault in faults if fault.lasts >= LONG[0]} == set(FREEZES)
+        assert len({found.accelerator for found in drawn}) == 2
+        assert any(len(set(found.skews)) == 4 for found in drawn) == (CLOUD[0] in KINDS[backend])

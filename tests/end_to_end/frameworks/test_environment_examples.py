@@ -1,0 +1,64 @@
+"""One pipeline on this machine, on an emulated cloud and, as far as an account is not needed, in production: unchanged."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic_orchestration.testing import Emulator
+from tests.support.pages import SOURCE, page
+
+EXAMPLES = Path(__file__).parents[3] / "example_pipelines"
+
+
+def said(folder: Path, *command: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONWARNINGS": "ignore", **environ},
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.turn(4)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_pipeline_of_dagster_goes_from_here_to_production_by_its_variables_alone(home: Path, tmp_path: Path) -> None:
+    folder, example = tmp_path / "an empty folder", str(EXAMPLES / "environments_dagster.py")
+    folder.mkdir()
+
+    def output_of(**environ: str) -> str:
+        found = re.search(r"^result +y = 2\.99 x \+ 1\.01\nits job +\S+, whose output is in (.*)$", told := said(
+            folder, example, **environ
+        ), re.M)  # fmt: skip
+        assert found is not None, told[-3000:]
+        return found[1]
+
+    assert output_of().startswith(f"{home}/store/local/outputs/")
+    with Emulator(zones=("us-west4-a",), python=sys.executable) as cloud:
+        assert output_of(**cloud.environ()).startswith("gs://emulated/kinetic/test/outputs/")
+        assert cloud.ledger.count("created", "node") == 1
+        cloud.wait_until_empty(60)
+        cloud.ledger.assert_nothing_left()
+    production = {"KINETIC_PROFILE_FILE": str(EXAMPLES / "environments.toml"), "KINETIC_PROFILE": "production"}
+    asked = said(
+        folder, "-m", "kinetic_orchestration.cli", "plan", f"{example}:fit", "--accelerator", "v5e-8", **production
+    )
+    assert "gs://my-bucket/kinetic, deployment production" in asked
+    assert 'parent: "projects/my-project/locations/us-west4-a"' in asked
+    assert 'acceleratorType: "v5litepod-8"' in asked
+    assert not list(folder.iterdir()), "it left something in its folder"
+
+
+@pytest.mark.parametrize("name", ["environments_dagster.py", "environments_airflow.py"])
+def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(name: str) -> None:
+    begin = (EXAMPLES / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
+    assert begin.startswith("Shows ") and f"python example_pipelines/{name}" in begin
+    assert re.search(r"(?i)for a real slice", begin)
+    text = page("docs/" + name.removeprefix("environments_").replace(".py", ".md"))
+    assert f"({SOURCE}/blob/main/example_pipelines/{name})" in text

@@ -1,0 +1,192 @@
+"""Trainers of others on a slice, as the page on frameworks has them: one model of all hosts, and files that come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic_orchestration as kinetic
+from kinetic_orchestration.testing.storage.server import StorageServer
+from tests.end_to_end.frameworks.curves import BOUNDED
+from tests.support.pages import programs
+
+pytestmark = [pytest.mark.offline, pytest.mark.slow, pytest.mark.timeout(1500)]
+REQUIREMENTS = ["torch==2.13.0", "transformers>=5,<6", "accelerate>=1,<2", "lightning>=2.5,<3"]
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return programs("docs/frameworks.md")["trainers.py"]
+
+
+@pytest.fixture
+def bucket() -> Iterator[tuple[str, str]]:
+    with StorageServer() as server:
+        yield server.url, f"{server.make_bucket('trainers')}/checkpoints"
+
+
+def models() -> tuple[Any, Any, Any]:
+    """The models for Hugging Face and for Lightning, with the rows of both."""
+    import lightning
+    import torch
+
+    torch.manual_seed(kinetic.current().host_index)  # the hosts differ until something joins them
+    rows = [{"x": torch.randn(8), "labels": torch.randn(1)} for _ in range(400)]
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            found = self.layer(x)
+            return {"loss": ((found - labels) ** 2).mean(), "logits": found}
+
+    class Lit(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return ((self.layer(batch["x"]) - batch["labels"]) ** 2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 0.01)
+
+    return Plain(), Lit(), rows
+
+
+def weights(model: Any) -> list[float]:
+    return [round(float(value), 6) for one in model.parameters() for value in one.detach().flatten()]
+
+
+def test_the_pages_trainers_train_one_model_and_go_on_where_the_attempt_before_ended(
+    frameworks: Path, source: str, bucket: tuple[str, str]
+) -> None:
+    url, address = bucket
+
+    def program() -> dict[str, Any]:
+        import torch
+
+        os.environ.update({"STORAGE_EMULATOR_HOST": url, "KINETIC_CHECKPOINT_DIR": address})
+        page: dict[str, Any] = {}
+        exec(source, page)
+        host = kinetic.current()
+        plain, lit, rows = models()
+        until = 10 * host.attempt
+        found = page["with_transformers"](plain, rows, until)
+        other = page["with_lightning"](lit, torch.utils.data.DataLoader(rows, 8), until)
+        if host.attempt == 1:
+            raise RuntimeError("once more")
+        folder = Path(host.checkpoint_path())
+        here = {"transformers": weights(plain), "lightning": weights(lit)}
+        Path(host.output_dir, str(host.host_index)).write_text(repr(here))
+        return {
+            "steps": [found.state.global_step, other.global_step],
+            "worlds": [found.args.world_size, other.world_size],
+            "folders": sorted(path.name for path in folder.glob("checkpoint-*")),
+        }
+
+    options: dict[str, Any] = {"requirements": REQUIREMENTS, "limits": BOUNDED, "retry": kinetic.Retry(user=1)}
+    job = kinetic.run(accelerator="v4-8", **options)(program).run_async()
+    found = job.result()
+    assert found["steps"] == [20, 20]
+    assert found["worlds"] == [2, 2]
+    assert found["folders"] == ["checkpoint-15", "checkpoint-20"]
+    first, second = (Path(job.output_dir, str(host)).read_text() for host in range(2))
+    assert first == second, "one model"
+    log = job.logs() or ""
+    assert "train a model each" not in log
+
+
+def test_the_stand_ins_of_the_default_tests_take_what_the_real_ones_take(frameworks: Path) -> None:
+    import inspect
+
+    from tests.core.program import stand_ins
+
+    calls = {
+        "transformers:TrainingArguments": stand_ins.TrainingArguments,
+        "transformers:Trainer": stand_ins.HuggingFaceTrainer,
+        "transformers:Trainer.train": stand_ins.HuggingFaceTrainer.train,
+        "transformers.trainer_utils:get_last_checkpoint": stand_ins.get_last_checkpoint,
+        "lightning.pytorch.callbacks:ModelCheckpoint": stand_ins.ModelCheckpoint,
+        "lightning:Trainer": stand_ins.LightningTrainer,
+        "lightning:Trainer.fit": stand_ins.LightningTrainer.fit,
+    }
+    ours = {name: list(inspect.signature(call).parameters) for name, call in calls.items()}
+
+    def program() -> dict[str, list[str]]:
+        import importlib
+        import operator
+
+        found = {}
+        for name in ours:
+            module, _, call = name.partition(":")
+            real = operator.attrgetter(call)(importlib.import_module(module))
+            found[name] = list(inspect.signature(real).parameters)
+        return found
+
+    theirs = kinetic.run(accelerator="cpu", requirements=REQUIREMENTS, limits=BOUNDED)(program)()
+    for name, parameters in ours.items():
+        assert set(parameters) <= set(theirs[name]), name
+        assert parameters[0] == theirs[name][0] or name == "lightning:Trainer", name
+
+
+def test_what_torch_spreads_over_hosts_is_refused_before_it_is_trained(frameworks: Path) -> None:
+    def program() -> list[str]:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.Linear(8, 2)
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        optimizer, told = torch.optim.Adam(model.parameters()), []
+
+        class Around:
+            def state_dict(self) -> Any:
+                return {"within": model.state_dict()}
+
+            def load_state_dict(self, _: Any) -> None: ...
+
+        for state in ({"model": model}, {"optimizer": optimizer}, {"weight": model.weight}, {"ema": Around()}):
+            try:
+                kinetic.Training(name="t").restore(state)
+            except TypeError as error:
+                told.append(str(error))
+        torch.distributed.destroy_process_group()
+        return told
+
+    job = kinetic.run(accelerator="v4-8", requirements=REQUIREMENTS, limits=BOUNDED)(program).run_async()
+    told = job.result()
+    assert [one.partition(" has parameters that torch spreads")[0] for one in told] == [
+        *("model", "optimizer", "weight", "ema")
+    ]
+    assert "keep it with torch.distributed.checkpoint in kinetic.current().checkpoint_path()" in told[0]
+
+
+def test_a_trainer_that_knows_of_one_host_is_told_as_idle(frameworks: Path) -> None:
+    def program() -> int:
+        import lightning
+        import torch
+
+        _, lit, rows = models()
+        trainer = lightning.Trainer(max_steps=2, logger=False, enable_checkpointing=False)
+        trainer.fit(lit, torch.utils.data.DataLoader(rows, 8))
+        plain, _, rows = models()
+        from transformers import Trainer, TrainingArguments
+
+        folder = kinetic.current().checkpoint_path()
+        arguments = TrainingArguments(folder, max_steps=1, report_to="none", save_strategy="no")
+        Trainer(plain, arguments, train_dataset=rows).train()
+        return int(trainer.world_size)
+
+    job = kinetic.run(accelerator="v4-8", requirements=REQUIREMENTS, limits=BOUNDED)(program).run_async()
+    assert job.result() == 1
+    told = "the 2 hosts train a model each, because this Trainer knows of 1: make it as Trainer("
+    log = job.logs() or ""
+    assert told + 'num_nodes=2, devices=1, strategy="ddp")' in log
+    assert told + "model, TrainingArguments(…, use_cpu=True))" in log

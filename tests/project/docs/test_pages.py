@@ -1,0 +1,375 @@
+"""The documentation says what is there: commands, settings, fields, prices, links and the README's two commands."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from dataclasses import fields
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kinetic_orchestration.cli.parser import make_parser
+from kinetic_orchestration.plan.configuration.settings import SETTINGS
+from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
+from kinetic_orchestration.plan.hardware import cost
+from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
+from kinetic_orchestration.program.context import HostContext
+from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.testing import Emulator
+from kinetic_orchestration.testing.requests import unserved
+from tests.support.pages import PAGES, ROOT, SOURCE, page, programs
+
+PACKAGE = ROOT / "kinetic_orchestration"
+CALLED = re.compile(r"(?:^(?:\$ )?|`)(?:ko|kinetic-orchestration) ([a-z][a-z-]*)", re.M)
+
+
+def rows(text: str, heading: str = "") -> list[list[str]]:
+    """The cells of all tables below a heading."""
+    part = re.split(r"^## ", text.partition(heading)[2], maxsplit=1, flags=re.M)[0] if heading else text
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in part.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    found = next(action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_readmes_first_two_commands_are_one_line_each() -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page("README.md"), re.S | re.M)
+    assert [len(block.strip().splitlines()) for block in blocks[:2]] == [1, 1]
+
+
+def test_every_setting_is_in_its_table_with_its_variable_and_nothing_else_is() -> None:
+    told = {row[0]: row[1].strip("`") for row in rows(page("docs/settings.md")) if re.fullmatch(r"`[A-Z_]+`", row[1])}
+    assert told == {name: row.variable for name, row in SETTINGS.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, row in SETTINGS.items() if row.default])
+def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
+    assert f"`{SETTINGS[name].default}`" in next(row[2] for row in rows(page("docs/settings.md")) if row[0] == name)
+
+
+def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
+    text = page("docs/settings.md")
+    told = {name for row in rows(text, "## What only Cloud TPU understands") for name in re.findall(r"`(\w+)`", row[0])}
+    assert told == {entry.name for entry in fields(TpuVm)}
+    assert f"Limits({', '.join(entry.name for entry in fields(Limits))})" in text
+
+
+def test_every_option_of_run_is_in_its_table_and_nothing_else_is() -> None:
+    table = rows(page("docs/python.md"), "## The options of `run`")[1:]
+    assert {name for row in table for name in re.findall(r"`(\w+)`", row[0])} == OPTION_NAMES
+
+
+def test_everything_that_a_host_can_ask_is_in_its_table() -> None:
+    table = rows(page("docs/python.md"), "## On the host")[1:]
+    told = {name for row in table for name in re.findall(r"`(\w+)", row[0])}
+    assert told == {name for name in dir(HostContext) if not name.startswith("_")}
+
+
+def test_the_program_of_the_python_page_runs(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(programs("docs/python.md")["job.py"], encoding="utf-8")
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    words = ["a", "training", "step", "of", "a", "pipeline"]
+    assert done.stdout.splitlines()[1:] == ["{'long': 3}", repr(words)]
+
+
+def test_every_command_is_named_in_the_readme_and_every_command_in_the_docs_is_one() -> None:
+    known = commands()
+    line = page("README.md").partition("## On the command line")[2].partition("```")[0]
+    assert set(known) == {word.split()[0] for word in re.findall(r"`([a-z-]+[^`]*)`", line)} & set(known)
+    for path in PAGES:
+        for called in CALLED.findall(path.read_text(encoding="utf-8")):
+            assert called in known, f"{path.name} calls {called}, which is no command"
+
+
+def test_every_option_that_the_docs_use_with_a_command_exists() -> None:
+    known = commands()
+    for path in PAGES:
+        for line in re.findall(r"(?:ko|kinetic-orchestration) ([a-z-]+ [^`\n#|]*)", path.read_text(encoding="utf-8")):
+            command, *words = line.split()
+            given = {word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)}
+            if command in known:
+                assert given <= set(known[command]._option_string_actions), f"{path.name}: {line}"
+
+
+def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_method() -> None:
+    text = page("docs/emulator.md")
+    options = set(commands()["emulator"]._option_string_actions) - {"-h", "--help", "--debug"}
+    assert options == {name for row in rows(text, "## In two minutes") for name in re.findall(r"`(--[a-z-]+)", row[0])}
+    for row in rows(text, "## What can go wrong")[1:]:
+        for name in re.findall(r"`(\w+)\(", row[0]):
+            assert hasattr(Emulator, name) or name == "random_faults", name
+
+
+def test_the_prices_are_those_of_the_estimates() -> None:
+    text = page("docs/cloud-tpu.md")
+    assert cost.PRICES_DATE in text
+    told = {
+        (row[0], region): tuple(None if cell == "–" else float(cell) for cell in row[2:])
+        for row in rows(text, "## What it costs")[1:]
+        for region in row[1].replace("any", "").split(", ")
+    }
+    assert told == {(name, region): pair for name, regions in cost.PRICES.items() for region, pair in regions.items()}
+
+
+@pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud-tpu.md", "first.py")])
+def test_the_first_program_of_a_page_can_be_planned(
+    name: str, file: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / file).write_text(programs(name)[file], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert f"ko plan {file}:" in page(name) or f"kinetic-orchestration plan {file}:" in page(name)
+    command = [sys.executable, "-m", "kinetic_orchestration.cli", "plan", file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
+    project = tomllib.loads(page("pyproject.toml"))["project"]
+    told = {row[0]: row[1:] for row in rows(page("docs/evaluating.md"), "## Which versions")}
+    assert project["requires-python"] == ">=3.11,<3.14"
+    assert told["Python, where you submit"][0] == "3.11 to 3.13"
+    bounds = " ".join(line for lines in project["optional-dependencies"].values() for line in lines)
+    constraints = page("constraints.txt")
+    for row, package in [("Dagster", "dagster"), ("Airflow", "apache-airflow")]:
+        least, below = re.findall(rf"(?:^| ){package}>=([\d.]+),<(\d+)", bounds)[0]
+        assert told[row][0].startswith(f"{least} and later, below {below}")
+        assert f"\n{package}=={told[row][1].partition(';')[0]}\n" in constraints
+    assert project["version"].startswith(re.findall(r"This is version (\d+\.\d+)\.", page("docs/evaluating.md"))[0])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
+        name, _, anchor = target.partition("#")
+        if ours := re.fullmatch(rf"{re.escape(SOURCE)}/(blob|tree)/main/(.+)", name):
+            there = ROOT / ours[2]
+            assert there.is_dir() if ours[1] == "tree" else there.is_file(), f"{path.name} links to {target}"
+        elif "://" in target:
+            continue
+        else:
+            there = path.parent / name if name else path
+            assert there.exists(), f"{path.name} links to {target}"
+            assert path.parent == ROOT or there.is_relative_to(ROOT / "docs"), (
+                f"{target} is not on the site of the docs"
+            )
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(slug, headings), f"{path.name} links to {target}"
+
+
+def test_the_site_and_the_pages_name_the_repository_that_the_package_names() -> None:
+    assert f"\nrepo_url: {SOURCE}\n" in page("mkdocs.yml")
+    for path in PAGES:
+        named = re.findall(
+            r"https://[^/\s]+/[^/\s]+/kinetic-orchestration/(?:blob|tree)/", path.read_text(encoding="utf-8")
+        )
+        assert all(address.startswith(f"{SOURCE}/") for address in named), path.name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", text)
+
+
+def test_the_picture_of_an_attempt_has_its_phases_and_its_verdicts() -> None:
+    shown = set(re.findall(r'font-weight="600"[^>]*>([^<]+)<', page("docs/attempt.svg")))
+    assert {"submitted", QUEUED, PROVISIONING, "preparing", "running"} <= shown
+    assert {wire.COMMITTED, wire.ABORTED, wire.CLOSED} <= shown
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("add-*.md")), ids=lambda path: path.name)
+def test_every_file_and_test_that_a_how_to_page_names_is_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tracked = r"(?:kinetic_orchestration|dagster_kinetic|airflow_kinetic|tests|docs)/[\w./-]*"
+    named = {name for name in re.findall(tracked, text) if "NAME" not in name}
+    ours = set(re.findall(r"request-v6p(?:-hosts)?\.txt", text))
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists() and Path(name).name not in ours]
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    made = set(re.findall(r"def (test_\w+)", text))
+    assert not [name for name in re.findall(r"`(test_\w+)`", text) if name not in made and f"def {name}(" not in tests]
+
+
+API = {
+    "kinetic_orchestration": "python",
+    "kinetic_orchestration.testing": "testing",
+    "dagster_kinetic": "dagster",
+    "airflow_kinetic": "airflow",
+}
+
+
+@pytest.mark.parametrize("package", API)
+def test_every_public_name_is_on_its_page_of_the_api(package: str) -> None:
+    text = page(f"docs/api/{API[package]}.md")
+    tree = ast.parse(page(f"{package.replace('.', '/')}/__init__.py"))
+    public = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    missing = [name for name in public if not re.search(rf"(?m)^::: {package}\.{name}$|`{package}\.{name}`", text)]
+    assert not missing
+
+
+def test_each_protocol_of_a_platform_is_on_its_page_of_the_api() -> None:
+    text = page("docs/api/platforms.md")
+    assert "\n::: kinetic_orchestration.platforms.backend.Backend\n" in text
+    assert "\n::: kinetic_orchestration.platforms.store.Store\n" in text
+
+
+ROOMS = ("api", "cli", "host", "jobs", "packaging", "plan", "platforms", "program", "protocol")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> None:
+    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", page("docs/architecture.md"), re.M))
+    folders = {path.parent for path in (PACKAGE / room).rglob("[a-z]*.py")}
+    assert folders
+    for folder in folders:
+        name = folder.relative_to(PACKAGE).as_posix()
+        assert name in rows, f"{name}/ has no row"
+        missing = [path.stem for path in folder.glob("[a-z]*.py") if f"`{path.stem}`" not in rows[name]]
+        assert not missing, f"{name}/ has no {missing}"
+
+
+def test_every_module_of_the_emulator_is_on_the_map() -> None:
+    text = page("docs/architecture.md")
+    folder = PACKAGE / "testing"
+    for module in folder.rglob("[a-z]*.py"):
+        name = module.relative_to(folder).with_suffix("").as_posix()  # of a module in a folder, with the folder
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> None:
+    (tmp_path / "test_training.py").write_text(programs("docs/emulator.md")["test_training.py"], encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path / "test_training.py")]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"KINETIC_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "connect.py").write_text(programs("docs/emulator.md")["connect.py"], encoding="utf-8")
+    with Emulator(hosts=False) as cloud:
+        cloud.environ()
+        named = {name: value for name, value in os.environ.items() if not name.startswith(("KINETIC_", "GOOGLE_"))}
+        done = subprocess.run(
+            [sys.executable, "-W", "error::ResourceWarning", str(tmp_path / "connect.py")],
+            cwd=tmp_path, env=named | cloud.addresses(), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        url = cloud.addresses()["KINETIC_EMULATOR"]
+        with urllib.request.urlopen(f"{url}/v2/projects/emulated/locations", timeout=60) as answer:
+            assert "us-west4-a" in {place["locationId"] for place in json.load(answer)["locations"]}
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert list(told) == ["REST", "gRPC", "discovery", "storage"]
+    assert told["REST"] == told["gRPC"] and "v2-alpha-tpuv6e" in told["discovery"]
+    assert told["storage"] == "['emulated']"
+
+
+def test_the_methods_that_the_emulator_does_not_serve_are_in_its_table_with_the_reason() -> None:
+    told = {
+        (f"{api}.{method}", why)
+        for api, methods, why in rows(page("docs/emulator.md"), "### Methods that are not served")[1:]
+        for method in methods.replace("`", "").split(", ")
+    }
+    assert told == {(f"{row.resource}.{method}", row.why) for row in unserved.TABLE for method in row.methods}
+
+
+PROVEN = "**Proven on an emulated Google Cloud, never yet on a TPU"
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
+)
+def test_each_page_says_at_its_top_on_what_it_was_proven(path: Path) -> None:
+    assert PROVEN in "\n".join(path.read_text(encoding="utf-8").splitlines()[:12])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/evaluating.md", "docs/cloud-tpu.md"])
+def test_where_somebody_chooses_it_is_said_what_ends(name: str) -> None:
+    chosen = page(name).partition("## Where it runs")[2] if name == "README.md" else page(name)
+    assert re.search(r"fixes only.{0,40}ends at v6e", chosen, re.S)
+
+
+# A place in the cloud that somebody would copy, in whatever language: a variable, an argument, a line of TOML or of YAML.
+OF_PRODUCTION = re.compile(r"""(?:KINETIC_STORE|\bstore)["']?\s*[=:]\s*["']?(?:\$\w+|gs://(?!emulated|…)[\w$])""")
+REQUIRES = re.compile(r"""require_hardware["']?\s*[=:]\s*["']?true""", re.I)
+
+
+def production() -> dict[str, str]:
+    """Each snippet that sets a store in a bucket: blocks of the pages, and what the examples say of a real slice."""
+    found = {}
+    for path in [*PAGES, *(ROOT / "example_pipelines").glob("**/*.md")]:
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.S | re.M)
+        inline = re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M))
+        for number, block in enumerate([*blocks, *(each for each in inline if "project" in each)]):
+            if OF_PRODUCTION.search(block):
+                found[f"{path.name} {number}"] = block
+    for path in sorted((ROOT / "example_pipelines").glob("*")):
+        if path.is_file() and OF_PRODUCTION.search(text := path.read_text(encoding="utf-8")):
+            found[path.name] = text
+    return found
+
+
+def test_what_is_for_production_refuses_emulation_in_whatever_language() -> None:
+    found = production()
+    languages = {"README.md", "airflow.md", "dagster.md", "settings.md", "cloud-tpu.md", "environments.toml"}
+    assert languages <= {name.split()[0] for name in found}, "or the search finds nothing"
+    assert not [name for name, snippet in found.items() if not REQUIRES.search(snippet)]
+
+
+def test_the_project_says_alpha() -> None:
+    assert "Development Status :: 3 - Alpha" in page("pyproject.toml")
+
+
+def test_every_cell_of_the_comparison_has_its_source_and_what_was_not_proven_comes_first() -> None:
+    text = page("docs/comparison.md")
+    tables = [table for table in re.split(r"\n## .*\n", text)[1:] if table.strip()]
+    assert len(tables) == 2
+    for table in tables:
+        _, first, *others = rows(table)
+        assert first[0] == "proven on real TPUs" and first[1].startswith("**no**")
+        for name, _, *cells in (first, *others):
+            for cell in cells:
+                assert re.search(r"\]\[[A-Z]\d\]", cell) or cell.startswith(("not documented", "does not apply")), (
+                    name,
+                    cell,
+                )
+    used = {mark for _, mark in re.findall(r"\[\\\[([A-Z]\d)\\\]\]\[([A-Z]\d)\]", text)}
+    assert all(shown == mark for shown, mark in re.findall(r"\[\\\[([A-Z]\d)\\\]\]\[([A-Z]\d)\]", text))
+    assert used == set(re.findall(r"(?m)^\[([A-Z]\d)\]: https://\S+$", text))
+    assert re.search(r"on \d{4}-\d\d-\d\d\.", text), "the date on which the others' documentation was read"

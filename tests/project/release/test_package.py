@@ -1,0 +1,47 @@
+"""Wheel and sdist work where nothing of the checkout is: see tests/project/release/package.py, which `nox -s package` runs, too."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.project.release import package
+from tests.support.pages import ROOT, SOURCE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turn(0)]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {path.suffix: path for path in package.build(tmp_path_factory.mktemp("built"))}
+
+
+@pytest.mark.parametrize("suffix", [".whl", ".gz"])
+def test_a_distribution_runs_in_an_empty_environment_outside_the_checkout(
+    built: dict[str, Path], suffix: str, tmp_path: Path
+) -> None:
+    assert not tmp_path.is_relative_to(ROOT)
+    package.try_out(built[suffix], tmp_path)
+
+
+def test_the_sdist_has_what_its_own_tests_and_pages_need_and_both_say_where_the_source_is(
+    built: dict[str, Path],
+) -> None:
+    with tarfile.open(built[".gz"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in (
+        "docs/index.md",
+        "mkdocs.yml",
+        "noxfile.py",
+        "constraints.txt",
+        "tests/project/release/package.py",
+        "LICENSE",
+        "CHANGELOG.md",
+    ):
+        assert name in names
+    with zipfile.ZipFile(built[".whl"]) as archive:
+        [told] = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    assert f"Project-URL: Source, {SOURCE}" in told
