@@ -15,7 +15,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 try:
     from airflow.sdk.bases.decorator import DecoratedOperator, Task, task_decorator_factory
 except ImportError as error:
-    raise ImportError(airflow_api.told("airflow.sdk.bases.decorator", error)) from error
+    raise ImportError(airflow_api.message_for("airflow.sdk.bases.decorator", error)) from error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,7 +122,7 @@ def kinetic_task(python_callable: Callable[..., Any] | None = None, **options: A
     try:
         from airflow_kinetic.shared.parameters.mapping import checked_task
     except ImportError as error:
-        airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
+        airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
         return made
     if python_callable is not None:
         return checked_task(made, KineticTPUOperator)

@@ -230,7 +230,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             from airflow_kinetic.shared.parameters.mapping import CheckedPartial
         except ImportError as error:
-            airflow_api.lost("airflow.sdk.definitions.mappedoperator", error)
+            airflow_api.warn_missing("airflow.sdk.definitions.mappedoperator", error)
             return made
         return CheckedPartial.of(made, declared_with(KineticTPUOperator))
 
@@ -261,7 +261,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                         return job.job_id
                     # Without the log: the trigger writes all of it, and in order, also of a job that was found again.
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
-                    if defers and not airflow_api.has("airflow.triggers.base"):
+                    if defers and not airflow_api.is_available("airflow.triggers.base"):
                         defers = False
                         ownership.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
                     if not defers:
@@ -647,7 +647,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
 
             kinds = (Asset, AssetRef)
         except ImportError as error:
-            airflow_api.lost("airflow.sdk.definitions.asset", error)
+            airflow_api.warn_missing("airflow.sdk.definitions.asset", error)
         outlets = [outlet for outlet in self.outlets if isinstance(outlet, kinds)]
         if not outlets:
             return

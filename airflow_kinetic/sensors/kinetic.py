@@ -78,7 +78,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         began = time.time()
         self._tell_where(context)
-        if not (self.deferrable and airflow_api.has("airflow.triggers.base")):
+        if not (self.deferrable and airflow_api.is_available("airflow.triggers.base")):
             return super().execute(context)
         found = self.poke(context)
         return found.xcom_value if found else self._defer(began)

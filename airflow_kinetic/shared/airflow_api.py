@@ -97,7 +97,7 @@ INTERNALS: Final = (
 )  # fmt: skip
 
 
-def told(module: str, error: ImportError) -> str:
+def message_for(module: str, error: ImportError) -> str:
     """Return the names that this Airflow lacks and the features lost with them. If a module is listed more than once,
     names that are imported come first.
     """
@@ -105,12 +105,12 @@ def told(module: str, error: ImportError) -> str:
     return f"{error}. Without it {internal.lost}"
 
 
-def lost(module: str, error: ImportError, stacklevel: int = 3) -> None:
+def warn_missing(module: str, error: ImportError, stacklevel: int = 3) -> None:
     """Warn of it."""
-    warnings.warn(told(module, error), RuntimeWarning, stacklevel=stacklevel)
+    warnings.warn(message_for(module, error), RuntimeWarning, stacklevel=stacklevel)
 
 
-def has(module: str) -> bool:
+def is_available(module: str) -> bool:
     """Return True if all listed names of a module exist; warn otherwise."""
     wanted = {name.partition(".")[0] for each in INTERNALS if each.module == module for name in each.names}
     try:
@@ -119,7 +119,7 @@ def has(module: str) -> bool:
             if not hasattr(found, name):
                 raise ImportError(f"cannot import name {name!r} from {module!r}")
     except ImportError as error:
-        lost(module, error, stacklevel=4)
+        warn_missing(module, error, stacklevel=4)
         return False
     return True
 

@@ -24,7 +24,7 @@ from kinetic_orchestration.platforms.google import credentials
 try:
     from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 except ImportError as error:
-    raise ImportError(airflow_api.told("airflow.providers.google.common.hooks.base_google", error)) from error
+    raise ImportError(airflow_api.message_for("airflow.providers.google.common.hooks.base_google", error)) from error
 
 _KEPT = 16  # connections of a process
 _SECRET_SECONDS = 3600.0  # a key in Secret Manager is read again after that: there is no notice of a change

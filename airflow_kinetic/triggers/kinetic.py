@@ -33,7 +33,7 @@ from kinetic_orchestration.plan.values import Cursor, Outcome
 try:
     from airflow.triggers.base import BaseTrigger, TriggerEvent
 except ImportError as error:
-    raise ImportError(airflow_api.told("airflow.triggers.base", error)) from error
+    raise ImportError(airflow_api.message_for("airflow.triggers.base", error)) from error
 
 # The executor's report that the worker's leg is over has to come to the scheduler while the task is still deferred or
 # scheduled: one that comes when its next leg is queued or runs is taken for the end of that one, and fails the task

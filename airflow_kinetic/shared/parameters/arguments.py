@@ -19,7 +19,7 @@ from kinetic_orchestration.plan.declare.spec import name_of
 try:
     from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 except ImportError as error:
-    airflow_api.lost("airflow.sdk.definitions.context", error)
+    airflow_api.warn_missing("airflow.sdk.definitions.context", error)
     KNOWN_CONTEXT_KEYS = set()
 
 # What a task's context has that means the same on another machine. The rest is Airflow's own objects.

@@ -77,7 +77,7 @@ def keep(context: Context, pin: Pin) -> None:
 
         for_ever = {"retention": NEVER_EXPIRE}
     except ImportError as error:
-        airflow_api.lost("airflow.sdk.execution_time.context", error)
+        airflow_api.warn_missing("airflow.sdk.execution_time.context", error)
     state = context.get("task_state_store")
     if state is not None:
         state.set(KEY, pin.to_json(), **for_ever)
