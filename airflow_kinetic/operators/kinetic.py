@@ -41,7 +41,7 @@ from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY, uri_of_resul
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
 from airflow_kinetic.shared.parameters.declared import check, declared_with, options_of
 from airflow_kinetic.shared.tries import ownership, task_identity, worker_exit
-from airflow_kinetic.shared.waiting.calls import beside
+from airflow_kinetic.shared.waiting.calls import in_background
 from kinetic_orchestration.errors import JobCancelled, JobNotFound, KeyTaken, KineticError, StoreError, UsageError
 from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.declare.data import Data
@@ -263,13 +263,14 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     defers = self.deferrable and self._outlasts(job, place) and not self._killed
                     if defers and not airflow_api.is_available("airflow.triggers.base"):
                         defers = False
-                        ownership.take(job.store, job.job_id, self._token)  # which was handed over to a trigger
+                        # It was handed over to a trigger.
+                        ownership.take_ownership(job.store, job.job_id, self._token)
                     if not defers:
                         log = TaskLog(job.policy.hosts, job.job_id, lines=self.get_logs, since=time.time())
                         outcome = follow(Follower(job), log)
                 if defers:
                     if time.time() - began > LONG_LAUNCH:
-                        ownership.take(job.store, job.job_id, self._token, within=self._handed_over(context))
+                        ownership.take_ownership(job.store, job.job_id, self._token, within=self._handed_over(context))
                     self._defer(Follower(job), place, began)
             assert outcome is not None  # no timeout and no stop were given
             return self._finish(context, job, outcome, log.metrics)
@@ -287,7 +288,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 if event["how"] == UNREACHABLE:
                     raise StoreError(event["message"])
                 job = place.open(self._job_id, event["spec_digest"], event.get("ended", ""))
-                ownership.take(job.store, job.job_id, self._token)
+                ownership.take_ownership(job.store, job.job_id, self._token)
                 self._job = job
                 if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
                     error = self._out_of_time(job, event.get("limit"))
@@ -339,7 +340,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             while True:
                 launching = self._launching  # read first: a job launched later was claimed later, too
                 job = self._job or self._found()
-                if job is not None and ownership.cancel_if_kept(job, self._token, "its Airflow task was killed"):
+                if job is not None and ownership.cancel_if_owned(job, self._token, "its Airflow task was killed"):
                     return
                 if not launching:
                     break
@@ -446,7 +447,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 # Immediately: the next process, while this one packages, means the same job. Of a new life it is known
                 # which, so that it need not be kept again. Nothing is submitted before Airflow's server has it.
                 pinned = pinned._replace(job_id=job_id_of(request.identity, 1))
-                new = beside(task_identity.keep, context, pinned)
+                new = in_background(task_identity.keep, context, pinned)
             within = self._handed_over(context) if self.deferrable and self.wait else 0.0
 
             def claimed(job_id: str) -> None:
@@ -458,7 +459,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                     task_identity.keep(context, pinned._replace(job_id=job_id))
                 # Before the upload, in which this worker may hang and be replaced: afterwards it would take the token
                 # of its successor.
-                ownership.take(request.store, job_id, self._token, within=within)
+                ownership.take_ownership(request.store, job_id, self._token, within=within)
 
             self._asked, self._launching = (request, place), True
             try:
@@ -507,7 +508,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         """Take over the job of the previous try, and wait for its end if it was cancelled."""
         from kinetic_orchestration.jobs.following.follower import Follower
 
-        ownership.take(left.store, left.job_id, self._token)
+        ownership.take_ownership(left.store, left.job_id, self._token)
         ownership.wait_for_the_end(
             left, lambda: self.log.info("Job %s was cancelled. Its hosts are waited for", left.job_id)
         )
@@ -539,7 +540,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         if not self.cancel_on_kill or kept.place is None or not kept.job_id:
             return
         try:
-            if ownership.call_back(kept.place.open(kept.job_id), "its Airflow task was cleared"):
+            if ownership.cancel_if_running(kept.place.open(kept.job_id), "its Airflow task was cleared"):
                 self.log.info("Job %s, which the task had before it was cleared, is cancelled", kept.job_id)
         except JobNotFound:
             pass  # it was never made
@@ -566,7 +567,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             job_id=follower.job.job_id, place=place._asdict(),
             cursor=json.loads(json.dumps(follower.cursor.to_json())), deferred=now, deadline=deadline,
             poll_interval=float(self.poll_interval), get_logs=self.get_logs, keeps=self.cancel_on_kill,
-            limit=limit, heard=worker_exit.ends_soon(),
+            limit=limit, heard=worker_exit.announce_exit(),
         )  # fmt: skip
         back_stop = None if deadline is None else timedelta(seconds=deadline - now + BACK_STOP)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=back_stop)
@@ -602,7 +603,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self.log.info(
             "Job %s. It runs %s. Its log elsewhere: kinetic-orchestration logs %s", job.job_id, runs(job), job.job_id
         )
-        return beside(self._push_where, context, job)
+        return in_background(self._push_where, context, job)
 
     def _push_where(self, context: Context, job: Job) -> None:
         if self.do_xcom_push:
@@ -714,10 +715,10 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         try:
             job = place.open(job_id)
             if goes_on:
-                if self.deferrable and ownership.is_kept_by(job, self._token):
-                    ownership.take(job.store, job_id, self._token, within=self._handed_over(context))
-            elif not self._killed or ownership.is_kept_by(job, self._token):
-                ownership.call_back(job, "its Airflow task failed while it waited")
+                if self.deferrable and ownership.is_owned_by(job, self._token):
+                    ownership.take_ownership(job.store, job_id, self._token, within=self._handed_over(context))
+            elif not self._killed or ownership.is_owned_by(job, self._token):
+                ownership.cancel_if_running(job, "its Airflow task failed while it waited")
         except JobNotFound:
             pass  # it was never made
         except Exception as error:  # the error that failed the task is the one to report

@@ -135,7 +135,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         trigger = KineticJobTrigger(
             job_id=self.job_id, place=self._place()._asdict(), cursor=Cursor().to_json(), deferred=time.time(),
             deadline=None if limit is None else began + limit, get_logs=self.get_logs, keeps=False, limit=limit,
-            heard=worker_exit.ends_soon(),
+            heard=worker_exit.announce_exit(),
         )  # fmt: skip
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 

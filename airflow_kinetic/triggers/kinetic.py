@@ -227,7 +227,7 @@ class KineticJobTrigger(BaseTrigger):
     def _open(self) -> Job:
         job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
         if self.keeps:
-            ownership.take(job.store, self.job_id, self._token)
+            ownership.take_ownership(job.store, self.job_id, self._token)
         return job
 
     def _advice(self, reason: str, first: bool) -> str:
@@ -256,7 +256,7 @@ class KineticJobTrigger(BaseTrigger):
         if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
             job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
             since = job.store.now() - (time.monotonic() - self._made)
-        if not ownership.cancel_if_kept(job, self._token, "its Airflow task was killed while deferred", since=since):
+        if not ownership.cancel_if_owned(job, self._token, "its Airflow task was killed while deferred", since=since):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)
 
 

@@ -445,7 +445,7 @@ def found_again(marker: str) -> dict[str, Any]:
     done = begun(retried, a_try(state, number=2), marker)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (
-        retried._job is None or not ownership.is_kept_by(retried._job, retried._token)
+        retried._job is None or not ownership.is_owned_by(retried._job, retried._token)
     ):
         time.sleep(0.05)
     zombie = task_of(says_and_waits, op_args=[marker])
@@ -600,7 +600,7 @@ def hung_in_the_upload(marker: str, folder: str) -> dict[str, Any]:
     Path(folder, "open").touch()
     while not launched.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    is_kept = ownership.is_kept_by(second._job, second._token)
+    is_kept = ownership.is_owned_by(second._job, second._token)
     second.on_kill()
     done.exception(60)
     os.waitpid(child, 0)
@@ -700,7 +700,7 @@ def killed_before_it_opened() -> dict[str, Any]:
     job = kinetic.command(["sleep", "60"], accelerator="cpu")
     replaced = trigger_of(job)
     time.sleep(0.1)
-    ownership.take(job._job.store, job.job_id, ownership.new_token())
+    ownership.take_ownership(job._job.store, job.job_id, ownership.new_token())
     time.sleep(0.1)
     trigger = trigger_of(job)
     asyncio.run(replaced.on_kill())

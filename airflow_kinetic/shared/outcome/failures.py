@@ -22,7 +22,7 @@ class RemoteTraceback(Exception):
     """The traceback of an exception on its host: the last cause of the same exception here."""
 
 
-def tell(error: Exception, outcome: Outcome, job_id: str) -> None:
+def log_failure(error: Exception, outcome: Outcome, job_id: str) -> None:
     """Put the traceback into the task's log, its last frame first, and below the exception that the task raises."""
     failure = outcome.verdict.failure
     if failure is None or not failure.traceback.strip():

@@ -32,7 +32,7 @@ def value_for_xcom(job: Job, outcome: Outcome, limit: int) -> tuple[Any, bool]:
             raise
         return uri_of_result(job, outcome), False  # its classes exist on the hosts only, or it is not trusted here
     except Exception as error:
-        failures.tell(error, outcome, job.job_id)
+        failures.log_failure(error, outcome, job.job_id)
         raise
     try:
         plain = plain_json(value, limit)

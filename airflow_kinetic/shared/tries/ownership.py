@@ -26,14 +26,14 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def take(store: Store, job_id: str, token: str, *, within: float = 0.0) -> None:
+def take_ownership(store: Store, job_id: str, token: str, *, within: float = 0.0) -> None:
     """Become the owner. `within`: hand the job over to a process that takes it within that many seconds; if none does,
     host 0 and the reaper end it.
     """
     store.put(names.keeper(job_id), wire.encode({"keeper": token, **({"within": within} if within else {})}))
 
 
-def is_kept_by(job: Job, token: str, since: float | None = None) -> bool:
+def is_owned_by(job: Job, token: str, since: float | None = None) -> bool:
     """`since`: when the owner of the token began, by the store's time, if it may not have left it yet. Then the job is
     its own, too, while the token there is an older one: of the worker, or of a triggerer that is gone.
     """
@@ -52,27 +52,27 @@ def cancel(job: Job, reason: str) -> None:
     Follower(job).step()
 
 
-def cancel_if_kept(job: Job, token: str, reason: str, *, since: float | None = None) -> bool:
-    if not is_kept_by(job, token, since):
+def cancel_if_owned(job: Job, token: str, reason: str, *, since: float | None = None) -> bool:
+    if not is_owned_by(job, token, since):
         return False
     cancel(job, reason)
     return True
 
 
-def wait_for_the_end(job: Job, tell: Callable[[], object] = lambda: None) -> None:
+def wait_for_the_end(job: Job, on_wait: Callable[[], object]) -> None:
     """Wait for a cancelled job to end: its successor would share its hardware and its checkpoints with it.
 
-    `tell` is called if the wait takes any time.
+    `on_wait` is called if the wait takes any time.
     """
     if not actions.may_begin_anew(job):
         return
     follower = Follower(job)
     if follower.step() is None:
-        tell()
+        on_wait()
         follow(follower, timeout=LAST_WORDS)
 
 
-def call_back(job: Job, reason: str) -> bool:
+def cancel_if_running(job: Job, reason: str) -> bool:
     """Cancel a job without an owner. False if it had ended."""
     if Follower(job).step() is not None:
         return False

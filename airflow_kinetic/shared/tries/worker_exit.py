@@ -30,7 +30,7 @@ ended.poll({_SECONDS * 1000})
 _begun: list[subprocess.Popen[bytes]] = []  # kept, so that Python does not warn of a running process
 
 
-def ends_soon() -> bool:
+def announce_exit() -> bool:
     """Notify the supervisor of the end of this process immediately; return whether that works. It does not if the
     parent is no supervisor, as in `dag.test()` or for a task with its own user, nor if no process would reap the one
     that outlives this one, as in a container whose first process is Airflow itself.

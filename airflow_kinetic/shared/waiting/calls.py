@@ -47,7 +47,7 @@ async def run(function: Callable[[], R], *, within: float | None = None, kind: s
 
 
 @contextmanager
-def beside(work: Callable[..., object], *given: Any) -> Iterator[Ahead[object]]:
+def in_background(work: Callable[..., object], *given: Any) -> Iterator[Ahead[object]]:
     """Do a piece of work on a thread while the block runs. The block ends with it, or with what it raised."""
     ahead = Ahead(contextvars.copy_context().run, work, *given)
     try:

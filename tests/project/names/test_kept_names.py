@@ -136,7 +136,7 @@ given, folder = json.loads(sys.argv[1]), sys.argv[2]
 Trigger = airflow_kinetic.KineticJobTrigger
 there = {**given["place"], "store": folder, "backend": "local", "project": ""}
 store = open_store(folder, there["deployment"])
-ownership.take(store, "train-1", "a token", within=9.0)
+ownership.take_ownership(store, "train-1", "a token", within=9.0)
 
 
 async def first(trigger):

@@ -71,7 +71,7 @@ def test_the_remote_traceback_is_the_last_of_the_causes(kind: str) -> None:
     error = raised(kind)
     own = error.__cause__
     assert isinstance(error, Exception)
-    failures.tell(error, ended(), "job-1")
+    failures.log_failure(error, ended(), "job-1")
     assert error.__cause__ is own or kind == "plain"
     last: BaseException = error
     while last.__cause__ is not None:
@@ -84,5 +84,5 @@ def test_the_remote_traceback_is_the_last_of_the_causes(kind: str) -> None:
 def test_causes_that_go_round_end() -> None:
     error, other = ValueError("x"), ValueError("y")
     error.__cause__, other.__cause__ = other, error
-    failures.tell(error, ended(), "job-1")
+    failures.log_failure(error, ended(), "job-1")
     assert error.__cause__ is other

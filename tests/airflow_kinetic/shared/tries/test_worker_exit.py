@@ -20,7 +20,7 @@ ROUNDS = 10
 TASK = """
 import json, os
 from airflow_kinetic.shared.tries import worker_exit
-os.write(2, json.dumps(worker_exit.ends_soon()).encode() + b"\\n")
+os.write(2, json.dumps(worker_exit.announce_exit()).encode() + b"\\n")
 os._exit(0)
 """
 
@@ -59,4 +59,4 @@ def test_nothing_is_done_where_the_first_process_waits_for_nobody(
     (tmp_path / "comm").write_text(f"{first}\n")
     monkeypatch.setattr(worker_exit, "_FIRST", tmp_path / "comm")
     monkeypatch.setattr(worker_exit, "_other_end", os.getppid)
-    assert worker_exit.ends_soon() is False
+    assert worker_exit.announce_exit() is False
