@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
 from airflow_kinetic.shared.connection import Connection
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 
 if TYPE_CHECKING:
     from kinetic_orchestration import JobHandle
@@ -55,7 +55,7 @@ class KineticHook(Connection):
         import kinetic_orchestration as kinetic
 
         place = self._place()
-        with place.acting():
+        with place.with_credentials():
             return kinetic.run(**{**place.settings(), **options})(function).run_async(*args, **(kwargs or {}))
 
     def job(self, job_id: str) -> JobHandle[Any]:
@@ -69,8 +69,8 @@ class KineticHook(Connection):
         from kinetic_orchestration.api.handle import live_jobs
 
         place = self._place()
-        with place.acting():
+        with place.with_credentials():
             return [handle for handle, _ in live_jobs(self.log.warning, **place.settings())]
 
-    def _place(self) -> Place:
-        return Place.here(self.gcp_conn_id, self.impersonation_chain, **self._given)
+    def _place(self) -> JobLocation:
+        return JobLocation.resolve(self.gcp_conn_id, self.impersonation_chain, **self._given)

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
 
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from kinetic_orchestration.api import links
 from kinetic_orchestration.plan.declare.spec import LOCAL
 from kinetic_orchestration.protocol import names
 
 
-def urls_of(job_id: str, place: Place) -> dict[str, str]:
+def urls_of(job_id: str, place: JobLocation) -> dict[str, str]:
     """Return the URL of each link of a job, without links that have none. Pure."""
     store_url = f"{place.store.rstrip('/')}/{place.deployment}"
     found = {

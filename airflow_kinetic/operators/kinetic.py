@@ -36,7 +36,7 @@ from airflow_kinetic.links.kinetic import (
 )
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome.xcom import JOB_KEY, WHERE_KEY, uri_of_result, value_for_xcom
 from airflow_kinetic.shared.parameters.arguments import plain, untemplated, with_context
 from airflow_kinetic.shared.parameters.declared import check, declared_with, options_of
@@ -215,7 +215,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         self._token = ownership.new_token()
         self._job: Job | None = None
         self._job_id = ""  # once it is claimed
-        self._asked: tuple[Request, Place] | None = None
+        self._asked: tuple[Request, JobLocation] | None = None
         self._launching = self._executing = self._killed = False
         self._killing: threading.Thread | None = None
         check(
@@ -281,7 +281,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         from kinetic_orchestration.jobs.following.drivers import follow
         from kinetic_orchestration.jobs.following.follower import Follower
 
-        place, self._job_id = Place(**event["place"]), event["job_id"]
+        place, self._job_id = JobLocation(**event["place"]), event["job_id"]
         self.kinetic_urls = urls_of(self._job_id, place)
         with self._leaving_nothing_undone():
             with self._looked_after(context, place):
@@ -357,7 +357,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         if self._asked is None:
             return None
         request, place = self._asked
-        with place.acting():
+        with place.with_credentials():
             return find(request)
 
     def _refuse_if_killed(self) -> None:
@@ -415,12 +415,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             *(text.replace("project=", "project_id=") for text in emulation.kinetics_own(options)),
         )
 
-    def _placed(self, spec: JobSpec) -> tuple[Draft, Place]:
+    def _placed(self, spec: JobSpec) -> tuple[Draft, JobLocation]:
         """Return the job with its project, and its location. The connection is opened only for Google Cloud."""
         from kinetic_orchestration.jobs.request import draft, settings_of
 
         emulation.check_slice(spec, settings_of(spec))  # before the connection is opened for nothing
-        place = Place.here(
+        place = JobLocation.resolve(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
@@ -428,12 +428,12 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, project=place.project))
         return draft(spec), place  # what is refused there is refused before anything is written down
 
-    def _launched(self, asked: Draft, place: Place, context: Context) -> Job:
+    def _launched(self, asked: Draft, place: JobLocation, context: Context) -> Job:
         """The one job of this task and epoch: found again, or made. What it is, is written down before it is made."""
         from kinetic_orchestration.api.handle import another
         from kinetic_orchestration.jobs.launch import find, launch
 
-        with place.acting():
+        with place.with_credentials():
             kept = pinned = None
             if self.durable:
                 kept = task_identity.kept_pin(context)
@@ -519,7 +519,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
                 "once more", left.job_id,
             )  # fmt: skip
 
-    def _adopts(self, kept: task_identity.Pin, place: Place) -> bool:
+    def _adopts(self, kept: task_identity.Pin, place: JobLocation) -> bool:
         """Return True if a cleared task takes the value of its previous job."""
         from kinetic_orchestration.jobs.following.follower import Follower
 
@@ -547,7 +547,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         except Exception as error:  # its connection may have gone since, and the new job has to begin all the same
             self.log.warning("Job %s of before the clear could not be cancelled: %s", kept.job_id, error)
 
-    def _outlasts(self, job: Job, place: Place) -> bool:
+    def _outlasts(self, job: Job, place: JobLocation) -> bool:
         """Return True if a deferral is worthwhile: on this machine a job may end sooner than the deferral would
         take."""
         from airflow_kinetic.shared.configuration import defer_after
@@ -557,7 +557,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         follower = Follower(job)
         return (follower.step() if place.backend != LOCAL else follow(follower, timeout=defer_after())) is None
 
-    def _defer(self, follower: Follower, place: Place, began: float) -> None:
+    def _defer(self, follower: Follower, place: JobLocation, began: float) -> None:
         from airflow_kinetic.triggers.kinetic import KineticJobTrigger
 
         now = time.time()
@@ -696,7 +696,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
         log.end()
 
     @contextmanager
-    def _looked_after(self, context: Context, place: Place) -> Iterator[None]:
+    def _looked_after(self, context: Context, place: JobLocation) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -705,7 +705,7 @@ class KineticTPUOperator(ShowsLinks, BaseOperator):
             raise
 
     def _give_up(
-        self, context: Context, place: Place, job_id: str, failure: BaseException, *, at_once: bool = False
+        self, context: Context, place: JobLocation, job_id: str, failure: BaseException, *, at_once: bool = False
     ) -> None:
         """Fail the task though its job has not ended. The next try finds the job; after the last try, no
         process would."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from kinetic_orchestration.errors import BackendError, UsageError
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class KineticReapOperator(BaseOperator):
         from kinetic_orchestration.jobs.cleanup import reaper
 
         del context
-        place = Place.here(
+        place = JobLocation.resolve(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
-        with place.acting():
+        with place.with_credentials():
             store, backend, here = place_of(**place.settings())
             found = reaper.reap(store, backend, here, dry_run=self.only_told, patience=DELETION_PATIENCE)
         for item in found:

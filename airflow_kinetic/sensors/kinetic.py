@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow_kinetic.links.kinetic import KineticConsoleLink, KineticJobLink, KineticLogLink, ShowsLinks, urls_of
 from airflow_kinetic.shared import airflow_api
 from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome.xcom import WHERE_KEY
 from airflow_kinetic.shared.tries import worker_exit
 from kinetic_orchestration.errors import StoreError
@@ -100,7 +100,7 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         del context
         if event["how"] == UNREACHABLE:
             raise StoreError(event["message"])
-        job = self._opened(Place(**event["place"]), event["spec_digest"], event.get("ended", ""))
+        job = self._opened(JobLocation(**event["place"]), event["spec_digest"], event.get("ended", ""))
         limit = event.get("limit")
         after = "" if limit is None else f" after {timedelta(seconds=limit)}"
         if event["how"] == OUT_OF_TIME and Follower(job).step() is None:
@@ -117,13 +117,13 @@ class KineticJobSensor(ShowsLinks, BaseSensorOperator):
         if self.do_xcom_push and (task := context.get("ti")) is not None:
             task.xcom_push(key=WHERE_KEY, value=job.plan().where)
 
-    def _place(self) -> Place:
-        return Place.here(
+    def _place(self) -> JobLocation:
+        return JobLocation.resolve(
             self.gcp_conn_id, self.impersonation_chain, store=self.store, deployment=self.deployment,
             backend=self.backend, project=self.project_id,
         )  # fmt: skip
 
-    def _opened(self, place: Place, spec_digest: str, ended: str = "") -> Job:
+    def _opened(self, place: JobLocation, spec_digest: str, ended: str = "") -> Job:
         self.kinetic_urls = urls_of(self.job_id, place)
         return place.open(self.job_id, spec_digest, ended)
 

@@ -1,6 +1,6 @@
 """The location of a job and the identity to access it with: a trigger finds its job again by it.
 
-JSON without secrets: it holds the name of a connection, and the process that opens the place looks the connection up.
+JSON without secrets: it holds the name of a connection, and the process that opens the job looks the connection up.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kinetic_orchestration.platforms.google import credentials
 from kinetic_orchestration.platforms.registry import open_backend, open_store
 from kinetic_orchestration.platforms.store import Store
 
-# What the jobs that are open share, as long as one of them is: a triggerer has a thousand of the same place.
+# Shared by open jobs, as long as one of them is: a triggerer has a thousand of the same location.
 _stores: WeakValueDictionary[tuple[Any, ...], Store] = WeakValueDictionary()
 _backends: WeakValueDictionary[tuple[Any, ...], Backend] = WeakValueDictionary()
 
 
-class Place(NamedTuple):
+class JobLocation(NamedTuple):
     store: str
     deployment: str
     backend: str
@@ -39,28 +39,30 @@ class Place(NamedTuple):
     impersonation_chain: str | list[str] | None = None
 
     @classmethod
-    def here(cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None) -> Place:
-        """The place from the task's values, then the connection's project, then the settings of this process."""
+    def resolve(
+        cls, gcp_conn_id: str, impersonation_chain: str | Sequence[str] | None, **given: str | None
+    ) -> JobLocation:
+        """Resolve the location by the given values, the connection's project and the settings of this process."""
         if given.get("backend") in KINETIC_BACKENDS:  # Keras Kinetic's; jobs run where the settings say
             given["backend"] = None
-        here = settings.load(None, **given)
+        loaded = settings.load(None, **given)
         accounts = listed(impersonation_chain or ())
         chain = accounts[0] if len(accounts) == 1 else accounts or None
-        place = cls(here.store, here.deployment, here.backend, here.project, gcp_conn_id, chain)
-        if not place.is_google:
-            return place
+        location = cls(loaded.store, loaded.deployment, loaded.backend, loaded.project, gcp_conn_id, chain)
+        if not location.is_google:
+            return location
         from airflow_kinetic.shared.connection import Connection
 
-        project = Connection(gcp_conn_id, chain).project_of(given.get("project"), here.project)
-        return place._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
+        project = Connection(gcp_conn_id, chain).project_of(given.get("project"), loaded.project)
+        return location._replace(project=project, backend=settings.load(None, **{**given, "project": project}).backend)
 
     @property
     def is_google(self) -> bool:
         """True if the store or the backend is on Google Cloud."""
         return self.backend != LOCAL or "://" in self.store
 
-    def acting(self) -> AbstractContextManager[None]:
-        """Use the connection's credentials within the block. A place on this machine opens no connection."""
+    def with_credentials(self) -> AbstractContextManager[None]:
+        """Use the connection's credentials within the block. A location on this machine opens no connection."""
         if not self.is_google:
             return nullcontext()
         from airflow_kinetic.shared.connection import Connection
@@ -69,27 +71,26 @@ class Place(NamedTuple):
 
     def open(self, job_id: str, spec_digest: str = "", ended: str = "") -> Job:
         """Open the job. Its store and its hosts are accessed with the connection's credentials from then on."""
-        with self.acting():
-            here = settings.load(None, **self.settings())
-            store, backend = self._shared(here)
-            return reopened(job_id, store, {here.backend: backend}, here, spec_digest, ended)
+        with self.with_credentials():
+            loaded = settings.load(None, **self.settings())
+            store, backend = self._shared(loaded)
+            return reopened(job_id, store, {loaded.backend: backend}, loaded, spec_digest, ended)
 
-    def _shared(self, here: Settings) -> tuple[Store, Backend]:
-        """The same two for the same caller, place and settings, as long as a job of theirs is open."""
-        caller = credentials.credentials(here) if self.is_google else None
-        said = tuple(str(getattr(here, setting.name)) for setting in fields(here))
-        key = os.getpid(), id(caller), said
+    def _shared(self, loaded: Settings) -> tuple[Store, Backend]:
+        """The same two for the same caller and settings, as long as a job of theirs is open."""
+        caller = credentials.credentials(loaded) if self.is_google else None
+        key = os.getpid(), id(caller), tuple(str(getattr(loaded, setting.name)) for setting in fields(loaded))
         store, backend = _stores.get(key), _backends.get(key)
         if store is None or backend is None:
-            store, backend = open_store(here.store, here.deployment), open_backend(here.backend, here)
+            store, backend = open_store(loaded.store, loaded.deployment), open_backend(loaded.backend, loaded)
             if store.caller is caller:  # the store keeps it alive, so that its id is not reused
                 store, backend = _stores.setdefault(key, store), _backends.setdefault(key, backend)
         return store, backend
 
     def settings(self) -> dict[str, str | None]:
-        """The place as keyword arguments of the core."""
-        place = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
-        return {**place, "project": self.project or None}
+        """The location as keyword arguments of the core."""
+        named = {"store": self.store, "deployment": self.deployment, "backend": self.backend}
+        return {**named, "project": self.project or None}
 
 
 def listed(value: str | Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from airflow.sdk.configuration import conf
 
 from airflow_kinetic.links.kinetic import KineticLogLink, urls_of
 from airflow_kinetic.shared import airflow_api
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.tries import ownership
 from airflow_kinetic.shared.waiting import calls, scheduler_heartbeat
 from airflow_kinetic.shared.waiting.task_log import TaskLog, line_budget
@@ -67,7 +67,7 @@ class KineticJobTrigger(BaseTrigger):
     """One trigger for the whole wait.
 
     :param job_id: the job
-    :param place: the fields of its `Place`
+    :param place: the fields of its `JobLocation`
     :param cursor: the position up to which its log is written
     :param deferred: the time of the deferral
     :param deadline: the time at which the task times out, if any
@@ -225,7 +225,7 @@ class KineticJobTrigger(BaseTrigger):
             await asyncio.sleep(pause * random.uniform(1.0, 1.0 + JITTER))
 
     def _open(self) -> Job:
-        job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
+        job = JobLocation(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
         if self.keeps:
             ownership.take_ownership(job.store, self.job_id, self._token)
         return job
@@ -248,13 +248,13 @@ class KineticJobTrigger(BaseTrigger):
         )
 
     def _whole_log(self) -> str:
-        url = urls_of(self.job_id, Place(**self.place))[KineticLogLink.key]
+        url = urls_of(self.job_id, JobLocation(**self.place))[KineticLogLink.key]
         return f"kinetic-orchestration logs {self.job_id}, or {url}"
 
     def _cancel(self) -> None:
         job, since = self._job, None
         if job is None:  # then this trigger's token is not there yet, but one from before it was made, or a successor's
-            job = Place(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
+            job = JobLocation(**self.place).open(self.job_id, *Cursor.from_json(self.cursor)[-2:])
             since = job.store.now() - (time.monotonic() - self._made)
         if not ownership.cancel_if_owned(job, self._token, "its Airflow task was killed while deferred", since=since):
             self.log.info("Job %s is left alone: it has another keeper by now", self.job_id)

@@ -143,7 +143,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
     import pytest
 
     import kinetic_orchestration as kinetic
-    from airflow_kinetic.shared.location import Place
+    from airflow_kinetic.shared.location import JobLocation
     from kinetic_orchestration.protocol import names, wire
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -163,7 +163,7 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
         said = {"kind": wire.ABORTED, "writer": "x", "time": 0.0, "cause": wire.PREEMPTION, "host": 0}
         store.put(names.verdict(job.job_id, 1), wire.encode(said))
         patch.setenv("KINETIC_HOME", elsewhere)
-        patch.setenv("KINETIC_STORE", str(Place(**event["place"]).store))
+        patch.setenv("KINETIC_STORE", str(JobLocation(**event["place"]).store))
         try:
             task_of(says_and_waits).execute_complete(a_try(State()), event)
         except Exception as error:
@@ -173,12 +173,12 @@ def forged_after_its_trigger(elsewhere: str) -> dict[str, Any]:
 
 def trigger_of(job: Any, **fields: Any) -> Any:
     """A trigger as it comes out of the database."""
-    from airflow_kinetic.shared.location import Place
+    from airflow_kinetic.shared.location import JobLocation
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
     from kinetic_orchestration.plan.values import Cursor
 
     plan = job._job.plan()
-    place = Place(plan.store, plan.deployment, plan.backend)._asdict()
+    place = JobLocation(plan.store, plan.deployment, plan.backend)._asdict()
     given = {"place": place, "cursor": Cursor().to_json(), "deferred": time.time(), **fields}
     classpath, kept = KineticJobTrigger(job_id=job.job_id, **given).serialize()
     assert classpath == f"{KineticJobTrigger.__module__}.{KineticJobTrigger.__name__}"
@@ -1330,7 +1330,7 @@ def shares_a_store() -> dict[str, Any]:
 
     handle = kinetic.command(["true"], accelerator="cpu")
     plan = handle._job.plan()
-    place = places.Place(plan.store, plan.deployment, plan.backend)
+    place = places.JobLocation(plan.store, plan.deployment, plan.backend)
     first, second = place.open(handle.job_id), place.open(handle.job_id)
     os.environ["KINETIC_MAX_HOSTS"] = "7"  # other settings
     third = place.open(handle.job_id)

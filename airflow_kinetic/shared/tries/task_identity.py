@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_kinetic.shared import airflow_api
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,7 +25,7 @@ class Pin(NamedTuple):
     epoch: int  # one more after every clear
     max_tries: int  # when the epoch began
     job_id: str = ""
-    place: Place | None = None
+    place: JobLocation | None = None
     tried: int = 0  # the last try
     clears: int | None = None  # of tasks of the DAG run until then
     life: str = ""  # of the task's state; that of an older version has none
@@ -36,7 +36,7 @@ class Pin(NamedTuple):
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Pin:
         place = fields["place"]
-        return cls(**{**fields, "place": None if place is None else Place(**place)})
+        return cls(**{**fields, "place": None if place is None else JobLocation(**place)})
 
 
 def pin_now(kept: Pin | None, max_tries: int, retries: int, tried: int = 1, clears: int | None = None) -> Pin:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from airflow_kinetic.links.kinetic import url_of_profile, urls_of
-from airflow_kinetic.shared.location import Place
+from airflow_kinetic.shared.location import JobLocation
 from airflow_kinetic.shared.outcome.lineage import data_in, lineage_of, place_of
 from kinetic_orchestration import Data
 from tests.airflow_kinetic.conftest import environ_of
@@ -22,7 +22,7 @@ OPENLINEAGE = (
 
 
 def test_a_job_in_the_cloud_has_three_links() -> None:
-    place = Place("gs://bucket/kinetic", "production", "tpu-vm", "a-project")
+    place = JobLocation("gs://bucket/kinetic", "production", "tpu-vm", "a-project")
     urls = urls_of("job-1", place)
     browser = "https://console.cloud.google.com/storage/browser/bucket/kinetic/production/jobs/job-1/"
     assert urls == {
@@ -43,7 +43,7 @@ def test_a_task_has_the_links_of_its_class_whatever_it_finds_of_its_job() -> Non
 
     task = KineticTPUOperator(task_id="train", python_callable=len, accelerator="cpu")
     links = task.operator_extra_links
-    task.kinetic_urls = urls_of("job-1", Place("/srv/kinetic", "production", "local"))
+    task.kinetic_urls = urls_of("job-1", JobLocation("/srv/kinetic", "production", "local"))
     assert task.operator_extra_links is links is type(task).operator_extra_links
     said = {link.name: link.get_link(task, ti_key=None) for link in links}
     assert [name for name, url in said.items() if url] == ["Kinetic job", "Kinetic log"]

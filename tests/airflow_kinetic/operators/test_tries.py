@@ -42,9 +42,9 @@ def test_a_clear_with_fewer_retries_than_before_is_seen_by_the_clears_of_the_dag
 def test_a_pin_comes_back_out_of_the_database_as_it_went_in() -> None:
     import json
 
-    from airflow_kinetic.shared.location import Place
+    from airflow_kinetic.shared.location import JobLocation
 
-    pin = Pin(1, 3, "job-1", Place("gs://b", "d", "tpu-vm", "p", "c", ["a", "b"]))
+    pin = Pin(1, 3, "job-1", JobLocation("gs://b", "d", "tpu-vm", "p", "c", ["a", "b"]))
     assert Pin.from_json(json.loads(json.dumps(pin.to_json()))) == pin
     assert Pin.from_json(Pin(0, 0).to_json()) == Pin(0, 0)
     older = {"epoch": 1, "max_tries": 3, "job_id": "job-1", "place": None}
