@@ -37,6 +37,16 @@ class Submission:
     """Settings of the package installer for hosts of this machine. They may hold passwords."""
 
 
+class RateLimit(Protocol):
+    """The rate at which this process may observe one part of a platform."""
+
+    def wait(self) -> float:
+        """Return the seconds until the next observation is allowed."""
+
+    def take(self) -> bool:
+        """Count an observation; False if it is not allowed yet."""
+
+
 class Backend(Protocol):
     """The operations by which a client creates, observes and releases the hosts of an attempt.
 
@@ -129,6 +139,13 @@ class Backend(Protocol):
 
         Returns:
             One observation for each, in the same order. A failed request gives UNKNOWN, from which nothing follows.
+        """
+
+    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
+        """Return the limit that all placements of the same zone share, or None if observations are not limited.
+
+        Args:
+            placement: Placement of a job whose follower a watcher wakes.
         """
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:

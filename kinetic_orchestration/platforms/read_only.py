@@ -14,7 +14,7 @@ from typing import Any
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
-from kinetic_orchestration.platforms.backend import Backend, Submission
+from kinetic_orchestration.platforms.backend import Backend, RateLimit, Submission
 
 
 class Onlooker:
@@ -70,6 +70,9 @@ class Onlooker:
             for index, observation in zip(ours, observed, strict=True):
                 seen[index] = observation
         return seen
+
+    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
+        return self.backend.rate_limit(placement)
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Do nothing: hosts poll the record by themselves."""

@@ -107,11 +107,12 @@ class Distance:
         if process not in self.backends:
             settings = _settings(f"process {process.number}")
             backend = tpu_vm.TpuVmBackend(settings)
+            backend.rate_limit = self.rate_limit  # type: ignore[method-assign] # of this process alone
             backend._tpus = SimulatedTpus(settings, self.ground.api)
             self.backends[process] = backend
         return self.backends[process]
 
-    def pace_of(self, placement: Mapping[str, Any]) -> Pace:
+    def rate_limit(self, placement: Mapping[str, Any]) -> Pace:
         """The rate limit of this process; slower than a real one, so that many polls are left out."""
         assert self.world.current is not None
         key = self.world.current.process, placement["zone"]

@@ -23,7 +23,7 @@ from kinetic_orchestration.host.view.open_records import open_records
 from kinetic_orchestration.jobs import job as jobs
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, drivers, follower, verdicts
-from kinetic_orchestration.jobs.watching import decode, poll
+from kinetic_orchestration.jobs.watching import decode
 from kinetic_orchestration.jobs.watching import look as looking
 from kinetic_orchestration.jobs.watching.watchers import base, polling
 from kinetic_orchestration.platforms.google.tpu import request
@@ -132,13 +132,8 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
     for module in (verdicts, looking):
         edges.setattr(module, "look", look)
 
-    def pace_of(placement: Any) -> Any:
-        return worlds[-1].distance.pace_of(placement)
-
     for module in (drivers, follower):
         edges.setattr(module, "watcher_of", watcher)
-    for module in (poll, polling):
-        edges.setattr(module, "pace_of", pace_of)
     edges.setattr(open_view, "open_records", records)
     edges.setattr(bucket_records, "CloudRecords", records)
     edges.setattr(bootstrap, "exchange", ask)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.jobs.watching.decode import interned_observation, read_beat
 from kinetic_orchestration.plan.values import UNKNOWN, Observation
 from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.records.base import Signal
@@ -73,9 +72,9 @@ class Poll:
             job, _, name = signal.name.removeprefix(names.BEATS).partition("/")
             job = sys.intern(job)
             signals[job] = (*signals.get(job, ()), _read_signal(name, signal, read is None or job in read))
-        paces = {job: pace_of(placement) for job, placement in placements.items()}
-        allowed = {pace: pace is None or not paced or pace.take() for pace in dict.fromkeys(paces.values())}
-        asked = {job: placement for job, placement in placements.items() if allowed[paces[job]]}
+        limits = {job: backend.rate_limit(placement) for job, placement in placements.items()}
+        allowed = {limit: limit is None or not paced or limit.take() for limit in dict.fromkeys(limits.values())}
+        asked = {job: placement for job, placement in placements.items() if allowed[limits[job]]}
         observed = backend.observe(list(asked.values())) if asked else ()
         known = {} if before is None else before.observations
         found = zip(asked, observed, strict=True)

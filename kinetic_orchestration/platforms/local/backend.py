@@ -42,7 +42,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
 )
 from kinetic_orchestration.platforms import agent_zip
-from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.local import gpus
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.system import copies, processes
@@ -326,6 +326,9 @@ class LocalBackend:
             return Observation(state, f"host {dead[0]} {why}")
         waits = f"host {min(full)} waits for room: the disk of the store is full ({self._store})" if full else ""
         return Observation(PRESENT if len(locks) == placement["hosts"] else PARTIAL, waits=waits)
+
+    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
+        return None
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         return True

@@ -20,8 +20,7 @@ from kinetic_orchestration.jobs.watching.watchers.base import (
     Watcher,
 )
 from kinetic_orchestration.plan.values import Intent
-from kinetic_orchestration.platforms.backend import Backend
-from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace, pace_of
+from kinetic_orchestration.platforms.backend import Backend, RateLimit
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import side_by_side
@@ -42,7 +41,7 @@ class PollingWatcher(Watcher):
         self._store = store
         self._backend = backend
         self._subscribers: dict[str, tuple[Subscriber, ...]] = {}
-        self._looked: dict[Pace | None, Poll] = {}  # of each zone, the newest poll in which it was looked at
+        self._looked: dict[RateLimit | None, Poll] = {}  # of each zone, the newest poll in which it was looked at
         self._log_readers: dict[str, float] = {}  # by job: when its hosts are told again that somebody reads its log
         self._signatures: dict[str, int] = {}
         self._since = 0.0
@@ -71,7 +70,7 @@ class PollingWatcher(Watcher):
         """
         newest, intent = self.poll, cache.intent
         if newest is not None and cache.zone_skipped and job_id in newest.skipped and intent is not None:
-            looked = self._looked.get(pace_of(intent.placement))
+            looked = self._looked.get(self._backend.rate_limit(intent.placement))
             if looked is not None and looked.taken > max(cache.looked_at, cache.stale_before):
                 return looked, True
         return newest, False
@@ -156,8 +155,8 @@ class PollingWatcher(Watcher):
         """Return the seconds until this process may look at each zone of several jobs. One job alone need not wait for
         its zone to hear what its hosts say.
         """
-        jobs = Counter(map(pace_of, _placements(subscribers).values()))
-        return max((pace.wait() for pace, number in jobs.items() if pace is not None and number > 1), default=0.0)
+        jobs = Counter(map(self._backend.rate_limit, _placements(subscribers).values()))
+        return max((limit.wait() for limit, number in jobs.items() if limit is not None and number > 1), default=0.0)
 
     def _poll(self, waiting: Sequence[str], subscribers: Mapping[str, tuple[Subscriber, ...]]) -> None:
         """Poll for jobs, and for batches, which have a ring only, and wake those for whom there is news."""
@@ -166,7 +165,7 @@ class PollingWatcher(Watcher):
         with self._lock:
             reading = frozenset(self._log_readers)
         poll = Poll.take(self._store, self._backend, prefix, placements, reading, self.poll, paced=True)
-        zones = {job: pace_of(placement) for job, placement in placements.items()}
+        zones = {job: self._backend.rate_limit(placement) for job, placement in placements.items()}
         looked = {zone: poll for job, zone in zones.items() if job not in poll.skipped}
         self._looked = {zone: found for zone, found in self._looked.items() if zone in zones.values()} | looked
         self.poll = poll

@@ -18,12 +18,13 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
-from kinetic_orchestration.platforms.backend import Submission
+from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google import secrets as secret_manager
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
+from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
@@ -288,6 +289,9 @@ class TpuVmBackend:
         if len(missing) > MOST_UNLISTED and None not in found:
             raise ConnectionError(f"the listing of nodes in {placement['zone']} lacks {len(missing)} that may be there")
         return {node.name: node for node in found if node is not None}
+
+    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
+        return pace_of(placement)
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
         known = {*self._settings.zones, *(zone for some in _known_zones() for zone in some)}

@@ -255,6 +255,9 @@ class Seeing(LocalBackend):
         super().__init__(*args)
         self.asked: list[str] = []
 
+    def rate_limit(self, placement: Mapping[str, Any]) -> Any:
+        return pace_of(placement)
+
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         self.asked += [placement["job"] for placement in placements]
         return [Observation(PRESENT)] * len(placements)
