@@ -438,7 +438,7 @@ class JobHandle(Generic[R]):
     def links(self) -> dict[str, str]:
         """Return the addresses of the console's pages of the records and the slices; empty on this machine."""
         plan = self._job.plan()
-        return links.of_job(self._job.store.url, self.job_id, plan.project) if plan.remote else {}
+        return links.of_job(self._job.store.url, self.job_id, plan.project) if plan.project else {}
 
     def picture(self) -> bytes | None:
         """Return the job report (SVG) with its metrics and devices, or None as long as there is none."""

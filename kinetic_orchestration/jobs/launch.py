@@ -112,14 +112,9 @@ def launch(
 
 
 def _ready(request: Request) -> Request:
-    """Check the cloud resources that the job needs, once in a process, and find the zones of the store's bucket."""
+    """Check the resources that the job needs, once in a while, and find the zones of the store's bucket."""
     request.backend.prepare()
-    if not request.plan.remote:
-        return request
-    from kinetic_orchestration.platforms.google import preflight
-
-    account = str(request.plan.cloud["service_account"])
-    preflight.require(replace(request.settings, service_account=account))
+    request.backend.require(request.plan)
     return located(request)
 
 

@@ -111,7 +111,7 @@ def draft(spec: JobSpec, settings: Settings | None = None, *, found: bool = Fals
 
 def located(asked: D) -> D:
     """Return the request with the zones of the store's bucket, unless zones were named. Asks once in a process."""
-    if not asked.plan.remote or planner.zones_named(asked.spec.options, asked.settings):
+    if not asked.plan.zones or planner.zones_named(asked.spec.options, asked.settings):
         return asked
     from kinetic_orchestration.platforms.google.storage.location import location_of
 

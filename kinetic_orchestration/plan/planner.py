@@ -193,7 +193,7 @@ def located(plan: Plan, bucket: Location, settings: Settings) -> Plan:
 
 def completed(plan: Plan, identity: Identity, logins: Iterable[str]) -> Plan:
     """Return the plan with what only its submission adds: labels that name the job, and the package index's logins."""
-    cloud = {**plan.cloud, **identity.labels()} if plan.remote else plan.cloud
+    cloud = plan.cloud and {**plan.cloud, **identity.labels()}
     return replace(plan, cloud=cloud, secrets=tuple(dict.fromkeys((*plan.secrets, *logins))))
 
 
@@ -348,7 +348,7 @@ def _limits(plan: Plan) -> Iterator[str]:
         if value is not None:
             yield f"{name} {duration(value)}"
     if plan.limits.cost is not None:
-        yield f"cost ${plan.limits.cost:.2f}" + ("" if plan.remote else " (nothing is charged on this machine)")
+        yield f"cost ${plan.limits.cost:.2f}" + ("" if plan.affordable else " (nothing is charged on this machine)")
 
 
 def _exceptions(plan: Plan) -> Iterator[str]:

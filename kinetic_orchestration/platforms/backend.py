@@ -79,6 +79,16 @@ class Backend(Protocol):
             UsageError: The backend cannot run this plan. The message says what to change.
         """
 
+    def require(self, plan: Plan) -> None:
+        """Check that the platform will let a job with this plan run, once in a while. May send requests.
+
+        Args:
+            plan: The plan of a job that is about to be submitted.
+
+        Raises:
+            BackendError: Permissions or resources are missing. The message says how to get them.
+        """
+
     def prepare(self) -> None:
         """Load in the background what the first request needs, such as a client library. Sends no request."""
 

@@ -43,6 +43,9 @@ class Onlooker:
     def check(self, plan: Plan) -> None:
         self.backend.check(plan)
 
+    def require(self, plan: Plan) -> None:
+        self.backend.require(plan)
+
     def prepare(self) -> None:
         """There is no first call."""
 

@@ -55,8 +55,10 @@ def plan(arguments: Namespace) -> int:
         return codes.OK
     print(describe(planned))
     told_egress = [("egress     ", egress)] if egress else []
-    show_fields([*_prices(planned, here), *told_egress, *_contents(bundle)])
-    if call := open_backend(planned.backend, here).dry_run(planned):
+    backend = open_backend(planned.backend, here)
+    prices = _prices(planned, here) if backend.charges else []
+    show_fields([*prices, *told_egress, *_contents(bundle)])
+    if call := backend.dry_run(planned):
         print(f"\n{call}")
     if arguments.files and bundle.project is not None:
         print()
@@ -94,7 +96,7 @@ def _dry_run(spec: JobSpec, own: Settings) -> tuple[Plan, Bundle, str]:
     """The way of `launch`, as far as nothing is sent; and what is billed for data that crosses regions."""
     here = _complete(own, spec)
     planned, egress = request.draft(spec, here).plan, ""
-    if planned.remote:
+    if planned.zones:
         named = zones_named(spec.options, here)
         bucket, egress = _bucket(here, named, real=own.store == here.store)
         if bucket is not None and not named:
@@ -195,8 +197,6 @@ def _function(module: ModuleType, name: str, file: str) -> Any:
 
 def _prices(planned: Plan, here: Settings) -> list[tuple[str, str]]:
     """The price in the first zone, where the slice would be requested first."""
-    if not planned.remote:
-        return []
     zone, chips = planned.zones[0] if planned.zones else "", planned.slice.chips * planned.slices
     known = cost.price(planned.slice, zone, planned.spot, here.prices, here.listed)
     if known is None:

@@ -105,6 +105,9 @@ class LocalBackend:
         if plan.secret_refs and self._secrets is not None:
             self._secrets.check(plan.secret_refs, copies.environ())
 
+    def require(self, plan: Plan) -> None:
+        pass
+
     def prepare(self) -> None:
         pass
 

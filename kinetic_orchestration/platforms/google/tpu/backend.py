@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
@@ -19,7 +20,7 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google import api_errors, preflight
 from kinetic_orchestration.platforms.google import secrets as secret_manager
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
@@ -58,6 +59,9 @@ class TpuVmBackend:
     def check(self, plan: Plan) -> None:
         request.check(plan)
         zones.first(_zones_of(plan))
+
+    def require(self, plan: Plan) -> None:
+        preflight.require(replace(self._settings, service_account=str(plan.cloud["service_account"])))
 
     def prepare(self) -> None:
         self._tpus.prepare()
