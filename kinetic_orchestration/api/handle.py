@@ -391,7 +391,8 @@ class JobHandle(Generic[R]):
 
     def _cost(self, here: Settings) -> Estimate:
         stays = usage.stays(self._job.store, self.job_id)
-        return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed)
+        charged = self._job.backend.charges
+        return usage.estimate_of(self._job.plan(), stays, here.prices, here.listed, charged=charged)
 
     def seconds(self) -> float:
         """Return the seconds for which hosts were held, over all attempts."""

@@ -172,7 +172,7 @@ def _placements(
             waits = _waits(store, placement, seen) if settings is not None and not why else ""  # nobody reads it else
             if not why and not waits:
                 continue
-            usd = _usd_per_hour(store, placement, seen, settings) if settings is not None else None
+            usd = _usd_per_hour(store, backend, placement, seen, settings) if settings is not None else None
             if waits:
                 yield Reaped("placement", name, waits, placement.get("zone", ""), placement["age"], usd, WAITS)
                 continue
@@ -287,7 +287,9 @@ def _close(
     return ""
 
 
-def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation, settings: Settings) -> float | None:
+def _usd_per_hour(
+    store: Store, backend: Backend, placement: Mapping[str, Any], seen: Observation, settings: Settings
+) -> float | None:
     """Return a placement's cost per hour, or None if unknown. Chips are charged for while their nodes are READY."""
     if seen.state not in (PRESENT, PARTIAL, WOUNDED) and placement.get("state") != "READY":
         return 0.0
@@ -297,7 +299,7 @@ def _usd_per_hour(store: Store, placement: Mapping[str, Any], seen: Observation,
         plan = plan_of(spec_of(record.data, placement["job"]), placement["job"]) if record is not None else None
     if plan is None:
         return None
-    if not plan.remote:
+    if not backend.charges:
         return 0.0
     found = price(plan.slice, placement.get("zone"), plan.spot, settings.prices, settings.listed)
     return None if found is None else found.usd_per_chip_hour * plan.slice.chips * plan.slices

@@ -152,7 +152,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
             _close_as_spent(job, plan, attempt, left)
             return ""
         intent = intent._replace(deadline=min(intent.deadline, intent.created + longest(plan, left)))
-    if plan.remote and not may_last(plan, seen.intent):
+    if job.backend.charges and not may_last(plan, seen.intent):
         named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
         return ""

@@ -81,10 +81,15 @@ def ready_seconds(found: Sequence[Stay]) -> float:
 
 
 def estimate_of(
-    plan: Plan, found: Sequence[Stay], prices: Mapping[str, float], listed: PriceList = BUILT_IN
+    plan: Plan,
+    found: Sequence[Stay],
+    prices: Mapping[str, float],
+    listed: PriceList = BUILT_IN,
+    *,
+    charged: bool = True,
 ) -> Estimate:
-    """Estimate the cost of the attempts, each in its zone."""
-    uncharged = not plan.remote or plan.emulated
+    """Estimate the cost of the attempts, each in its zone. `charged`: the backend's hosts cost money."""
+    uncharged = plan.emulated or not charged
 
     def of(seconds: float, zone: str) -> Estimate:
         return estimate(
