@@ -17,7 +17,7 @@ ELSEWHERE = "Set project= and a gs:// store= of KineticResource"
 def refuse_if_it_would_end_with_its_run(asked: Draft, context: _compat.Context) -> None:
     """Refuse a local job that is not waited for, in a container that is removed as soon as the step is over."""
     plan = asked.plan
-    if not plan.remote and _compat.is_contained(context):
+    if plan.traits.share_machine and _compat.is_contained(context):
         raise UsageError(
             f"{plan.name} would run on this machine (backend 'local', store {plan.store}), which is the container of "
             f"this run and ends with it, and no sensor in another container could see its records. {ELSEWHERE}, or "

@@ -590,7 +590,8 @@ def tell_of_requirements(request: Request, job: Job) -> None:
     Only for programs and notebooks: an orchestrator's project has such a file for other reasons.
     """
     plan = request.plan
-    if request.spec.options.requirements is not None or not job.written or not plan.remote or plan.image:
+    unsent = request.spec.options.requirements is None and not plan.traits.share_machine and not plan.image
+    if not (unsent and job.written):
         return
     if (found := unread(request.spec)) is None or found in _told:
         return

@@ -81,7 +81,7 @@ def open_job(
     spec = spec_of(record.data, job_id)
     plan = plan_of(spec, job_id)
     policy = policy_of(plan, record.updated)
-    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.remote else ()
+    kept = tuple(names.secret(job_id, variable) for variable in plan.secrets) if plan.traits.secret_service else ()
     runs_on = sys.intern(plan.backend)
     data = b"" if written is None else written.data
     signed = sys.intern(spec.get("signed", "")) if trust.checks else ""
@@ -126,7 +126,7 @@ def policy_of(plan: Plan, created: float) -> lifecycle.Policy:
         provision=float(limits.provision or 0.0),
         total=float(limits.total or 0.0),
         created=created,
-        silence=lifecycle.SILENT_BEATS if plan.remote else 0.0,
+        silence=0.0 if plan.traits.agents_observed else lifecycle.SILENT_BEATS,
         affordable=plan.affordable,
         usd=float(limits.cost or 0.0),
     )

@@ -359,13 +359,15 @@ def render_task(plan: Plan, staged: Staged, store: Store, job: str, identity: Id
         kept=identity.orchestrator in KEEPING,
         compile_cache=plan.compile_cache,
         device_metrics=plan.device_metrics,
-        quick=not (staged.environment is not None or staged.data or plan.remote) and staged.size < QUICK_BYTES,
+        quick=plan.traits.share_machine
+        and not (staged.environment is not None or staged.data)
+        and staged.size < QUICK_BYTES,
     )
 
 
 def secret_refs(plan: Plan, job: str) -> dict[str, str]:
     """Return the names by which other machines find the variables that are sent by Secret Manager."""
-    if not plan.remote:
+    if not plan.traits.secret_service:
         return {}
     found = {variable: names.secret(job, variable) for variable in plan.secrets} | plan.secret_refs
     return {

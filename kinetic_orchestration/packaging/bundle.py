@@ -81,8 +81,8 @@ class Bundle:
 def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ: Mapping[str, str]) -> Bundle:
     """Read and pickle the parts of a job; files that had to be read are spooled for the upload."""
     options = spec.options
-    isolated = plan.isolated or plan.remote
-    travelling = distributions_as_files(options.first_party) if isolated else []
+    elsewhere = not plan.traits.share_machine
+    travelling = distributions_as_files(options.first_party) if plan.isolated or elsewhere else []
     _check_python(spec, plan, environ)
     source = source_of(spec)
     call = None
@@ -122,8 +122,8 @@ def package(spec: JobSpec, plan: Plan, settings: Settings, spool: Path, environ:
         packages=tuple(_package_items(lock.first_party if lock else (), root, settings.home, spool)),
         environment=environment,
         spool=spool,
-        agent=agent.build() if plan.remote else None,
-        tools=_tools(environment, settings) if plan.remote else {},
+        agent=agent.build() if elsewhere else None,
+        tools=_tools(environment, settings) if elsewhere else {},
         beside=_beside(spec, project),
     )
 
@@ -139,7 +139,7 @@ def _environment(
 ) -> requirements.Environment:
     options, cache = spec.options, settings.home / "locks"
     wanted = _with_orchestrators(options.requirements, call)
-    if not plan.remote:
+    if plan.traits.share_machine:
         return requirements.environment(
             wanted, environ=environ, cache=cache, python=options.python, first_party=travelling
         )
@@ -322,12 +322,13 @@ def _local(store: str) -> list[Path]:
 
 
 def _check_data(data: Data, plan: Plan) -> None:
-    if data.fuse and plan.remote:
+    in_place = plan.traits.share_machine
+    if data.fuse and not in_place:
         raise Unsupported(
             f"{data!r} is refused on the {plan.backend} backend: nothing is mounted on its hosts; leave fuse out, and "
             "it is copied there before the function runs"
         )
-    if data.is_gcs and not plan.remote:
+    if data.is_gcs and in_place:
         raise Unsupported(
             f"Data({data.path!r}) is refused on the {plan.backend} backend: it reads no bucket; copy the data here and "
             "name the folder"
@@ -343,7 +344,7 @@ def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None
     """A pickled function is byte code of this Python's minor version; a command runs under any."""
     if spec.function is None or spec.options.python is None:
         return
-    find = requirements.interpreter_for if plan.remote else find_python
+    find = find_python if plan.traits.share_machine else requirements.interpreter_for
     asked, own = find(spec.options.python, environ).version, here().version
     if asked != own:
         raise ConflictingSettings(

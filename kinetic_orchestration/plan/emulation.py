@@ -83,7 +83,7 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
         said, allow = "require_hardware=True", "require_hardware=False"
     elif source.startswith("["):
         said = f"require_hardware of {source}"
-    if plan.remote:
+    if not plan.traits.share_machine:
         way = UNSET
     else:
         way = "name a project and a store (KINETIC_PROJECT, KINETIC_STORE=gs://…), or an accelerator that is here"
@@ -95,7 +95,7 @@ def check_hardware(plan: Plan, settings: Settings) -> None:
 
 def remark(plan: Plan, settings: Settings) -> str:
     """A remark for the first line of a job that a user might expect to run elsewhere; "" if none would."""
-    if plan.remote or settings.sources.get("project") != "GOOGLE_CLOUD_PROJECT":
+    if plan.project or settings.sources.get("project") != "GOOGLE_CLOUD_PROJECT":
         return ""
     return f" (GOOGLE_CLOUD_PROJECT={settings.project} alone means no cloud: that takes KINETIC_STORE=gs://… as well)"
 

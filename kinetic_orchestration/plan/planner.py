@@ -311,7 +311,7 @@ def _tell_of_secrets(spec: JobSpec) -> None:
 
 def describe(plan: Plan) -> str:
     """The dry run, as text for users."""
-    by = "by Secret Manager" if plan.remote else "by pipe"
+    by = "by Secret Manager" if plan.traits.secret_service else "by pipe"
     rows = [
         ("job", " ".join(plan.argv) if plan.argv else f"{plan.name}()"),
         ("accelerator", plan.hardware),

@@ -31,6 +31,27 @@ class JobStatus(enum.Enum):
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.NOT_FOUND)
 
 
+class Traits(NamedTuple):
+    """Properties of a backend's hosts on which plans and jobs depend.
+
+    Attributes:
+        share_machine: They use this machine's files and its Python. Elsewhere all that they need is sent.
+        secret_service: Their secrets are sent by Secret Manager, which keeps them until the job has ended.
+        agents_observed: The backend observes their agents. Elsewhere it observes machines only, and a host that is
+            silent for long counts as lost.
+    """
+
+    share_machine: bool = False
+    secret_service: bool = True
+    agents_observed: bool = False
+
+
+TRAITS = {
+    "local": Traits(share_machine=True, secret_service=False, agents_observed=True),
+    "tpu-vm": Traits(),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything decided before anything is sent; `plan` prints it, and it is the whole of a job's spec."""
@@ -92,7 +113,7 @@ class Plan:
     @property
     def where(self) -> str:
         """Return where it runs, in the one wording that logs, metadata and tables share."""
-        if self.remote:
+        if not self.traits.share_machine:
             cloud = f"Cloud TPU {self.slice.accelerator_type}"
             return f"{cloud} of an {EMULATED_CLOUD}" if self.emulated else cloud
         if self.slice.kind == "cpu":
@@ -110,9 +131,9 @@ class Plan:
         return f"{shape}, {self.where}{', spot' if self.spot or self.slice.spot else ''}"
 
     @property
-    def remote(self) -> bool:
-        """True if the hosts are other machines than this one."""
-        return self.backend != "local"
+    def traits(self) -> Traits:
+        """The properties of its backend's hosts; of an unknown backend, those of a cloud's."""
+        return TRAITS.get(self.backend, Traits())
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slice": self.slice.to_json()}

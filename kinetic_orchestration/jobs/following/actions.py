@@ -156,7 +156,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         named = f"{names.intent(job.job_id, attempt)} names a deadline that the job's plan does not have"
         close(job, attempt, wire.CONFIGURATION, f"{named}: somebody has changed it, and nothing was made by it")
         return ""
-    if plan.remote and plan.secrets:
+    if plan.secrets and not plan.traits.share_machine:
         environ = {**environ, **indexes.for_hosts(environ)[1]}
     unset = [name for name in plan.secrets if name not in environ]
     if unset:
@@ -172,7 +172,7 @@ def submit(job: Job, attempt: int, seen: Glimpse, environ: Mapping[str, str]) ->
         staged = Staged.from_json(spec["staged"])
         secrets = {name: environ[name] for name in plan.secrets}
         key = job.trust.key(HOSTS, job.store, job.job_id, attempt) if is_sealed(job) else ""
-        installer = indexes.uv_settings(environ) if plan.isolated and not plan.remote else {}
+        installer = indexes.uv_settings(environ) if plan.isolated and plan.traits.share_machine else {}
         return job.backend.submit(
             Submission(plan, staged, job.job_id, job.spec_digest, intent, secrets, key, installer)
         )
