@@ -76,7 +76,7 @@ def make_plan(spec: JobSpec, settings: Settings, environ: Mapping[str, str] | No
         have, are = ("has", "is") if len(unused) == 1 else ("have", "are")
         warn_once(f"{', '.join(unused)} {have} no meaning on the {backend} backend and {are} ignored there")
     _tell_of_kinetics_settings(environ or {})
-    env, secrets = capture(options.capture_env_vars or (), environ or {}, remote=backend != LOCAL)
+    env, secrets = capture(options.capture_env_vars or (), environ or {}, named_only=backend != LOCAL)
     _tell_of_secrets(spec)
     limits = Limits(
         **{
@@ -263,12 +263,12 @@ def _check_local(options: Options) -> None:
 
 
 def capture(
-    patterns: Iterable[str], environ: Mapping[str, str], *, remote: bool = False
+    patterns: Iterable[str], environ: Mapping[str, str], *, named_only: bool = False
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that are sent in the open, and the names of those that look like secrets, by name or by value.
 
-    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. A credential is sent to
-    other machines only if it is named.
+    As in Keras Kinetic, a final * makes a prefix of a name, and a * elsewhere is a letter. `named_only`: send a
+    credential only if it is named, as to other machines.
     """
     from kinetic_orchestration.plan.declare.secret_shapes import (
         is_secret,  # its many patterns take as long as all other imports
@@ -284,7 +284,7 @@ def capture(
     if missing:
         warn_once(f"capture_env_vars names {', '.join(missing)}, not set here")
     hidden = tuple(name for name in names if is_secret(name, environ[name]))
-    kept = tuple(name for name in hidden if name in exact or not remote)
+    kept = tuple(name for name in hidden if name in exact or not named_only)
     if len(kept) < len(hidden):
         stay = ", ".join(name for name in hidden if name not in kept)
         warn_once(

@@ -106,7 +106,7 @@ def test_which_variables_are_captured(patterns: list[str], names: set[str]) -> N
 
 
 def test_no_credential_goes_to_another_machine_by_a_wildcard(recwarn: pytest.WarningsRecorder) -> None:
-    assert planner.capture(["HF_*", "WANDB_API_KEY"], ENVIRON, remote=True) == (
+    assert planner.capture(["HF_*", "WANDB_API_KEY"], ENVIRON, named_only=True) == (
         {"HF_HOME": "/models"}, ("WANDB_API_KEY",)
     )  # fmt: skip
     assert [str(warning.message).partition(":")[0] for warning in recwarn] == ["HF_TOKEN"]
@@ -126,9 +126,9 @@ def test_no_secret_is_captured_in_the_open_whatever_its_name(recwarn: pytest.War
     open_, hidden = planner.capture(["*"], environ)
     assert set(open_) == {"GIT_SHA", "TOKENIZERS_PARALLELISM"} and set(hidden) == set(LEAKING)
     assert not recwarn
-    assert planner.capture(["*"], environ, remote=True) == (open_, ())
+    assert planner.capture(["*"], environ, named_only=True) == (open_, ())
     assert all(name in str(recwarn[0].message) for name in LEAKING)
-    assert planner.capture(["DB_URL"], environ, remote=True) == ({}, ("DB_URL",))  # by Secret Manager
+    assert planner.capture(["DB_URL"], environ, named_only=True) == ({}, ("DB_URL",))  # by Secret Manager
 
 
 @pytest.fixture
