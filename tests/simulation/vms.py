@@ -35,7 +35,7 @@ class DistantStore(SimulatedStore):
 
     url = "gs://simulated/store/test"
     trusted, metered = False, True
-    remote = True
+    has_files, may_corrupt = False, True
     parallel = REQUESTS
 
     def signal(self, name: str, data: bytes) -> int:

@@ -287,7 +287,7 @@ class SimulatedStore:
     caller = None
     can_append = False
     trusted, metered = True, False
-    remote = False  # as a host asks it
+    has_files, may_corrupt = True, False  # as a host asks it
     parallel = 1
 
     def __init__(self, world: World, *, of_host: bool = False) -> None:

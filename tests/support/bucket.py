@@ -21,7 +21,7 @@ from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
 class Bucket(LocalStore):
     trusted, metered = False, True
-    remote = True  # as a host asks it
+    has_files, may_corrupt = False, True  # as a host asks it
     parallel = REQUESTS
     can_append = False
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kinetic_orchestration.host.machine.machine import Promise
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.protocol import names, wire
-from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
 from kinetic_orchestration.protocol.system import processes
 from kinetic_orchestration.protocol.system.ahead import Ahead
 from kinetic_orchestration.protocol.wire.task import Task
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.machine.machine import Machine
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
-    from kinetic_orchestration.protocol.records.base import Record
 
 
 class Refused(Exception):
@@ -45,36 +44,34 @@ class Opening:
         self._at = at
         self._view = view
         self._machine = machine
-        self._spec: Ahead[Record | None] | None = None
+        self._spec: Ahead[bytes | None] | None = None
         self._promised: Ahead[Promise | None] | None = None
         self._placed: Ahead[str] | None = None
 
     def begin(self) -> None:
         """Request the spec and the intent, concurrently where a read is a request."""
         records = self._view.records
-        self._spec = Ahead(records.read, names.spec(self._at.job), beside=self._view.distant)
-        self._promised = Ahead(self._machine.promise, records, beside=self._view.distant)
+        beside = records.parallel > 1
+        self._spec = Ahead(read_intact, records, names.spec(self._at.job), self._at.spec, beside=beside)
+        self._promised = Ahead(self._machine.promise, records, beside=beside)
 
     def read(self) -> Task:
         """Return the task. Raises Refused if its spec is not the one that was submitted, or is of a later wire."""
-        from kinetic_orchestration.protocol.content import digest
-
         records, name = self._view.records, names.spec(self._at.job)
         if self._promised is None:
-            self._promised = Ahead(self._machine.promise, records, beside=self._view.distant)
+            self._promised = Ahead(self._machine.promise, records, beside=records.parallel > 1)
         self._placed = Ahead(self._machine.address, beside=self._machine.asks_ahead)
         try:
-            spec = records.read(name) if self._spec is None else self._spec.result()
-            spec = self._view.intact(spec, name, self._at.spec)
+            spec = read_intact(records, name, self._at.spec) if self._spec is None else self._spec.result()
         except TooLarge as error:
             raise Refused(str(error)) from None
-        if spec is None or digest.of_bytes(spec.data) != self._at.spec:
+        if spec is None:
             raise Refused(
                 f"{name} is not the one that was submitted: its digest differs. Nothing of it was run; submit the job "
                 "again"
             )
         try:
-            return Task.decode(spec.data, name)
+            return Task.decode(spec, name)
         except (wire.Newer, wire.Unreadable) as error:
             raise Refused(str(error)) from None
 

@@ -99,7 +99,7 @@ class Outcome:
     def _commit(self, report: rules.Report, ended: float, path: str) -> None:
         value, now = report.digest, time.monotonic()
         if value and self._sending is None:  # beside the proof
-            self._sending = Ahead(self._send_value, report, path, beside=self._view.distant)
+            self._sending = Ahead(self._send_value, report, path, beside=self._view.records.parallel > 1)
         if self._machine.vouches and value and not self._proof:
             if now < self._prove_at:
                 return

@@ -32,7 +32,7 @@ from kinetic_orchestration.protocol.records.bucket_metadata import (
     moment_of,
     shown_signal,
 )
-from kinetic_orchestration.protocol.system.parallel import side_by_side
+from kinetic_orchestration.protocol.system.parallel import REQUESTS, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -391,7 +391,9 @@ class CloudRecords:
     """The records of one deployment, below a prefix of a bucket."""
 
     can_append = False  # an object is never written to again
-    remote = True  # each verb is a request
+    parallel = REQUESTS
+    has_files = False
+    may_corrupt = True  # a composed object comes without a checksum
 
     def __init__(self, url: str) -> None:
         name, _, prefix = url.removeprefix("gs://").strip("/").partition("/")

@@ -28,7 +28,7 @@ class Blobs:
 
     def path(self, digest: str, most: int) -> str | None:
         """Return the file of a blob, or None if there is none. Raises TooLarge for one with more than `most` bytes."""
-        if not self._records.remote:
+        if self._records.has_files:
             found: str | None = self._records.local_path(names.blob(digest))
             return found
         path = os.path.join(self._folder, digest)
@@ -43,7 +43,7 @@ class Blobs:
 
     def forget(self, digest: str) -> None:
         """Delete the copy of a blob, so that it is fetched again when it is next requested."""
-        if digest and self._records.remote:
+        if digest and not self._records.has_files:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._folder, digest))
 
@@ -51,7 +51,7 @@ class Blobs:
         """Have them here before they are needed, several at once. What is missing, or too large, is found when it is
         asked for.
         """
-        if not self._records.remote or len(sizes) < 2:
+        if self._records.has_files or len(sizes) < 2:
             return
 
         def bring(digest: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded
+from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
 from kinetic_orchestration.protocol.system.ahead import Ahead, Several
 from kinetic_orchestration.protocol.wire.task import DataPiece, Package, Payload, Task
 
@@ -65,18 +65,19 @@ def prepare(
     os.makedirs(root, exist_ok=True)
     blobs = Blobs(records, os.path.join(scratch, "blobs"))
     spans: dict[str, tuple[float, float]] = {}
+    beside = records.parallel > 1
 
     def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead[Any]:
-        return Ahead(_timed, spans, what, work, records, *rest, beside=records.remote)
+        return Ahead(_timed, spans, what, work, records, *rest, beside=beside)
 
     environment = begin("environment", _environment, task, home, uv, note)
     payload = begin("payload", _payload, blobs, task.payload)
     brought = Several(
         lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
-        list(enumerate(task.data)), most=DATA_AT_ONCE, beside=records.remote,
+        list(enumerate(task.data)), most=DATA_AT_ONCE, beside=beside,
     )  # fmt: skip
     code = begin("code", _code, blobs, task, root, scratch)
-    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=records.remote)
+    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=beside)
     packages = code.result()
     data = brought.result()
     python = warm.result()
@@ -172,7 +173,7 @@ def _unpack(records: Any, blobs: Blobs, tree_digest: str, target: str) -> None:
             return
         except (tree.Damaged, Missing, KeyError, TypeError, AttributeError, IndexError) as error:
             pack = getattr(error, "pack", "")
-            if left and records.remote:  # what was composed comes without a checksum
+            if left and records.may_corrupt:
                 import shutil
 
                 blobs.forget(pack)
@@ -196,17 +197,6 @@ def _manifest(data: bytes) -> dict[str, Any]:
     return manifest
 
 
-def read_intact(records: Any, name: str, wanted: str) -> bytes | None:
-    """Return the content with that digest. It is read again if it differs, as a composed object has no checksum on its
-    way.
-    """
-    for _ in range(2 if records.remote else 1):
-        data = read_bounded(records, name)
-        if data is not None and digest.of_bytes(data) == wanted:
-            return data
-    return None
-
-
 def discard(records: Any, name: str) -> None:
     """Delete an object whose content differs from its name."""
     with contextlib.suppress(OSError):
@@ -224,7 +214,10 @@ def _environment(records: Any, task: Task, home: str, uv: dict[str, str], note: 
             return python
     from kinetic_orchestration.host.prepare import environment
 
-    lock = read_intact(records, names.blob(wanted.lock), wanted.lock)
+    try:
+        lock = read_intact(records, names.blob(wanted.lock), wanted.lock)
+    except TooLarge:
+        lock = None
     if lock is None:
         discard(records, names.blob(wanted.lock))
         raise NotReady(f"the lock {wanted.lock} is not in the store, or its bytes differed: {AGAIN}")

@@ -63,8 +63,6 @@ def cadence(hosts: int, *, watched: bool) -> float:
 
 
 class BucketView:
-    distant = True
-
     def __init__(
         self, records: CloudRecords, at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[], None]
     ) -> None:
@@ -174,13 +172,6 @@ class BucketView:
             self._thread.join(30.0)
         self._shown = (0.0, b"")
         self._show()
-
-    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
-        """Read the content again if its digest differs: not every answer comes with a checksum."""
-        from kinetic_orchestration.protocol.content import digest as of
-
-        damaged = found is not None and of.of_bytes(found.data) != digest
-        return self.records.read(name) if damaged else found
 
     def keep_exit(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the beat tells the others

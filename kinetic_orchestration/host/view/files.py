@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 class FileView:
     """Reads and writes on request, without a thread."""
 
-    distant = False
-
     def __init__(self, records: Patient, at: Assignment, log: Log | None = None) -> None:
         """`log`: of this host; by default it is written to the records."""
         records.waits = functools.partial(mark_full, lock_of(at))
@@ -95,10 +93,6 @@ class FileView:
     def close(self) -> None:
         """Ring, as this host's last beat is written."""
         self.records.ring(self.at.job)
-
-    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
-        """Return what was found: nothing damages it on its way."""
-        return found
 
     def keep_exit(self, data: bytes) -> None:
         self.records.create(self._own("exit.json"), data)

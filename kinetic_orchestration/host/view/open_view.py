@@ -20,10 +20,10 @@ def open_view(at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[
     compose: gives this host's beat, on any thread. wake: is called when something new was seen.
     """
     records = open_records(at.store)
-    if records.remote:
-        from kinetic_orchestration.host.view.bucket import BucketView
+    if records.has_files:
+        from kinetic_orchestration.host.view.files import FileView
 
-        return BucketView(records, at, compose, wake)
-    from kinetic_orchestration.host.view.files import FileView
+        return FileView(records, at)
+    from kinetic_orchestration.host.view.bucket import BucketView
 
-    return FileView(records, at)
+    return BucketView(records, at, compose, wake)

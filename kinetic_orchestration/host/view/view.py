@@ -13,9 +13,6 @@ from kinetic_orchestration.protocol.records.verbs import Records
 class View(Protocol):
     """The records of an attempt, as one of its hosts sees them."""
 
-    distant: bool
-    """Each look is a request, so that a thread of its own is worth it."""
-
     @property
     def records(self) -> Records: ...
 
@@ -60,12 +57,6 @@ class View(Protocol):
 
     def close(self) -> None:
         """Show the last beat."""
-
-    def intact(self, found: Record | None, name: str, digest: str) -> Record | None:
-        """Return the content, read again if its digest differs and it may have been damaged on its way.
-
-        Raises TooLarge.
-        """
 
     def keep_exit(self, data: bytes) -> None:
         """Write what this host's program ended with, for hosts that do not hear it by beats."""

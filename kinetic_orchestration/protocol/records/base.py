@@ -118,5 +118,17 @@ def read_bounded(records: Any, name: str) -> bytes | None:
     return None if record is None else bytes(record.data)
 
 
+def read_intact(records: Any, name: str, digest: str) -> bytes | None:
+    """Return the content with that digest; None if there is none. Raises TooLarge."""
+    from kinetic_orchestration.protocol.content.digest import of_bytes
+
+    for _ in range(2 if records.may_corrupt else 1):
+        if (record := records.read(name)) is None:
+            return None
+        if of_bytes(record.data) == digest:
+            return bytes(record.data)
+    return None
+
+
 def _has_control(name: str) -> bool:
     return not name.isprintable() and any(letter < " " or letter == "\x7f" for letter in name)

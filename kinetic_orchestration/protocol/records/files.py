@@ -62,7 +62,9 @@ class FileRecords:
     """
 
     can_append = True
-    remote = False  # no verb is a request
+    parallel = 1
+    has_files = True
+    may_corrupt = False
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)

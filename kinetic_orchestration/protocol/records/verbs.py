@@ -11,8 +11,12 @@ from kinetic_orchestration.protocol.records.base import Entry, Record, Signal
 class Records(Protocol):
     """Objects by name, each with a generation. Every verb raises OSError if the store refuses."""
 
-    remote: bool
-    """Each verb is a request, so callers use few, and use them side by side."""
+    parallel: int
+    """The number of calls that are worth having under way at once; 1 if a call takes microseconds."""
+    has_files: bool
+    """Each object is a file of this machine, which `local_path` names."""
+    may_corrupt: bool
+    """An object may arrive damaged, as not every answer has a checksum: `read_intact` reads it again."""
 
     root: str
 

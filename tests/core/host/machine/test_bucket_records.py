@@ -15,9 +15,8 @@ import pytest
 
 from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
-from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol.content import digest
-from kinetic_orchestration.protocol.records.base import Record, RecordsError
+from kinetic_orchestration.protocol.records.base import Record, RecordsError, read_intact
 from kinetic_orchestration.testing.storage.server import StorageServer
 from tests.core.platforms.store_contract import StoreContract
 
@@ -180,9 +179,9 @@ def test_what_has_no_checksum_is_read_once_more(
     storage.garble("get *")
     assert (records.read("lock") or NOTHING).data not in (lock, b""), "nobody else can tell"
     storage.garble("get *")
-    assert prepare.read_intact(records, "lock", digest.of_bytes(lock)) == lock
+    assert read_intact(records, "lock", digest.of_bytes(lock)) == lock
     storage.garble("get *", times=None)
-    assert prepare.read_intact(records, "lock", digest.of_bytes(lock)) is None
+    assert read_intact(records, "lock", digest.of_bytes(lock)) is None
 
 
 @pytest.mark.parametrize("told", [{"X-Goog-Generation": "x"}, {"Last-Modified": "never"}])
