@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 REPORT_PATIENCE = 120.0  # for a disk that is full when the function has returned
 
@@ -29,6 +31,7 @@ ROOMS = (  # whose errors are ours
     "kinetic_orchestration.protocol.",
     "kinetic_orchestration.program.",
 )
+SHARED = ("host", "plan", "program", "protocol")  # folders that an agent has whole
 ROOT = "kinetic_orchestration.errors.KineticError"
 USAGE = "kinetic_orchestration.errors.UsageError", "kinetic_orchestration.errors.CheckpointDiffers"
 NO_ACCELERATOR = (
@@ -74,7 +77,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what is left of it when Python has taken itself apart
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
     sys.path[:] = [*go["path"], *sys.path, go["site"]]
-    _complete()
+    sys.meta_path.append(Installed())
     sys.argv = [go["name"]]
     try:
         code = _call(go)
@@ -90,16 +93,41 @@ def main() -> None:
     sys.exit(code)
 
 
-def _complete() -> None:
-    """Let a function submit jobs: what the agent's package lacks comes from this Python's own, of the same version."""
-    package = sys.modules[OURS]
-    for folder in sys.path:
-        whole = os.path.join(folder, OURS)
-        if os.path.isdir(os.path.join(whole, "jobs")):
-            with contextlib.suppress(OSError), open(os.path.join(whole, "__init__.py"), encoding="utf-8") as file:
-                if f'\n__version__ = "{package.__version__}"\n' in file.read():
-                    package.__path__.append(whole)
-            return
+class Installed:
+    """Finds what the agent's package lacks in this Python's installed one, so that a function can submit jobs.
+
+    That one has to be of the same code: their modules call each other.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package = sys.modules[OURS]
+        if path is not package.__path__:
+            return None
+        from importlib.machinery import PathFinder
+
+        for whole in (os.path.join(folder, OURS) for folder in sys.path):
+            if os.path.isdir(os.path.join(whole, "jobs")):
+                if whole not in path and _is_same_code(package, whole):
+                    path.append(whole)
+                break
+        return PathFinder.find_spec(name, path, target)
+
+
+def _is_same_code(package: ModuleType, whole: str) -> bool:
+    """Return True if a folder has the same bytes in each module that the package shares with it."""
+    loader: Any = package.__loader__  # of a folder, or of a zip
+    shared = [os.path.join(whole, name) for name in ("__init__.py", "errors.py")]
+    for room in SHARED:
+        for folder, _, files in os.walk(os.path.join(whole, room)):
+            shared += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    try:
+        for path in shared:
+            with open(path, "rb") as file:
+                if file.read() != loader.get_data(package.__path__[0] + path[len(whole) :]):
+                    return False
+    except OSError:  # one of them has no such module
+        return False
+    return True
 
 
 def _become(argv: list[str]) -> None:

@@ -265,6 +265,40 @@ def test_a_function_does_all_that_a_program_does_where_its_python_has_the_whole_
     assert value == [1, [2, 4, 6, 8], "BatchError", True, 42]
 
 
+@pytest.mark.parametrize("unpacked", [True, False])
+def test_what_an_agent_lacks_comes_from_an_installed_package_of_the_same_code_alone(
+    packed: Path, tmp_path: Path, unpacked: bool
+) -> None:
+    """Another working copy has the same version, and may call what the agent's modules do not have."""
+    site = packed / "site"
+    if unpacked:
+        site = tmp_path / "site"
+        with zipfile.ZipFile(packed) as archive:
+            archive.extractall(tmp_path)
+    whole = tmp_path / "whole" / PACKAGE.name
+    shutil.copytree(PACKAGE, whole, ignore=shutil.ignore_patterns("__pycache__"))
+    program = (
+        f"import sys; sys.path[:0] = [{str(site)!r}, {str(whole.parent)!r}]\n"
+        "from kinetic_orchestration.host.process import child\n"
+        "sys.meta_path.append(child.Installed())\n"
+        "import kinetic_orchestration.api.links as links\n"
+        "print(links.__file__)"
+    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert run().stdout == f"{whole / 'api' / 'links.py'}\n"
+    rules = whole / "protocol" / "rules.py"
+    rules.write_text(rules.read_text().replace("LOST = ", "LOSS = ", 1))
+    assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
+    rules.write_bytes((PACKAGE / "protocol" / "rules.py").read_bytes())
+    (whole / "plan" / "added.py").touch()
+    assert "No module named 'kinetic_orchestration.api.links'" in run().stderr
+
+
 def test_a_handle_is_refused_where_there_is_only_the_agents_part(packed: Path, tmp_path: Path, home: Path) -> None:
     handle = kinetic.run("cpu")(lambda: 1).run_async()
     assert handle.result() == 1
