@@ -22,7 +22,7 @@ from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes
 from kinetic_orchestration.host.process.environ import orders
 from kinetic_orchestration.host.process.supervisor import Minder
-from kinetic_orchestration.host.view.open_view import open_view
+from kinetic_orchestration.host.view.open_records import open_view
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
 from kinetic_orchestration.protocol.output import frames

@@ -18,8 +18,7 @@ from pytest import MonkeyPatch
 from kinetic_orchestration.host.attempt import opening
 from kinetic_orchestration.host.machine import bootstrap, bucket_records
 from kinetic_orchestration.host.prepare import prepare
-from kinetic_orchestration.host.view import bucket, open_view, segments
-from kinetic_orchestration.host.view.open_records import open_records
+from kinetic_orchestration.host.view import bucket, open_records, segments
 from kinetic_orchestration.jobs import job as jobs
 from kinetic_orchestration.jobs.cleanup import reaper
 from kinetic_orchestration.jobs.following import actions, drivers, follower, verdicts
@@ -90,12 +89,13 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
         bootstrap.store_time,
     )
     looked = looking.look
+    opened = open_records.open_records
 
     def watcher(store: Any, backend: Any) -> Any:
         return worlds[-1].distance.watcher_of(store, backend) if store.metered else watcher_of(store, backend)
 
     def records(store: str) -> Any:
-        return worlds[-1].distance.records if store.startswith("gs://") else open_records(store)
+        return worlds[-1].distance.records if store.startswith("gs://") else opened(store)
 
     def ask(*args: Any, **how: Any) -> Any:
         distance = worlds[-1].distance if worlds else None
@@ -134,7 +134,7 @@ def _distant_edges(edges: MonkeyPatch, worlds: list[World]) -> None:
 
     for module in (drivers, follower):
         edges.setattr(module, "watcher_of", watcher)
-    edges.setattr(open_view, "open_records", records)
+    edges.setattr(open_records, "open_records", records)
     edges.setattr(bucket_records, "CloudRecords", records)
     edges.setattr(bootstrap, "exchange", ask)
     edges.setattr(bootstrap, "store_time", clock)

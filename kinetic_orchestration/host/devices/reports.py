@@ -1,11 +1,14 @@
-"""Collects reports of a program and its devices, output excepted: for beats, the job's picture and a profile's record.
+"""Collects a program's reports and the device samples of all hosts: for beats, the job's picture, a profile's record.
 
-Most programs report nothing: the measuring code is imported for the first that does.
+No error here may fail a job. Most programs report nothing: the sampler and the recorder are imported for the first that
+does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import topology
@@ -16,29 +19,38 @@ from kinetic_orchestration.protocol.system import copies
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kinetic_orchestration.host.devices.measuring import Measuring
+    from kinetic_orchestration.host.devices.recorder import Recorder
+    from kinetic_orchestration.host.devices.sampler import Gauges
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # which of the machine's the program is given
+FIRST = 1.0  # sample, after the program began
+SWIFT_FAREWELL = 2.0  # what a machine that is taken away has left for the picture of its job
 
 
 class Reports:
+    """Reports and samples of one host; on host 0 also the other hosts' samples, from their beats, and the picture."""
+
     def __init__(self, at: Assignment, view: View, note: Callable[[str], None]) -> None:
         self.newest: dict[str, Any] | None = None  # sample of what the devices do
         self._at = at
         self._view = view
         self._note = note
         self._title = ""
-        self._measuring: Measuring | None = None
+        self._program: tuple[str, str, dict[str, str]] = ("", "", {})
+        self._began = 0.0
+        self._due = float("inf")
+        self._sampler: Gauges | None = None
+        self._picture: Recorder | None = None  # host 0's
 
     def entitle(self, name: str) -> None:
         """Give the picture its title."""
         self._title = name
 
     def begin(self, task: Task, python: str, env: Mapping[str, str]) -> None:
-        """Measure from now on what the devices of a program do that was just told to run, in that environment."""
+        """Measure from now on what the devices of a program do that was just started, in that environment."""
         if not task.device_metrics:
             return
         kind = "" if task.emulated else task.accelerator.kind
@@ -47,46 +59,78 @@ class Reports:
             own = int(env[topology.OWN])
             seen = {name: value.split(",")[own] for name, value in seen.items()}
         variable, value = self._at.marker.split("=", 1)
-        self._measured().begin(kind, python, {**copies.environ(), **task.env, **seen, variable: value})
+        self._program = kind, python, {**copies.environ(), **task.env, **seen, variable: value}
+        self._began = time.monotonic()
+        self._due = self._began + FIRST
 
     def hear(self, kind: str, payloads: list[bytes]) -> None:
         """Take in the program's reports."""
-        if kind == frames.METRICS:
-            self._measured().report(payloads)
+        if kind == frames.METRICS and self._at.host == 0:
+            self._recorder().report(payloads, time.monotonic())
         elif kind == frames.PROFILE:
             for payload in payloads:
                 self._keep_profile(payload)
 
     def sample(self) -> None:
-        """Measure, if it is time to."""
-        if self._measuring is not None:
-            self.newest = self._measuring.sample() or self.newest
+        """Take a device sample for the next beat, if one is due."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = float("inf")
+        try:
+            from kinetic_orchestration.host.devices import sampler
+
+            if self._sampler is None:
+                self._sampler = sampler.Gauges(*self._program, now)
+            found = self._sampler.sample(now)
+            if self._sampler.note:
+                self._note(self._sampler.note)
+                self._sampler.note = ""
+            if found:
+                self.newest = {"at": round(self._view.records.now(), 3), **found}
+                if self._at.host == 0:
+                    self._recorder().measured(0, self.newest)
+                    self._hear_others(self._recorder())
+                    self._recorder().keep_if_due(now)
+            self._due = now + min(sampler.PACE, now - self._began)
+        except Exception as error:
+            self._note(f"what the devices of this host do is not measured any more: {type(error).__name__}: {error}")
 
     def ended(self, process: int) -> None:
         """Note that a process which this host started has ended."""
-        if self._measuring is not None:
-            self._measuring.ended(process)
+        if self._sampler is not None:
+            self._sampler.ended(process)
 
     def stop(self) -> None:
         """Note that the program has ended."""
-        if self._measuring is not None:
-            self._measuring.stop()
+        self._due = float("inf")
+        if self._sampler is not None:
+            self._sampler.close()
 
     def end(self) -> None:
-        """Say what is left to say, while the log is open."""
-        if self._measuring is not None:
-            self._measuring.end()
+        """Begin the last picture, with all that was measured; `close` waits for it."""
+        if self._picture is not None:
+            with contextlib.suppress(Exception):
+                self._hear_others(self._picture)
+                self._picture.end()
 
     def close(self, *, swiftly: bool) -> None:
-        if self._measuring is not None:
-            self._measuring.close(swiftly=swiftly)
+        if self._picture is not None:
+            with contextlib.suppress(Exception):
+                self._picture.close(SWIFT_FAREWELL if swiftly else None)
 
-    def _measured(self) -> Measuring:
-        if self._measuring is None:
-            from kinetic_orchestration.host.devices.measuring import Measuring
+    def _recorder(self) -> Recorder:
+        if self._picture is None:
+            from kinetic_orchestration.host.devices.recorder import Recorder
 
-            self._measuring = Measuring(self._view, self._at, self._title, self._note)
-        return self._measuring
+            at, records = self._at, self._view.records
+            self._picture = Recorder(records, at.job, self._title, at.hosts, at.attempt, time.monotonic())
+        return self._picture
+
+    def _hear_others(self, recorder: Recorder) -> None:
+        for host in range(1, self._at.hosts):
+            if (beat := self._view.beat_of(host)[1]) is not None and beat.devices:
+                recorder.measured(host, beat.devices)
 
     def _keep_profile(self, payload: bytes) -> None:
         """Write the record of this host's profile, for clients that display its location. The profile itself is stored

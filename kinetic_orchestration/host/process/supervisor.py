@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.host.process import pipes as program
-from kinetic_orchestration.host.view.output import EMULATION, widen, without_emulation
 from kinetic_orchestration.protocol import schema, wire
 from kinetic_orchestration.protocol.output import frames
 from kinetic_orchestration.protocol.rules import Report
@@ -28,6 +27,8 @@ TAIL = 8 << 10
 MOST_SPENT = 1 << 10  # bytes of it: a beat has a bound
 LONGEST_UNIT = 80  # characters
 LAST_WORDS = 2.0  # for what the program left running and still prints
+# Message of the transport that stands in for the chips' links, once for each device.
+EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
 class Minder:
@@ -66,7 +67,7 @@ class Minder:
         self.child, self._go = started.pid, started.go
         for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
             os.set_blocking(end, False)
-            widen(end)
+            _widen(end)
             self._pipes[end] = (stream, frames.Lines())
 
     def drop(self) -> None:
@@ -167,7 +168,7 @@ class Minder:
             return 0
         whole = lines.feed(data) if data else lines.flush()
         if EMULATION in whole and stream == frames.OUT and self.emulated:
-            whole = without_emulation(whole)
+            whole = _without_emulation(whole)
         if whole:
             self.write(stream, whole)
         if not data:
@@ -277,3 +278,19 @@ class Minder:
         self._read_events()
         self.read_stacks()
         return left
+
+
+def _without_emulation(whole: bytes) -> bytes:
+    """Remove Gloo's messages about itself, sixteen times over, where processes stand for the hosts of a slice."""
+    import re
+
+    pattern = rb"(?m)^(?:\[Gloo\] Rank \d+ is connected to )?\d+" + re.escape(EMULATION) + rb" : \d+\n"
+    return re.sub(pattern, b"", whole)
+
+
+def _widen(pipe: int) -> None:
+    """Widen a pipe, so that the program can write while the agent is busy. Linux only; failure is ignored."""
+    import fcntl
+
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)

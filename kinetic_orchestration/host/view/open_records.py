@@ -1,4 +1,4 @@
-"""Opens the records that a host or its program was told of: below a folder, or in a bucket.
+"""Opens the records of a store, and a host's view of its attempt on them: below a folder, or in a bucket.
 
 Imports only the kind that is asked for, since the other one is never needed in the same process.
 """
@@ -7,7 +7,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    from kinetic_orchestration.host.view.view import View
+    from kinetic_orchestration.protocol import wire
+    from kinetic_orchestration.protocol.assignment import Assignment
 
 
 def open_records(store: str) -> Any:
@@ -22,3 +27,18 @@ def open_records(store: str) -> Any:
     from kinetic_orchestration.host.view.retrying_records import Patient
 
     return Patient(store)
+
+
+def open_view(at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[], None]) -> View:
+    """Return the view of the assignment's store. It starts nothing before its `open`.
+
+    compose: gives this host's beat, on any thread. wake: is called when something new was seen.
+    """
+    records = open_records(at.store)
+    if records.has_files:
+        from kinetic_orchestration.host.view.files import FileView
+
+        return FileView(records, at)
+    from kinetic_orchestration.host.view.bucket import BucketView
+
+    return BucketView(records, at, compose, wake)
