@@ -12,8 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from kinetic_orchestration.host.attempt import outcome
 from kinetic_orchestration.host.attempt.opening import Opening, Refused, Restarted
-from kinetic_orchestration.host.attempt.outcome import Outcome
 from kinetic_orchestration.host.attempt.peers import Peers
 from kinetic_orchestration.host.attempt.silence import Silence
 from kinetic_orchestration.host.devices.reports import Reports
@@ -70,7 +70,7 @@ class Host:
         self.exit: rules.Exit | None = None
         self.peers = Peers(assignment, self.view)
         self.silence = Silence(assignment, self.view, self.peers)
-        self.outcome = Outcome(assignment, private.get("seal", {}).get("key", ""), self.view, self.machine)
+        self.outcome = outcome.Outcome(assignment, private.get("seal", {}).get("key", ""), self.view, self.machine)
         self.began = time.monotonic()
         self.run_began = 0.0
         self.promise = Promise()
@@ -258,10 +258,8 @@ class Host:
         """Return the exit with its cause: a failure of the program may be its machine's."""
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
-        from kinetic_orchestration.host.attempt import blame
-
         self.preempted = self.preempted or self.machine.notice()
-        return blame.of_driver(exit_, self._report(), self.minder.tail)
+        return outcome.blame_driver(exit_, self._report(), self.minder.tail)
 
     def _report(self) -> rules.Report | None:
         return self.minder.report()
@@ -335,9 +333,7 @@ class Host:
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0:
             return False
-        from kinetic_orchestration.host.attempt import blame
-
-        return blame.is_echo(self.exit, self._report(), self.minder.tail, self.at.hosts)
+        return outcome.is_echo(self.exit, self._report(), self.minder.tail, self.at.hosts)
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
