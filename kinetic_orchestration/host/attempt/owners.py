@@ -41,46 +41,18 @@ class Owner:
         self.silence = moment - beat.updated if unchanged else 0.0
 
 
-class Keeper:
-    """The process that was handed a job, and has to take it in time. Host 0 checks that."""
-
-    def __init__(self, at: Assignment, view: View) -> None:
-        self._at = at
-        self._view = view
-        self._seen = (0, 0.0)  # the generation of its record, and when it was first seen
-        self._looked = 0.0
-
-    def look(self) -> str:
-        """End a job that was handed over and that no process took, and return the reason; "" if it may go on.
-
-        The same call may then start it again. The age of the record counts by this host's own monotonic clock too: on a
-        machine that wakes from its sleep, the process that was to take the job may wake later.
-        """
-        now = time.monotonic()
-        if now - self._looked < KEEPER_LOOK:
-            return ""
-        self._looked = now
-        if (found := self._view.keeper()) is None:
-            return ""
-        kept, moment = found
-        if kept.generation != self._seen[0]:
-            self._seen = kept.generation, now
-        if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self._seen[1])):
-            cancel = {"reason": reason, "by": "host 0", "writer": self._at.boot, "anew": True}
-            with contextlib.suppress(OSError):  # said again at the next look
-                self._view.records.create(names.cancel(self._at.job), wire.encode(cancel))
-                self._view.records.ring(self._at.job)
-                return reason
-        return ""
-
-
 class Owners:
-    """Owner and keeper of a job, if it has them."""
+    """Owner and keeper of a job, if it has them. The keeper has to take a job that was handed over in time; host 0
+    checks that.
+    """
 
     def __init__(self, at: Assignment, view: View, task: Task) -> None:
+        self._at = at
         self._view = view
         self._owner = Owner() if task.owned else None
-        self._keeper = Keeper(at, view) if task.kept and at.host == 0 else None
+        self._checks_keeper = task.kept and at.host == 0
+        self._keeper_seen = (0, 0.0)  # the generation of its record, and when it was first seen
+        self._keeper_read = 0.0
 
     @property
     def silence(self) -> float:
@@ -91,4 +63,27 @@ class Owners:
         """Read the owner's beat. If the job goes on, return why it must end because no process took it, else ""."""
         if self._owner is not None and (beat := self._view.owner()) is not None:
             self._owner.heard(*beat)
-        return self._keeper.look() if self._keeper is not None and goes_on else ""
+        return self._end_untaken() if self._checks_keeper and goes_on else ""
+
+    def _end_untaken(self) -> str:
+        """End a job that was handed over and that no process took, and return the reason; "" if it may go on.
+
+        The same call may then start it again. The age of the record counts by this host's own monotonic clock too: on a
+        machine that wakes from its sleep, the process that was to take the job may wake later.
+        """
+        now = time.monotonic()
+        if now - self._keeper_read < KEEPER_LOOK:
+            return ""
+        self._keeper_read = now
+        if (found := self._view.keeper()) is None:
+            return ""
+        kept, moment = found
+        if kept.generation != self._keeper_seen[0]:
+            self._keeper_seen = kept.generation, now
+        if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self._keeper_seen[1])):
+            cancel = {"reason": reason, "by": "host 0", "writer": self._at.boot, "anew": True}
+            with contextlib.suppress(OSError):  # written again at the next look
+                self._view.records.create(names.cancel(self._at.job), wire.encode(cancel))
+                self._view.records.ring(self._at.job)
+                return reason
+        return ""
