@@ -59,21 +59,18 @@ def ensure(
     root: str,
     *,
     uv: str = "",
-    python: str = "",
+    python: str,
     env: Mapping[str, str] | None = None,
-    note: Callable[[str], object] | None = None,
+    note: Callable[[str], object],
     links: Callable[[], str] | None = None,
 ) -> str:
     """Return the path of the environment's interpreter; build it first if no job on this host has built it yet.
 
-    `root` is the folder of all environments, `digest` that of the lock.
-    `uv` and `python` default to the uv on PATH and the running interpreter; `python` may also be a version,
-    which uv then finds or downloads. `env` is added to the environment of uv: its index settings, which are
-    never written down here. `links` brings a folder of wheels to install from, as far as they go, and is asked
-    when uv's cache does not do. `note` gets a line for the log when there is something to wait for.
+    root: the folder of all environments. digest: that of the lock. uv: its path; "" for the one on PATH. python: a
+    path, or a version that uv then finds or downloads. env: variables for uv, such as its index settings, which are
+    never written down here. links: fetches wheels into a folder and returns it, called if uv's cache lacks some. note:
+    writes a line to the log when there is something to wait for.
     """
-    note = note or _silent
-    python = python or sys.executable
     root = os.path.abspath(root)
     folder = os.path.join(root, key(digest, python, root))
     interpreter = _interpreter(folder)
@@ -103,7 +100,6 @@ def key(digest: str, python: str, root: str) -> str:
     """
     import hashlib
 
-    python = python or sys.executable
     identity: list[object] = [digest, sys.platform, os.uname().machine, os.path.realpath(root)]
     if os.sep in python:
         base = os.path.realpath(python)
@@ -128,7 +124,7 @@ def hold(interpreter: str) -> int:
     return descriptor
 
 
-def prune(root: str, keep_days: float, now: float | None = None) -> list[str]:
+def prune(root: str, keep_days: float) -> list[str]:
     """Delete the environments that no process holds and no job has used for `keep_days`; return those deleted."""
     import time
 
@@ -136,7 +132,7 @@ def prune(root: str, keep_days: float, now: float | None = None) -> list[str]:
         names = sorted(os.listdir(root))
     except FileNotFoundError:
         return []
-    limit = (time.time() if now is None else now) - keep_days * 86_400
+    limit = time.time() - keep_days * 86_400
     deleted = []
     for name in names:
         folder = os.path.join(root, name)
@@ -412,7 +408,3 @@ def _write(path: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".part", path)
-
-
-def _silent(_: str) -> None:
-    pass

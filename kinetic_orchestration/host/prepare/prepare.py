@@ -19,7 +19,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
 from kinetic_orchestration.protocol.system.ahead import Ahead, Several
-from kinetic_orchestration.protocol.wire.task import DataPiece, Package, Payload, Task
+from kinetic_orchestration.protocol.wire.task import DataPiece, Payload, Task
 
 AGAIN = "submit the job again, which sends what is missing"
 DATA_AT_ONCE = 8  # pieces of data that come side by side; each of them takes several connections of its own
@@ -127,10 +127,11 @@ def _warm(
 def _code(records: Any, blobs: Blobs, task: Task, root: str, scratch: str) -> list[str]:
     if task.tree:
         _unpack(records, blobs, task.tree, root)
-    return [
-        _package(records, blobs, item, os.path.join(scratch, "packages", str(number)))
-        for number, item in enumerate(task.packages)
-    ]
+    folders = [os.path.join(scratch, "packages", str(number)) for number in range(len(task.packages))]
+    for item, folder in zip(task.packages, folders, strict=True):
+        os.makedirs(target := os.path.join(folder, item.at))
+        _unpack(records, blobs, item.digest, target)
+    return folders
 
 
 def _payload(records: Any, blobs: Blobs, payload: Payload | None) -> str:
@@ -235,13 +236,6 @@ def _environment(records: Any, task: Task, home: str, uv: dict[str, str], note: 
     except environment.BuildFailed as error:
         raise NotReady(str(error), wire.INFRASTRUCTURE if error.passing else wire.CONFIGURATION) from None
     return python
-
-
-def _package(records: Any, blobs: Blobs, item: Package, folder: str) -> str:
-    target = os.path.join(folder, item.at)
-    os.makedirs(target)
-    _unpack(records, blobs, item.digest, target)
-    return folder
 
 
 def _data(records: Any, blobs: Blobs, item: DataPiece, home: str) -> str:

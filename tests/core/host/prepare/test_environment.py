@@ -367,7 +367,7 @@ threading.Thread(target=collect, daemon=True).start()
 lock = "nowhere-to-be-found==1.0 --hash=sha256:" + "0" * 64
 for attempt in range(5):
     try:
-        environment.ensure(lock + "\\n" * attempt, str(attempt), sys.argv[1], uv=sys.argv[2])
+        environment.ensure(lock + "\\n" * attempt, str(attempt), sys.argv[1], uv=sys.argv[2], python=sys.executable, note=str)
     except environment.BuildFailed:
         print("failed")
 """
