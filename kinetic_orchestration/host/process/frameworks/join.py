@@ -106,21 +106,25 @@ class NoAccelerator(RuntimeError):
     """The framework would compute on the CPU instead of the accelerator."""
 
 
+def _refuse(found: str, kind: str, advice: str) -> None:
+    raise NoAccelerator(
+        f"{found} and would compute on the CPU of this {kind} host: {advice}, or set {ALLOW}=1 to allow it"
+    )
+
+
+def _trains(framework: str, *others: str) -> bool:
+    """Return True if a framework is the one that computes: next to the others it may only load data."""
+    return os.environ.get("KERAS_BACKEND") == framework or not any(map(_has, others))
+
+
 def _check_jax(_: ModuleType) -> None:
     if not _has("libtpu"):
-        raise NoAccelerator(
-            "jax is installed here without libtpu and would compute on the CPU of this TPU host: require jax[tpu] "
-            f"instead of jax, or set {ALLOW}=1 to allow it"
-        )
+        _refuse("jax is installed here without libtpu", "TPU", "require jax[tpu] instead of jax")
 
 
 def _check_torch(_: ModuleType) -> None:
-    meant = os.environ.get("KERAS_BACKEND") == "torch" or not _has("jax")  # beside jax, torch may only load data
-    if meant and not (_has("torch_tpu") or _has("torch_xla")):
-        raise NoAccelerator(
-            "torch is installed here without torch_tpu or torch_xla and would compute on the CPU of this TPU host: "
-            f"require torch-tpu, or set {ALLOW}=1 to allow it"
-        )
+    if _trains("torch", "jax") and not (_has("torch_tpu") or _has("torch_xla")):
+        _refuse("torch is installed here without torch_tpu or torch_xla", "TPU", "require torch-tpu")
 
 
 def _check_keras(keras: Any) -> None:
@@ -139,13 +143,9 @@ def _check_keras(keras: Any) -> None:
 
 
 def _check_tensorflow(_: ModuleType) -> None:
-    # Beside the others it may only load data.
-    meant = os.environ.get("KERAS_BACKEND") == "tensorflow" or not (_has("jax") or _has("torch"))
-    if meant and not _has("libtpu"):
-        raise NoAccelerator(
-            "tensorflow is installed here without libtpu and would compute on the CPU of this TPU host: require "
-            f"tensorflow-tpu instead of tensorflow, or set {ALLOW}=1 to allow it"
-        )
+    if _trains("tensorflow", "jax", "torch") and not _has("libtpu"):
+        found = "tensorflow is installed here without libtpu"
+        _refuse(found, "TPU", "require tensorflow-tpu instead of tensorflow")
 
 
 def _check_jax_gpu(jax: Any) -> None:
@@ -154,28 +154,19 @@ def _check_jax_gpu(jax: Any) -> None:
         # With the platform named, JAX raises what a driver says where it would else fall back to the CPU.
         jax.config.update("jax_platforms", "rocm,cpu" if "rocm" in plugin else "cuda,cpu")
     if not plugin:
-        raise NoAccelerator(
-            "jax is installed here without a CUDA plugin and would compute on the CPU of this GPU host: require "
-            f"jax[cuda12] or jax[cuda13] instead of jax, or set {ALLOW}=1 to allow it"
-        )
+        found = "jax is installed here without a CUDA plugin"
+        _refuse(found, "GPU", "require jax[cuda12] or jax[cuda13] instead of jax")
 
 
 def _check_torch_gpu(torch: Any) -> None:
-    meant = os.environ.get("KERAS_BACKEND") == "torch" or not _has("jax")
-    if meant and not torch.cuda.is_available():
-        raise NoAccelerator(
-            f"torch {torch.__version__} sees no GPU and would compute on the CPU of this GPU host: require a build of "
-            f"torch for its driver's CUDA (not a +cpu one), or set {ALLOW}=1 to allow it"
-        )
+    if _trains("torch", "jax") and not torch.cuda.is_available():
+        advice = "require a build of torch for its driver's CUDA (not a +cpu one)"
+        _refuse(f"torch {torch.__version__} sees no GPU", "GPU", advice)
 
 
 def _check_tensorflow_gpu(tensorflow: Any) -> None:
-    meant = os.environ.get("KERAS_BACKEND") == "tensorflow" or not (_has("jax") or _has("torch"))
-    if meant and not tensorflow.config.list_physical_devices("GPU"):
-        raise NoAccelerator(
-            f"tensorflow {tensorflow.__version__} sees no GPU and would compute on the CPU of this GPU host: require "
-            f"tensorflow[and-cuda], or set {ALLOW}=1 to allow it"
-        )
+    if _trains("tensorflow", "jax", "torch") and not tensorflow.config.list_physical_devices("GPU"):
+        _refuse(f"tensorflow {tensorflow.__version__} sees no GPU", "GPU", "require tensorflow[and-cuda]")
 
 
 def _see_own(tensorflow: Any) -> None:

@@ -39,14 +39,39 @@ def _is_there(name: str) -> bool:
     return spec is not None and not getattr(spec, "_initializing", False)
 
 
-class _Jax:
+class _Tracer:
+    """What most tracers have in common. A subclass adds `busy`, `settle`, `start`, `step` and `entrances`."""
+
+    def is_used(self) -> bool:
+        """Return True if the framework has set up its devices. A trace would do so before a program that joins its
+        hosts by itself.
+        """
+        return True
+
+    def halt(self) -> None:
+        """Do nothing: `finish` ends the trace, which is quick, and reads it, which takes a while."""
+
+    def finish(self, folder: str, stopped: Callable[[], None]) -> dict[str, str]:
+        stopped()
+        self._stop()
+        for parent, _, files in os.walk(folder):
+            for name in files:
+                if name.endswith(".xplane.pb"):
+                    return {".xplane.pb": os.path.join(parent, name)}
+        raise FileNotFoundError("the framework's profiler has written no trace")
+
+    def _stop(self) -> None:
+        """End the trace of a framework that writes XProf's format itself."""
+
+    def is_on(self) -> bool:
+        return False
+
+
+class _Jax(_Tracer):
     def __init__(self) -> None:
         self.jax: Any = sys.modules["jax"]
 
     def is_used(self) -> bool:
-        """Return True if JAX has set up its devices. A trace would do so before a program that joins its hosts by
-        itself.
-        """
         bridge = sys.modules.get("jax._src.xla_bridge")
         return bool(getattr(bridge, "backends_are_initialized", lambda: True)())
 
@@ -69,13 +94,8 @@ class _Jax:
     def step(self, number: int) -> Any:
         return self.jax.profiler.StepTraceAnnotation("step", step_num=number)
 
-    def halt(self) -> None:
-        """Do nothing: `finish` ends the trace, which is quick, and reads it, which takes a while."""
-
-    def finish(self, folder: str, stopped: Callable[[], None]) -> dict[str, str]:
-        stopped()
+    def _stop(self) -> None:
         self.jax.profiler.stop_trace()
-        return _xplane(folder)
 
     def is_on(self) -> bool:
         return bool(getattr(self.jax.profiler.TraceAnnotation, "is_enabled", lambda: False)())
@@ -86,12 +106,9 @@ class _Jax:
             yield inner, "start_trace"  # by which `jax.profiler.trace` begins
 
 
-class _TensorFlow:
+class _TensorFlow(_Tracer):
     def __init__(self) -> None:
         self.profiler: Any = sys.modules["tensorflow"].profiler.experimental
-
-    def is_used(self) -> bool:
-        return True
 
     def busy(self) -> str:
         running = getattr(sys.modules.get("tensorflow.python.profiler.profiler_v2"), "_profiler", None)
@@ -108,13 +125,8 @@ class _TensorFlow:
     def step(self, number: int) -> Any:
         return self.profiler.Trace("train", step_num=number, _r=1)
 
-    def halt(self) -> None:
-        """Do nothing: `finish` does all, as with JAX."""
-
-    def finish(self, folder: str, stopped: Callable[[], None]) -> dict[str, str]:
-        stopped()
+    def _stop(self) -> None:
         self.profiler.stop()
-        return _xplane(folder)
 
     def is_on(self) -> bool:
         inner = sys.modules.get("tensorflow.python.profiler.internal._pywrap_traceme")
@@ -126,7 +138,7 @@ class _TensorFlow:
             yield inner, "start"
 
 
-class _Torch:
+class _Torch(_Tracer):
     """Tracer of torch, without `torch.profiler`, whose first start imports a compiler, for ten seconds."""
 
     def __init__(self) -> None:
@@ -137,9 +149,6 @@ class _Torch:
     def _has(self, device: str) -> bool:
         module = getattr(self.torch, device, None)
         return module is not None and bool(module.is_available())
-
-    def is_used(self) -> bool:
-        return True
 
     def busy(self) -> str:
         return "torch.profiler runs already" if getattr(self.profiler, "_is_profiler_enabled", False) else ""
@@ -175,9 +184,6 @@ class _Torch:
         convert(written, files[".xplane.pb"])
         return files
 
-    def is_on(self) -> bool:
-        return False
-
     def entrances(self) -> Iterator[tuple[Any, str]]:
         yield self.profiler.profile, "_prepare_trace"  # by which each of torch's own ways begins
 
@@ -207,11 +213,3 @@ def convert(trace: str, made: str) -> None:
         said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         killed = "it was killed, perhaps since the machine ran out of memory: ask for less"
         raise OSError(f"the trace could not be read: {killed if done.returncode < 0 else said}")
-
-
-def _xplane(folder: str) -> dict[str, str]:
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            if name.endswith(".xplane.pb"):
-                return {".xplane.pb": os.path.join(parent, name)}
-    raise FileNotFoundError("the framework's profiler has written no trace")

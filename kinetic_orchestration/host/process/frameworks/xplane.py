@@ -76,11 +76,9 @@ def _line(number: int, name: str, events: Iterable[Mapping[str, Any]], kinds: di
         + _number(3, max(0, round(event.get("dur", 0) * 1_000_000)))
         for event in ordered
     )
-    return b"".join((_number(1, number), _message(2, name.encode()), _number(3, begin), *map(_event, written)))
-
-
-def _event(data: bytes) -> bytes:
-    return _message(4, data)
+    return b"".join(
+        (_number(1, number), _message(2, name.encode()), _number(3, begin), *(_message(4, event) for event in written))
+    )
 
 
 def _number(field: int, value: int) -> bytes:
