@@ -246,8 +246,7 @@ class Bucket:
     def read(self, name: str, start: int = 0, end: int | None = None, limit: int = names.RECORD_LIMIT) -> Record | None:
         whole = start == 0 and end is None
         if end is not None and end <= start:
-            facts = self.facts(name)
-            return None if facts is None else Record(b"", int(facts["generation"]), _moment(facts))
+            return _record(b"", self.facts(name))
         part = {} if whole else {"Range": f"bytes={start}-" + ("" if end is None else str(end - 1))}
         # A server that honours no range would send all of it.
         most = limit if end is None else max(limit, end)
@@ -258,16 +257,12 @@ class Bucket:
         if reply.status == 404 and self._has_bucket(reply):
             return None
         if reply.status == 416:
-            facts = self.facts(name)
-            return None if facts is None else Record(b"", int(facts["generation"]), _moment(facts))
+            return _record(b"", self.facts(name))
         self.check(reply, "read", name)
         data = reply.data if whole or reply.status == 206 else reply.data[start:end]
         generation, changed = reply.headers.get("X-Goog-Generation"), reply.headers.get("Last-Modified")
         if generation is None or changed is None:
-            facts = self.facts(name)
-            if facts is None:
-                return None
-            return Record(data, int(facts["generation"]), _moment(facts))
+            return _record(data, self.facts(name))
         return Record(data, int(generation), moment_of(int(generation), parsedate_to_datetime(changed).timestamp()))
 
     def fetch(self, name: str, path: str, most: int = names.LARGEST_FILE) -> bool:
@@ -549,6 +544,10 @@ def _unreadable(check: Callable[[bootstrap.Reply], Any], reply: bootstrap.Reply)
             f"{type(error).__name__}: {error}; it begins with {reply.data[:100].decode('utf-8', 'backslashreplace')!r}"
         )
     return ""
+
+
+def _record(data: bytes, facts: Mapping[str, Any] | None) -> Record | None:
+    return None if facts is None else Record(data, int(facts["generation"]), _moment(facts))
 
 
 def _check_written(reply: bootstrap.Reply) -> None:
