@@ -19,12 +19,15 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import CheckpointError, KineticError
 from kinetic_orchestration.program.checkpoints import commits
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content.digest import plain_of_file
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.program.context import HostContext
 
 QUIET = 2.0  # seconds in which nothing was written, after which what there is counts as whole
 OPEN = 60.0  # the same of a file that is still open for writing
@@ -46,22 +49,7 @@ _mirrors: dict[str, Mirror] = {}  # by their addresses
 _lock = threading.Lock()
 
 
-class Host(Protocol):
-    """The part of `HostContext` that a mirror reads."""
-
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def host_index(self) -> int: ...
-    @property
-    def checkpoint_dir(self) -> str: ...
-
-    def fence(self) -> int: ...
-
-
-def folder_of(host: Host, name: str) -> str:
+def folder_of(host: HostContext, name: str) -> str:
     """The local folder that is mirrored into `<checkpoint_dir>/<name>`; where that is on a file system, it itself."""
     if not re.fullmatch(r"[\w-][\w.-]*", name):
         raise CheckpointError(f"name is {name!r}: it names a folder, so give letters, digits, '.', '_' and '-'")
@@ -84,7 +72,7 @@ def close() -> None:
 class Mirror:
     """One host's."""
 
-    def __init__(self, address: str, host: Host) -> None:
+    def __init__(self, address: str, host: HostContext) -> None:
         from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
         self.address = address

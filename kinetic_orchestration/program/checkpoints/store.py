@@ -39,6 +39,8 @@ class CheckpointStore(ABC):
 
     prune_frees_space: ClassVar[bool]
     """A part that found no room may be written once older checkpoints are removed."""
+    _durable: ClassVar[bool]
+    """A part is synced to the disk before its commit, for which older checkpoints are removed."""
     _first_pause: ClassVar[float]
     _longest_pause: ClassVar[float]
 
@@ -48,12 +50,10 @@ class CheckpointStore(ABC):
         self.records = records
         self.torn: dict[str, str] = {}  # folders that were read and not believed, and why
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a folder has none
         """Close the connections, if there are any."""
 
-    @abstractmethod
-    def sweep(self) -> None:
+    def sweep(self) -> None:  # noqa: B027 - an upload that was cut leaves no object
         """Remove what earlier writers that were killed left half-written on a file system."""
 
     def wait(self, condition: Callable[[], bool], patience: float) -> bool:
@@ -75,7 +75,8 @@ class CheckpointStore(ABC):
             step = folder.split("-")[1]  # an earlier one may still be on its way
             path = os.path.join(scratch, f"part-{self.writer}-{host:05d}.{step}")
             try:
-                told = self._write_file(path, state)
+                self._check_room(path, state)
+                told = parts.write(path, state, durable=self._durable)
                 if not self.records.upload(commits.part(folder, host), path, move=True):
                     raise RecordsError(errno.EEXIST, f"{folder} is there already, of this attempt, and stays")
             finally:
@@ -199,9 +200,8 @@ class CheckpointStore(ABC):
     def _scratch(self) -> AbstractContextManager[str]:
         """A temporary folder for a part."""
 
-    @abstractmethod
-    def _write_file(self, path: str, state: Apart) -> Part:
-        """Write a part to a file that takes its name afterwards."""
+    def _check_room(self, path: str, state: Apart) -> None:  # noqa: B027 - a full file system says so itself
+        """Raise RecordsError if a part that is written to a local disk first has no room there."""
 
     @abstractmethod
     def _file(self, name: str, size: int) -> AbstractContextManager[str]:
@@ -211,16 +211,13 @@ class CheckpointStore(ABC):
 class FolderStore(CheckpointStore):
     """Checkpoints in a folder. A part is written on the file system of its destination, so that it is not copied."""
 
-    prune_frees_space = True
+    prune_frees_space = _durable = True
     _first_pause, _longest_pause = 0.002, 0.05
 
     def __init__(self, place: str, writer: str) -> None:
         os.makedirs(place, exist_ok=True)
         # A single try: the training must learn of a full disk immediately, and not after a minute of retries.
         super().__init__(place, writer, FileRecords(place))
-
-    def close(self) -> None:
-        pass
 
     def sweep(self) -> None:
         folder = os.path.join(self.place, TEMPORARY)
@@ -237,9 +234,6 @@ class FolderStore(CheckpointStore):
         os.makedirs(folder, exist_ok=True)
         yield folder
 
-    def _write_file(self, path: str, state: Apart) -> Part:
-        return parts.write(path, state, durable=True)
-
     @contextlib.contextmanager
     def _file(self, name: str, size: int) -> Iterator[str]:
         path = self.records.local_path(name)
@@ -251,7 +245,7 @@ class FolderStore(CheckpointStore):
 class BucketStore(CheckpointStore):
     """Checkpoints in a bucket. A part goes by a file of this machine's disk."""
 
-    prune_frees_space = False
+    prune_frees_space = _durable = False
     _first_pause, _longest_pause = 0.1, 1.0
 
     def __init__(self, place: str, writer: str) -> None:
@@ -262,9 +256,6 @@ class BucketStore(CheckpointStore):
     def close(self) -> None:
         self.records.close()
 
-    def sweep(self) -> None:
-        pass  # an upload that was cut leaves no object
-
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[str]:
         folder = tempfile.mkdtemp(prefix="kinetic-checkpoint-")
@@ -273,9 +264,16 @@ class BucketStore(CheckpointStore):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _write_file(self, path: str, state: Apart) -> Part:
-        check_room(os.path.dirname(path), sum(len(piece.data) for piece in state.pieces))
-        return parts.write(path, state, durable=False)
+    def _check_room(self, path: str, state: Apart) -> None:
+        folder, size = os.path.dirname(path), sum(len(piece.data) for piece in state.pieces)
+        free = shutil.disk_usage(folder).free
+        if size + SPARE > free:
+            raise RecordsError(
+                errno.ENOSPC,
+                f"this host's part has {size / 1e9:.1f} GB, and the disk of {folder}, by which it goes to the bucket, "
+                f"has {free / 1e9:.1f} GB free: set TMPDIR to a folder with more room, such as one in memory "
+                "(/dev/shm)",
+            )
 
     @contextlib.contextmanager
     def _file(self, name: str, size: int) -> Iterator[str]:
@@ -288,14 +286,3 @@ class BucketStore(CheckpointStore):
             except TooLarge as error:
                 raise parts.Torn(str(error)) from None
             yield path
-
-
-def check_room(folder: str, size: int) -> None:
-    """A part goes by this machine's disk on its way to a bucket."""
-    free = shutil.disk_usage(folder).free
-    if size + SPARE > free:
-        raise RecordsError(
-            errno.ENOSPC,
-            f"this host's part has {size / 1e9:.1f} GB, and the disk of {folder}, by which it goes to the bucket, has "
-            f"{free / 1e9:.1f} GB free: set TMPDIR to a folder with more room, such as one in memory (/dev/shm)",
-        )
