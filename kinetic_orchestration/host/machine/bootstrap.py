@@ -237,6 +237,17 @@ def request(
     return reply
 
 
+def multipart(facts: Mapping[str, Any]) -> tuple[bytes, bytes, dict[str, str]]:
+    """Return what comes before and after the bytes of an object in the request that creates it, and its headers."""
+    edge = os.urandom(16).hex()
+    head = (
+        f"--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(facts)}\r\n"
+        f"--{edge}\r\nContent-Type: application/octet-stream\r\n\r\n"
+    )
+    tail = f"\r\n--{edge}--\r\n"
+    return head.encode(), tail.encode(), {"Content-Type": f"multipart/related; boundary={edge}"}
+
+
 def store_time() -> float:
     """Return the store's time, by which every deadline counts. While the store does not answer, the monotonic clock
     advances its last time: this machine's own clock may be wrong by more than a job has left, and counts only if the
@@ -522,15 +533,11 @@ def abort(told: Mapping[str, Any], host: int, reason: str, cause: str = Failed.c
     }  # fmt: skip
     if told.get("key"):
         verdict["seal"] = sealed(told["key"], gist(verdict))
-    edge = os.urandom(12).hex()
-    parts = [
-        f"--{edge}\r\nContent-Type: application/json\r\n\r\n{json.dumps(body)}\r\n"
-        for body in ({"name": full}, verdict)
-    ]
+    head, tail, kind = multipart({"name": full, "contentType": "application/octet-stream"})
     bucket = told["store"].removeprefix("gs://").partition("/")[0]
     request(
         "POST", f"{endpoint('storage')}/upload/storage/v1/b/{bucket}/o?uploadType=multipart&ifGenerationMatch=0",
-        ("".join(parts) + f"--{edge}--\r\n").encode(), {"Content-Type": f"multipart/related; boundary={edge}"},
+        head + json.dumps(verdict).encode() + tail, kind,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import errno
 import functools
 import hashlib
 import http.client
-import json
 import os
 import ssl
 import time
@@ -200,21 +199,15 @@ class Bucket:
         self, name: str, data: bytes | BinaryIO, condition: int | None = None, metadata: Mapping[str, str] | None = None
     ) -> int | None:
         """Write the object; return its new generation, or None if the condition did not hold."""
-        edge = os.urandom(16).hex()
         facts: dict[str, Any] = {"name": name, "contentType": "application/octet-stream"}
         if metadata:
             facts["metadata"] = dict(metadata)
-        head = (
-            f"--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(facts)}\r\n"
-            f"--{edge}\r\nContent-Type: application/octet-stream\r\n\r\n"
-        ).encode()
-        tail = f"\r\n--{edge}--\r\n".encode()
+        head, tail, kind = bootstrap.multipart(facts)
         query = {"uploadType": "multipart"} | ({} if condition is None else {"ifGenerationMatch": str(condition)})
         if isinstance(data, bytes):
             body: dict[str, Any] = {"head": head + data, "tail": tail}
         else:
             body = {"head": head, "file": data, "tail": tail}
-        kind = {"Content-Type": f"multipart/related; boundary={edge}"}
         target = f"/upload/storage/v1/b/{self.name}/o?{urlencode(query)}"
         reply, unsure = self.ask("POST", target, check=_check_written, headers=kind, **body)
         # A swap of what is not there is answered in either way.
