@@ -82,13 +82,13 @@ def _devices(at: Assignment, task: Task, environ: Mapping[str, str]) -> dict[str
         return topology.emulated(task.devices)
     given = {**environ, **task.env}
     if task.accelerator.kind == "tpu":
-        return topology.on_tpu(given)
+        return topology.on_accelerator("tpu", given)
     import json
 
     env: dict[str, str] = json.loads(at.devices)["env"] if at.devices else {}
     if topology.OWN in env and "KERAS_TORCH_DEVICE" not in given:
         env["KERAS_TORCH_DEVICE"] = f"cuda:{env[topology.OWN]}"
-    return {**env, **topology.on_gpu(given)}
+    return {**env, **topology.on_accelerator("gpu", given)}
 
 
 def _traced(at: Assignment, profile: Mapping[str, Any]) -> dict[str, str]:

@@ -64,20 +64,15 @@ def emulated(devices: int) -> dict[str, str]:
     }
 
 
-def on_gpu(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a GPU host: a framework that would silently do without the GPUs fails at its import."""
-    return {} if given.get(ALLOW, "") not in ("", "0") or given.get("JAX_PLATFORMS") else {EXPECT: "gpu"}
+def on_accelerator(kind: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a host with TPUs or GPUs: a framework that would compute without fails at its import.
 
-
-def on_tpu(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a TPU VM: libtpu finds its chips and its slice itself, and a framework that finds none
-    fails.
-
-    With the platform named, JAX raises libtpu's error where it would else fall back to the CPU.
+    libtpu finds its chips and its slice itself. With the platform named, JAX raises libtpu's error where it would else
+    fall back to the CPU.
     """
     if given.get(ALLOW, "") not in ("", "0") or given.get("JAX_PLATFORMS"):
         return {}
-    return {"JAX_PLATFORMS": "tpu,cpu", EXPECT: "tpu"}
+    return {EXPECT: kind} if kind == "gpu" else {EXPECT: kind, "JAX_PLATFORMS": "tpu,cpu"}
 
 
 def environment(

@@ -395,10 +395,10 @@ def test_hosts_of_several_slices_are_told_their_slice() -> None:
 
 
 def test_on_a_tpu_nothing_is_forced_but_that_its_absence_is_told() -> None:
-    assert topology.on_tpu({}) == {"JAX_PLATFORMS": "tpu,cpu", "KINETIC_EXPECT": "tpu"}
-    assert topology.on_tpu({"KINETIC_ALLOW_CPU": "1"}) == {}
-    assert topology.on_tpu({"KINETIC_ALLOW_CPU": "0"}) != {}
-    assert topology.on_tpu({"JAX_PLATFORMS": "cpu"}) == {}
+    assert topology.on_accelerator("tpu", {}) == {"JAX_PLATFORMS": "tpu,cpu", "KINETIC_EXPECT": "tpu"}
+    assert topology.on_accelerator("tpu", {"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert topology.on_accelerator("tpu", {"KINETIC_ALLOW_CPU": "0"}) != {}
+    assert topology.on_accelerator("tpu", {"JAX_PLATFORMS": "cpu"}) == {}
 
 
 def on_tpu(packages: Path, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -509,10 +509,10 @@ def test_a_framework_that_would_do_without_the_gpus_fails_at_its_import(
 
 
 def test_the_user_may_allow_a_gpu_host_to_compute_on_its_cpu() -> None:
-    assert topology.on_gpu({}) == {"KINETIC_EXPECT": "gpu"}
-    assert topology.on_gpu({"KINETIC_ALLOW_CPU": "1"}) == {}
-    assert topology.on_gpu({"JAX_PLATFORMS": "cpu"}) == {}
-    assert topology.on_gpu({"JAX_PLATFORMS": ""}) != {}
+    assert topology.on_accelerator("gpu", {}) == {"KINETIC_EXPECT": "gpu"}
+    assert topology.on_accelerator("gpu", {"KINETIC_ALLOW_CPU": "1"}) == {}
+    assert topology.on_accelerator("gpu", {"JAX_PLATFORMS": "cpu"}) == {}
+    assert topology.on_accelerator("gpu", {"JAX_PLATFORMS": ""}) != {}
 
 
 # -- Keras -------------------------------------------------------------------------------------------------------
