@@ -68,11 +68,11 @@ def short(value: Any) -> str:
 # ---- single values ---------------------------------------------------------------------------------------------
 
 
-def text(most: int = LINE) -> Check:
+def text(most: int = LINE, *, printable: bool = False) -> Check:
     """Any characters, which are shown and never followed."""
 
     def check(value: Any) -> None:
-        if type(value) is not str or len(value) > most:
+        if type(value) is not str or len(value) > most or (printable and not value.isprintable()):
             raise Wrong(value)
 
     return check
@@ -80,12 +80,7 @@ def text(most: int = LINE) -> Check:
 
 def line(most: int = LINE) -> Check:
     """Text without control characters."""
-
-    def check(value: Any) -> None:
-        if type(value) is not str or len(value) > most or not value.isprintable():
-            raise Wrong(value)
-
-    return check
+    return text(most, printable=True)
 
 
 def matching(pattern: str, *, empty: bool = False) -> Check:
@@ -105,20 +100,16 @@ def matching(pattern: str, *, empty: bool = False) -> Check:
     return check
 
 
+def number(least: float, most: float, kinds: tuple[type, ...] = (float, int)) -> Check:
+    def check(value: Any) -> None:
+        if type(value) not in kinds or not least <= value <= most:
+            raise Wrong(value)
+
+    return check
+
+
 def whole(least: int, most: int) -> Check:
-    def check(value: Any) -> None:
-        if type(value) is not int or not least <= value <= most:
-            raise Wrong(value)
-
-    return check
-
-
-def number(least: float, most: float) -> Check:
-    def check(value: Any) -> None:
-        if (type(value) is not float and type(value) is not int) or not least <= value <= most:
-            raise Wrong(value)
-
-    return check
+    return number(least, most, (int,))
 
 
 def measure(value: Any) -> None:
@@ -142,22 +133,18 @@ def one_of(*known: str) -> Check:
     return check
 
 
-def maybe(check: Check) -> Check:
+def maybe(check: Check, nothing: Any = None) -> Check:
+    """Accept the value that stands for none, or what the check accepts."""
+
     def either(value: Any) -> None:
-        if value is not None:
+        if value != nothing:
             check(value)
 
     return either
 
 
 def empty_or(check: Check) -> Check:
-    """Accept {}, which stands for none, or what the check accepts."""
-
-    def either(value: Any) -> None:
-        if value != {}:
-            check(value)
-
-    return either
+    return maybe(check, {})
 
 
 # ---- values of several parts -----------------------------------------------------------------------------------
