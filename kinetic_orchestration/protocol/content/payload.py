@@ -96,50 +96,53 @@ def load(
     data: Sequence[str] = (),
     role: bytes = CALL,
     home: str | os.PathLike[str] | None = None,
+    names_first: bool = True,
 ) -> Any:
     """The value of a file. Its arrays are writeable and private to this process.
 
     With `expected_digest` ("" is no file's) nothing is unpickled unless every byte is as it was sent. `data` are the
     paths on this machine of what was wrapped in `Data`, in the order in which it was found. A large file in `home` is
-    not hashed again where it is known not to have changed since.
+    not hashed again where it is known not to have changed since. `names_first`: a class that this process has under its
+    name is that one, and not the one that was sent along.
     """
-    return _load(path, expected_digest, data, role, names_first=True, home=home)
-
-
-def _load(
-    path: str | os.PathLike[str],
-    expected_digest: str | None,
-    data: Sequence[str],
-    role: bytes,
-    names_first: bool,
-    home: str | os.PathLike[str] | None = None,
-) -> Any:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        view = memoryview(_memory(path, descriptor))
+        memory = _memory(path, descriptor)
+        view = memoryview(memory)
         if expected_digest is not None:
             _verify(path, descriptor, view, expected_digest, home)
     finally:
         os.close(descriptor)
     index, start = _index(path, view, role)
     buffers = [view[at : at + size] for at, size in index["buffers"]]
-    stream = _Source(view[start : start + index["pickles"]])
-    unpickler = _Unpickler(stream, buffers, _Meaning(data, names_first))
+    memory.seek(start)
+    unpickler = _Unpickler(memory, buffers, _Meaning(data, names_first))
     value = unpickler.load()
-    while stream.rest():
+    while memory.tell() < start + index["pickles"]:
         for module, name, attribute in unpickler.load():
             setattr(module, name, attribute)
     return value
 
 
-def _memory(path: str | os.PathLike[str], descriptor: int) -> Any:
+class _Memory(mmap.mmap):
+    def readinto(self, target: Any) -> int:
+        """Read without the copy that `read` makes: an unpickler calls this for large values, if there is one."""
+        view = memoryview(target).cast("B")
+        at = self.tell()
+        with memoryview(self)[at : at + len(view)] as source:
+            view[: len(source)] = source
+            self.seek(len(source), os.SEEK_CUR)
+            return len(source)
+
+
+def _memory(path: str | os.PathLike[str], descriptor: int) -> _Memory:
     size = os.fstat(descriptor).st_size
     if size > MAPPED:
         if sys.version_info >= (3, 13):
-            return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
-        return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+            return _Memory(descriptor, size, access=mmap.ACCESS_COPY, trackfd=False)
+        return _Memory(descriptor, size, access=mmap.ACCESS_COPY)
     # Anonymous memory, because unlike a bytearray it is aligned.
-    memory = mmap.mmap(-1, max(size, 1))
+    memory = _Memory(-1, max(size, 1))
     with memoryview(memory) as view, open(descriptor, "rb", buffering=0, closefd=False) as file:
         done = 0
         while done < size:
@@ -204,36 +207,6 @@ class _Sink:
         view = memoryview(data)
         self._hasher.update(view)
         return view.nbytes
-
-
-class _Source:
-    """Reads from memory into what is made of it, without the copy that io.BytesIO would be."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._at = 0
-
-    def rest(self) -> int:
-        return len(self._view) - self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._view) if size < 0 else min(self._at + size, len(self._view))
-        data = bytes(self._view[self._at : end])
-        self._at = end
-        return data
-
-    def readinto(self, target: Any) -> int:
-        view = memoryview(target).cast("B")
-        count = min(len(view), self.rest())
-        view[:count] = self._view[self._at : self._at + count]
-        self._at += count
-        return count
-
-    def readline(self) -> bytes:
-        line = bytearray()
-        while self.rest() and not line.endswith(b"\n"):
-            line += self.read(1)
-        return bytes(line)
 
 
 # What a pickle of ours may name. The unpickler gives each its meaning for one load: no state is global.
@@ -329,7 +302,7 @@ MOVED = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: _Source, buffers: Iterable[Any], meaning: _Meaning) -> None:
+    def __init__(self, stream: _Memory, buffers: Iterable[Any], meaning: _Meaning) -> None:
         super().__init__(stream, buffers=buffers)
         self._meaning = meaning
 
@@ -480,7 +453,7 @@ def _dump_raised(raised: _Raised, path: str | os.PathLike[str]) -> tuple[str, in
             raise
         return problem
     try:
-        copy = _load(path, None, (), EXCEPTION, names_first=False)
+        copy = load(path, role=EXCEPTION, names_first=False)
         if type(copy) is not type(raised.error):
             raise TypeError(f"it comes back as {_type_name(type(copy))}")
         if raised.bare and _text(copy) != _text(raised.error):  # as an OSError would, which keeps its own out of sight
