@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.jobs.following.follower import Follower
     from kinetic_orchestration.jobs.job import Job
     from kinetic_orchestration.jobs.request import Draft, Request
-    from kinetic_orchestration.protocol.system.ahead import Ahead
+    from kinetic_orchestration.protocol.system.parallel import Ahead
 
 BACK_STOP = 60.0  # after the deadline that a trigger keeps, Airflow's own
 KILL_SECONDS = 20.0  # the longest that a task which was killed waits for its job's cancel to be written

@@ -42,7 +42,7 @@ from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.system import copies
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 from kinetic_orchestration.protocol.wire.task import Hardware, Task
 
 CANCEL_SECONDS = 60.0
@@ -75,7 +75,7 @@ def launch(
     if claimed is not None:
         claimed(job)
     if is_new:
-        entered = Ahead(roll.enter, store, job, beside=store.parallel > 1)
+        entered = Ahead(roll.enter, store, job, in_background=store.parallel > 1)
         with staging_folder(store, request.settings.home) as folder:
             if say is not None:
                 say(f"packaging {spec.name}: its code, its arguments and what they need")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 
 AT_ONCE = 32
 

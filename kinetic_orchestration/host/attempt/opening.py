@@ -11,7 +11,7 @@ from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
 from kinetic_orchestration.protocol.system import processes
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 from kinetic_orchestration.protocol.wire.task import Task
 
 if TYPE_CHECKING:
@@ -51,16 +51,16 @@ class Opening:
     def begin(self) -> None:
         """Request the spec and the intent, concurrently where a read is a request."""
         records = self._view.records
-        beside = records.parallel > 1
-        self._spec = Ahead(read_intact, records, names.spec(self._at.job), self._at.spec, beside=beside)
-        self._promised = Ahead(self._machine.promise, records, beside=beside)
+        in_background = records.parallel > 1
+        self._spec = Ahead(read_intact, records, names.spec(self._at.job), self._at.spec, in_background=in_background)
+        self._promised = Ahead(self._machine.promise, records, in_background=in_background)
 
     def read(self) -> Task:
         """Return the task. Raises Refused if its spec is not the one that was submitted, or is of a later wire."""
         records, name = self._view.records, names.spec(self._at.job)
         if self._promised is None:
-            self._promised = Ahead(self._machine.promise, records, beside=records.parallel > 1)
-        self._placed = Ahead(self._machine.address, beside=self._machine.asks_ahead)
+            self._promised = Ahead(self._machine.promise, records, in_background=records.parallel > 1)
+        self._placed = Ahead(self._machine.address, in_background=self._machine.asks_ahead)
         try:
             spec = read_intact(records, name, self._at.spec) if self._spec is None else self._spec.result()
         except TooLarge as error:

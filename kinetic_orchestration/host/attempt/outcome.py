@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
     from kinetic_orchestration.host.machine.machine import Machine
@@ -100,7 +100,7 @@ class Outcome:
     def _commit(self, report: rules.Report, ended: float, path: str) -> None:
         value, now = report.digest, time.monotonic()
         if value and self._sending is None:  # beside the proof
-            self._sending = Ahead(self._send_value, report, path, beside=self._view.records.parallel > 1)
+            self._sending = Ahead(self._send_value, report, path, in_background=self._view.records.parallel > 1)
         if self._machine.vouches and value and not self._proof:
             if now < self._prove_at:
                 return

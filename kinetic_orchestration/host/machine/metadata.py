@@ -14,7 +14,7 @@ from urllib.parse import quote
 from kinetic_orchestration.host.machine import bootstrap
 from kinetic_orchestration.host.machine.machine import Denied
 from kinetic_orchestration.protocol import schema
-from kinetic_orchestration.protocol.system.ahead import Several
+from kinetic_orchestration.protocol.system.parallel import Several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

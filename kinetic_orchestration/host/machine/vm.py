@@ -10,7 +10,7 @@ from kinetic_orchestration.host.machine import metadata
 from kinetic_orchestration.host.machine.machine import Machine, Promise, Unanswered, Unplaced
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import read_bounded
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

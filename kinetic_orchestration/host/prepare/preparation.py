@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kinetic_orchestration.host.machine.machine import Denied, Unanswered
 from kinetic_orchestration.host.prepare import prepare
 from kinetic_orchestration.protocol import names, rules, wire
-from kinetic_orchestration.protocol.system.ahead import Ahead
+from kinetic_orchestration.protocol.system.parallel import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,7 +117,7 @@ class Preparation:
             self._compiled.close(seconds)
 
     def _prepared(self) -> Ready:
-        others = Ahead(self._find_others, beside=self._machine.is_own)
+        others = Ahead(self._find_others, in_background=self._machine.is_own)
         self._secrets |= self._machine.secrets(self._note)
         if self._machine.shares_cache:
             self._open_compile_cache()

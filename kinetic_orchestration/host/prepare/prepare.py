@@ -18,7 +18,7 @@ from kinetic_orchestration.host.prepare.fetch import Blobs
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import digest
 from kinetic_orchestration.protocol.records.base import TooLarge, read_bounded, read_intact
-from kinetic_orchestration.protocol.system.ahead import Ahead, Several
+from kinetic_orchestration.protocol.system.parallel import Ahead, Several
 from kinetic_orchestration.protocol.wire.task import DataPiece, Payload, Task
 
 AGAIN = "submit the job again, which sends what is missing"
@@ -65,19 +65,19 @@ def prepare(
     os.makedirs(root, exist_ok=True)
     blobs = Blobs(records, os.path.join(scratch, "blobs"))
     spans: dict[str, tuple[float, float]] = {}
-    beside = records.parallel > 1
+    in_background = records.parallel > 1
 
     def begin(what: str, work: Callable[..., Any], *rest: Any) -> Ahead[Any]:
-        return Ahead(_timed, spans, what, work, records, *rest, beside=beside)
+        return Ahead(_timed, spans, what, work, records, *rest, in_background=in_background)
 
     environment = begin("environment", _environment, task, home, uv, note)
     payload = begin("payload", _payload, blobs, task.payload)
     brought = Several(
         lambda piece: _timed(spans, f"data {piece[0]}", _data, records, blobs, piece[1], home),
-        list(enumerate(task.data)), most=DATA_AT_ONCE, beside=beside,
+        list(enumerate(task.data)), most=DATA_AT_ONCE, in_background=in_background,
     )  # fmt: skip
     code = begin("code", _code, blobs, task, root, scratch)
-    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, beside=beside)
+    warm = Ahead(_warm, environment, found, [code, payload, brought], task, spans, note, in_background=in_background)
     packages = code.result()
     data = brought.result()
     python = warm.result()
@@ -104,7 +104,7 @@ def _timed(spans: dict[str, tuple[float, float]], what: str, work: Callable[...,
 def _warm(
     environment: Ahead[Any],
     found: Callable[[str], None],
-    others: Sequence[Ahead[Any] | Several],
+    others: Sequence[Ahead[Any] | Several[Any, Any]],
     task: Task,
     spans: dict[str, tuple[float, float]],
     note: Callable[[str], None],

@@ -1,10 +1,15 @@
-"""The same work on several threads, for what mostly waits. Knows neither stores nor backends."""
+"""Work on several threads, for what mostly waits: the same work for many items, or one that begins before its result is
+needed. Knows neither stores nor backends.
+
+If a read of the store takes microseconds, a thread would take longer than it saves: without `in_background` the work is
+done when its result is requested.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import threading
@@ -26,7 +31,17 @@ def side_by_side(
     """
     if len(items) < 2 or threads < 2:
         return [work(item) for item in items]
-    return _Lanes(work, items).results(min(threads, len(items)), name)
+    several = Several(work, items, most=threads, in_background=False)
+    try:
+        several.begin(name)
+        several.join()
+        return several.result()
+    except BaseException:  # Ctrl-C: started items may use files that the caller closes
+        several.stop()
+        several.join()
+        raise
+    finally:
+        several.failed.clear()  # or what their frames hold would live on with them
 
 
 def at_once(work: Sequence[Callable[[], _R]], threads: int) -> list[_R]:
@@ -34,60 +49,108 @@ def at_once(work: Sequence[Callable[[], _R]], threads: int) -> list[_R]:
     return side_by_side(lambda act: act(), work, threads)
 
 
-class _Lanes(Generic[_T, _R]):
-    """Threads that take one item after another."""
+class Ahead(Generic[_R]):
+    """`result` gives what the work came to, or raises what it raised."""
 
-    def __init__(self, work: Callable[[_T], _R], items: Sequence[_T]) -> None:
+    __slots__ = ("_done", "_error", "_rest", "_thread", "_work")
+
+    def __init__(self, work: Callable[..., _R], *rest: Any, in_background: bool = True) -> None:
+        self._work, self._rest = work, rest
+        self._done: _R
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if in_background:
+            import threading
+
+            name = f"kinetic-{getattr(work, '__name__', 'work').strip('_')}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._done = self._work(*self._rest)
+        except Exception as error:
+            self._error = error
+
+    @property
+    def pending(self) -> bool:
+        """True if its result is not ready."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def result(self) -> _R:
+        if self._thread is None:
+            return self._work(*self._rest)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._done
+
+
+class Several(Generic[_T, _R]):
+    """The same work for each of many items, on a limited number of threads; the results are in their order.
+
+    The first failure is raised while others are still running: they may take long, and are no longer needed.
+    """
+
+    def __init__(self, work: Callable[[_T], _R], items: Sequence[_T], *, most: int, in_background: bool = True) -> None:
+        self.failed: dict[int, BaseException] = {}
         self._work = work
         self._waiting = deque(enumerate(items))
+        self._count = len(items)
+        self._most = min(most, len(items))
         self._found: dict[int, _R] = {}
-        self._failed: dict[int, BaseException] = {}
+        self._threads: list[threading.Thread] = []
+        self._over: threading.Event | None = None  # all is done, or something has failed
+        if in_background:
+            self.begin("kinetic-several")
 
-    def results(self, count: int, name: str) -> list[_R]:
-        lanes: list[threading.Thread] = []
-        try:
-            self._begin(lanes, count, name)
-            if not lanes:
-                self._run()
-            _join(lanes)
-        except BaseException:  # Ctrl-C: what was begun may be at files that its caller closes
-            self._waiting.clear()
-            _join(lanes)
-            raise
-        if self._failed:
-            try:
-                raise self._failed[min(self._failed)]
-            finally:
-                self._failed.clear()  # or what their frames hold would live on with them
-        return [self._found[number] for number in sorted(self._found)]
-
-    def _begin(self, lanes: list[threading.Thread], count: int, name: str) -> None:
-        """Start as many threads as possible: if none can start, the caller does the work."""
+    def begin(self, name: str) -> None:
+        """Start as many threads as possible: if none can start, `result` does the work."""
         import threading  # which a host of this machine does without
 
-        for number in range(count):
-            lane = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
-            lanes.append(lane)
+        self._over = threading.Event()
+        for number in range(self._most):
+            thread = threading.Thread(target=self._run, name=f"{name}_{number}", daemon=True)
+            self._threads.append(thread)
             try:
-                lane.start()
+                thread.start()
             except RuntimeError:
-                lanes.pop()
+                self._threads.pop()
                 return
+
+    def stop(self) -> None:
+        """Start no more items."""
+        self._waiting.clear()
+
+    def join(self) -> None:
+        """Wait until the started items are finished."""
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._threads and self._over and not self._over.is_set())
+
+    def result(self) -> list[_R]:
+        if self._over is not None and self._threads:
+            self._over.wait()
+        else:
+            self._run()
+        if self.failed:
+            raise self.failed[min(self.failed)]
+        return [self._found[number] for number in sorted(self._found)]
 
     def _run(self) -> None:
         while self._waiting:
             try:
                 number, item = self._waiting.popleft()
-            except IndexError:  # another lane was quicker
+            except IndexError:  # another thread was quicker
                 return
             try:
                 self._found[number] = self._work(item)
             except BaseException as error:
-                self._failed[number] = error
-                self._waiting.clear()
-
-
-def _join(lanes: Sequence[threading.Thread]) -> None:
-    for lane in lanes:
-        if lane.ident is not None:
-            lane.join()
+                self.failed[number] = error
+                self.stop()
+            if self._over is not None and (self.failed or len(self._found) == self._count):
+                self._over.set()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kinetic_orchestration.protocol.system.ahead import Several
+from kinetic_orchestration.protocol.system.parallel import Several
 
 pytestmark = pytest.mark.fast
 
@@ -38,7 +38,7 @@ def test_many_things_are_done_by_few_threads_and_come_back_in_their_order() -> N
 
 def test_without_threads_all_is_done_when_it_is_asked_for() -> None:
     done: list[int] = []
-    several = Several(done.append, range(3), most=8, beside=False)
+    several = Several(done.append, range(3), most=8, in_background=False)
     assert done == []
     assert not several.pending
     several.result()
