@@ -106,10 +106,6 @@ def verdicts(job_id: str) -> str:
     return f"jobs/{job_id}/attempts/"
 
 
-def placement(job_id: str, attempt: int) -> str:
-    return f"jobs/{job_id}/in/attempts/{attempt}/placement.json"
-
-
 def ready(job_id: str, attempt: int) -> str:
     """The time from which its hosts are charged: written by a client that sees them and has no record of host 0."""
     return f"jobs/{job_id}/in/attempts/{attempt}/ready.json"
