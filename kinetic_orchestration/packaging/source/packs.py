@@ -57,7 +57,7 @@ class PackFile:
     def size(self) -> int:
         return sum(size for _, size in self.contents)
 
-    def places(self) -> Iterator[tuple[str, int, int]]:
+    def offsets(self) -> Iterator[tuple[str, int, int]]:
         """(sha256, offset, size) of each content."""
         offset = 0
         for sha256, size in self.contents:
@@ -106,15 +106,9 @@ def gather(spool: Path, sources: Sequence[tuple[tree.Entry, Path, int]]) -> Pack
         return PackFile(Path(file.name), tuple((entry.sha256, entry.size) for entry, _, _ in sources))
 
 
-def pieces_of(path: Path | str, offset: int, size: int) -> Iterator[bytes]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while size and (piece := os.pread(descriptor, min(size, _PIECE), offset)):
-            yield piece
-            offset += len(piece)
-            size -= len(piece)
-    finally:
-        os.close(descriptor)
+def pieces_of(path: Path, offset: int, size: int) -> Iterator[bytes]:
+    with tree.RawReader(os.fsencode(path)) as reader:
+        yield from reader.pieces(offset, size)
 
 
 def compressed(pack: PackFile) -> Path | None:

@@ -35,7 +35,7 @@ from kinetic_orchestration.plan.records import PROJECT
 from kinetic_orchestration.plan.text.notices import tell_once, warn_once
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import file_stamps, tree
-from kinetic_orchestration.protocol.content.tree import Entry, Pack, Place
+from kinetic_orchestration.protocol.content.tree import Entry, Pack, PackOffset
 from kinetic_orchestration.protocol.system.parallel import at_once, side_by_side
 
 if TYPE_CHECKING:
@@ -233,20 +233,20 @@ def upload(
     if is_there:
         return StagedTree(snapshot.digest)
     wanted = {entry.sha256: entry for entry in snapshot.entries if entry.size}
-    all_packs, places = _reusable(store, newest, wanted, retention)
+    all_packs, offsets = _reusable(store, newest, wanted, retention)
 
     uploaded, added = 0, []
-    jobs = list(_jobs(snapshot, {sha256: wanted[sha256] for sha256 in wanted if sha256 not in places}))
+    jobs = list(_jobs(snapshot, {sha256: wanted[sha256] for sha256 in wanted if sha256 not in offsets}))
     threads = min(8, max(2, store.parallel))
     for file, pack, sent in side_by_side(lambda make: _send(store, make, spool, retention), jobs, threads):
-        for sha256, offset, _ in file.places():
-            places[sha256] = Place(len(all_packs), offset)
+        for sha256, offset, _ in file.offsets():
+            offsets[sha256] = PackOffset(len(all_packs), offset)
         all_packs.append(pack)
         if sent:
             uploaded += sent
             added.append(names.blob(pack.id))
 
-    manifest = tree.manifest_of(snapshot.digest, snapshot.entries, all_packs, places)
+    manifest = tree.manifest_of(snapshot.digest, snapshot.entries, all_packs, offsets)
     data = json.dumps(manifest, separators=(",", ":")).encode()
     pointed = json.dumps({"tree": snapshot.digest}).encode()
     last: list[Callable[[], int | None]] = [partial(store.create, name, data), partial(store.put, pointer, pointed)]
@@ -370,17 +370,17 @@ def _what_is_large(root: Path, entries: Iterable[Entry], size: int) -> str:
 
 def _reusable(
     store: Store, manifest: Mapping[str, Any] | None, wanted: Mapping[str, Entry], retention: float
-) -> tuple[list[Pack], dict[str, Place]]:
-    """The packs and places of an older tree that the new tree can refer to; none if it is time to pack everything
+) -> tuple[list[Pack], dict[str, PackOffset]]:
+    """The packs and offsets of an older tree that the new tree can refer to; none if it is time to pack everything
     again."""
     if manifest is None:
         return [], {}
     old = tree.packs_of(manifest)
-    places: dict[str, Place] = {}
+    offsets: dict[str, PackOffset] = {}
     living = [0] * len(old)
     for _, _, size, sha256, pack, offset in manifest["files"]:
-        if sha256 in wanted and sha256 not in places and size:
-            places[sha256] = Place(pack, offset)
+        if sha256 in wanted and sha256 not in offsets and size:
+            offsets[sha256] = PackOffset(pack, offset)
             living[pack] += size
     used = [number for number, amount in enumerate(living) if amount]
     small = sum(1 for number in used if old[number].size < packs.PACK_SIZE // 2)
@@ -392,9 +392,7 @@ def _reusable(
     good = [number for number, size in zip(used, sizes, strict=True) if size == old[number].stored]
     renumbered = {number: position for position, number in enumerate(good)}
     return [old[number] for number in good], {
-        sha256: Place(renumbered[place.pack], place.offset)
-        for sha256, place in places.items()
-        if place.pack in renumbered
+        sha256: PackOffset(renumbered[at.pack], at.offset) for sha256, at in offsets.items() if at.pack in renumbered
     }
 
 
@@ -410,7 +408,7 @@ def _jobs(snapshot: Snapshot, missing: Mapping[str, Entry]) -> Iterator[Callable
                 del left[sha256]
             yield partial(_as_it_is, pack)
         else:
-            ranges.update((sha256, (pack.path, offset)) for sha256, offset, _ in pack.places())
+            ranges.update((sha256, (pack.path, offset)) for sha256, offset, _ in pack.offsets())
 
     for group in packs.by_size(left.values(), lambda entry: entry.size):
         sources = [(entry, *ranges.get(entry.sha256, (snapshot.root / entry.path, 0))) for entry in group]
@@ -482,7 +480,7 @@ def _manifest(store: Store, digest: str | None) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):  # what others may have written
         manifest: dict[str, Any] = json.loads(record.data if record is not None else b"")
         last = len(tree.packs_of(manifest)) - 1
-        if tree.entries_of(manifest) and all(-1 <= place[4] <= last for place in manifest["files"]):
+        if tree.entries_of(manifest) and all(-1 <= file[4] <= last for file in manifest["files"]):
             return manifest
     return None
 

@@ -2,7 +2,7 @@
 
 A tree is its entries: files, symbolic links and empty folders. Its digest covers everything that a program can see of
 them (path, kind, mode, content, target), and nothing that differs between two machines with the same tree (order,
-times, owners). Contents are in packs: blobs of many files' bytes one after another. The manifest has their places.
+times, owners). Contents are in packs: blobs of many files' bytes one after another. The manifest has their offsets.
 
 Knows nothing of projects, ignore rules or stores.
 """
@@ -67,7 +67,7 @@ class Pack(namedtuple("Pack", "id size stored encoding")):
     encoding: str
 
 
-class Place(namedtuple("Place", "pack offset")):
+class PackOffset(namedtuple("PackOffset", "pack offset")):
     """The start of a content: the number of its pack in the manifest, and the offset in the decoded pack."""
 
     __slots__ = ()
@@ -92,16 +92,16 @@ def pack_id(encoding: str, contents: Iterable[str]) -> str:
 
 
 def manifest_of(
-    digest: str, entries: Iterable[Entry], packs: Iterable[Pack], places: Mapping[str, Place]
+    digest: str, entries: Iterable[Entry], packs: Iterable[Pack], offsets: Mapping[str, PackOffset]
 ) -> dict[str, Any]:
-    """The manifest as JSON. `places` has every content by its sha256, save the empty one."""
+    """The manifest as JSON. `offsets` has every content by its sha256, save the empty one."""
     files: list[list[object]] = []
     links: list[list[str]] = []
     folders: list[str] = []
-    nowhere = Place(-1, 0)
+    nowhere = PackOffset(-1, 0)
     for path, kind, mode, size, sha256, target in entries:
         if kind == FILE:
-            pack, offset = places[sha256] if size else nowhere
+            pack, offset = offsets[sha256] if size else nowhere
             files.append([path, mode, size, sha256, pack, offset])
         elif kind == LINK:
             links.append([path, target])
@@ -129,7 +129,7 @@ def entries_of(manifest: Mapping[str, Any]) -> list[Entry]:
 def packs_of(manifest: Mapping[str, Any]) -> list[Pack]:
     check_version(manifest)
     packs = [Pack(*pack) for pack in manifest["packs"]]
-    for pack in packs:  # the tree's digest does not cover the places of its contents
+    for pack in packs:  # the tree's digest does not cover where its contents are
         sizes = all(type(size) is int and size >= 0 for size in (pack.size, pack.stored))
         if not (isinstance(pack.id, str) and len(pack.id) == 64 and pack.id.isalnum()) or not sizes:
             raise Damaged(f"the manifest names a pack {pack.id!r:.80}: it was changed after it was sent")
@@ -235,7 +235,7 @@ def _unpack_one(pack: Pack, source: str, files: list[tuple[int, int, int, bytes,
             try:
                 if done == (offset, size):
                     # The same content again: a stream cannot go back to it, but its file is there.
-                    with _RawReader(before) as copy:
+                    with RawReader(before) as copy:
                         _write(path, mode, copy.pieces(0, size), sha256)
                 else:
                     _write(path, mode, reader.pieces(offset, size), sha256)
@@ -261,20 +261,20 @@ def _write(path: bytes, mode: int, pieces: Iterable[bytes], sha256: str) -> None
         raise BadTree(f"the bytes of {os.fsdecode(path)!r} are not those that were sent,")
 
 
-def opened(pack: Pack, source: str) -> _RawReader | _ZlibReader:
+def opened(pack: Pack, source: str) -> RawReader:
     """Return the reader of a pack's contents by their offsets, which must not go down."""
     if pack.encoding == RAW:
-        return _RawReader(os.fsencode(source))
+        return RawReader(os.fsencode(source))
     if pack.encoding == ZLIB:
         return _ZlibReader(os.fsencode(source))
     raise BadTree(f"pack {pack.id} is encoded as {pack.encoding!r}, which this agent does not know")
 
 
-class _RawReader:
+class RawReader:
     def __init__(self, path: bytes) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __enter__(self) -> _RawReader:
+    def __enter__(self) -> RawReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -290,23 +290,17 @@ class _RawReader:
             size -= len(piece)
 
 
-class _ZlibReader:
+class _ZlibReader(RawReader):
     """Reads forward only: offsets must not go down."""
 
     def __init__(self, path: bytes) -> None:
         import zlib
 
+        super().__init__(path)
         self._error = zlib.error
         self._decoder = zlib.decompressobj()
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._rest = b""
         self._at = 0
-
-    def __enter__(self) -> _ZlibReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
 
     def pieces(self, offset: int, size: int) -> Iterator[bytes]:
         while self._at < offset:

@@ -485,7 +485,7 @@ def test_a_host_fetches_no_more_than_its_spec_and_its_tree_say(site: Site, tmp_p
     entries, pack = [tree.Entry("a.py", tree.FILE, 0o644, 5000, hashlib.sha256(b"x" * 5000).hexdigest())], "c" * 64
     listed = tree.digest_of(entries)
     for stored, sent, why in ((5000, 5001, "has 5,001 bytes, more than 5,000"), (1 << 40, 5000, "more than twice")):
-        packs, places = [tree.Pack(pack, 5000, stored, tree.RAW)], {entries[0].sha256: tree.Place(0, 0)}
+        packs, places = [tree.Pack(pack, 5000, stored, tree.RAW)], {entries[0].sha256: tree.PackOffset(0, 0)}
         manifest = tree.manifest_of(listed, entries, packs, places)
         site.records.put(names.tree(listed), json.dumps(manifest).encode())
         site.records.put(names.blob(pack), b"x" * sent)

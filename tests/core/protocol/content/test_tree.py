@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.protocol.content import tree
-from kinetic_orchestration.protocol.content.tree import BadTree, Entry, Pack, Place
+from kinetic_orchestration.protocol.content.tree import BadTree, Entry, Pack, PackOffset
 
 pytestmark = pytest.mark.fast
 
@@ -28,11 +28,11 @@ def packed(
 ) -> tuple[dict[str, object], Callable[[str], str]]:
     """A manifest and its one pack, made as plainly as can be."""
     entries = [Entry(path, tree.FILE, 0o644, len(content), sha256(content)) for path, content in files.items()]
-    places: dict[str, Place] = {}
+    places: dict[str, PackOffset] = {}
     data = b""
     for content in files.values():
         if content and sha256(content) not in places:
-            places[sha256(content)] = Place(0, len(data))
+            places[sha256(content)] = PackOffset(0, len(data))
             data += content
     stored = zlib.compress(data) if encoding == tree.ZLIB else data
     (folder / "pack").write_bytes(stored)
