@@ -32,7 +32,6 @@ from kinetic_orchestration.protocol.records.base import (
 TYPE_CHECKING = False  # typing itself costs an agent a tenth of its start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import TypeVar
 
     _T = TypeVar("_T")
@@ -232,13 +231,12 @@ class FileRecords:
             finally:
                 os.close(target)
             os.rename(part, path)
-        except OSError as error:
+        except BaseException as error:
             _unlink(part)
+            if not isinstance(error, OSError):
+                raise
             missing_folder = "its folder is not there" if error.errno == errno.ENOENT else ""
             raise self.refusal(error, "copy", f"{name} to {path}", missing_folder) from error
-        except BaseException:
-            _unlink(part)
-            raise
         finally:
             os.close(fd)
 
@@ -492,9 +490,7 @@ class _Verb:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, (RecordsError, TooLarge)):
             raise self.records.refusal(error, self.verb, self.name) from error
 
@@ -505,24 +501,13 @@ class _Temporary:
     __slots__ = ("fd", "path")
 
     def __init__(self, records: FileRecords) -> None:
-        folder = f"{records.root}/.tmp"
-        self.path = f"{folder}/{os.getpid()}-{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            self.fd = os.open(self.path, flags, 0o666)
-        except FileNotFoundError:
-            try:
-                os.mkdir(folder)
-            except FileExistsError:
-                pass
-            self.fd = os.open(self.path, flags, 0o666)
+        self.path = f"{records.root}/.tmp/{os.getpid()}-{os.urandom(8).hex()}"
+        self.fd = _open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
 
     def __enter__(self) -> _Temporary:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)
         _unlink(self.path)
 
@@ -547,7 +532,7 @@ class _Lock:
         deadline = time.monotonic() + LOCK_PATIENCE
         pause = 0.0002
         while True:
-            self.fd = self._open()
+            self.fd = _open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Something that cleans temporary folders may have removed the file that we hold.
@@ -566,21 +551,20 @@ class _Lock:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.fd)
 
-    def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+def _open(path: str, flags: int) -> int:
+    """Open one of the store's own files; its folder is made if it is missing."""
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
         try:
-            return os.open(self.path, flags, 0o666)
-        except FileNotFoundError:
-            try:
-                os.mkdir(os.path.dirname(self.path))
-            except FileExistsError:
-                pass
-            return os.open(self.path, flags, 0o666)
+            os.mkdir(os.path.dirname(path))
+        except FileExistsError:
+            pass
+        return os.open(path, flags, 0o666)
 
 
 def _generation(path: str) -> int | None:
