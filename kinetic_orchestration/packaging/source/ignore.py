@@ -52,11 +52,6 @@ class Spec:
     below: str = ""
     above: str = ""
 
-    def verdict(self, path: str, name: str, is_folder: bool) -> bool | None:
-        """True: ignored. False: re-included by a negation. None: no pattern matches."""
-        pattern = self.decides(path, name, is_folder)
-        return None if pattern is None else pattern.ignores
-
     def decides(self, path: str, name: str, is_folder: bool) -> _Pattern | None:
         """The last pattern that matches."""
         if not self._may_match(name):
@@ -152,30 +147,29 @@ class Rules:
         )
 
     def ignores(self, path: str, name: str, is_folder: bool) -> bool:
-        for spec in self.kinetic:
-            verdict = spec.verdict(path, name, is_folder)
-            if verdict is not None:
-                return verdict
+        if (pattern := _deciding(self.kinetic, path, name, is_folder)) is not None:
+            return pattern.ignores
         if self.defaults and (
             name in DEFAULT_NAMES or (name in DEFAULT_FOLDERS if is_folder else name.endswith(DEFAULT_SUFFIXES))
         ):
             return True
-        for spec in self.git:
-            verdict = spec.verdict(path, name, is_folder)
-            if verdict is not None:
-                return verdict
-        return False
+        pattern = _deciding(self.git, path, name, is_folder)
+        return pattern is not None and pattern.ignores
 
     def allows(self, path: str) -> bool:
         """Return True if a file is sent though it looks like a key."""
         if not self.defaults:
             return True
-        name = path.rpartition("/")[2]
-        for spec in self.kinetic:
-            pattern = spec.decides(path, name, False)
-            if pattern is not None:
-                return not pattern.ignores and pattern.names
-        return False
+        pattern = _deciding(self.kinetic, path, path.rpartition("/")[2], is_folder=False)
+        return pattern is not None and not pattern.ignores and pattern.names
+
+
+def _deciding(specs: Iterable[Spec], path: str, name: str, is_folder: bool) -> _Pattern | None:
+    """The pattern that decides about an entry: the last one that matches in the first spec with one."""
+    for spec in specs:
+        if (pattern := spec.decides(path, name, is_folder)) is not None:
+            return pattern
+    return None
 
 
 def _is_name(line: str) -> bool:

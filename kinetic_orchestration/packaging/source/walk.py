@@ -23,7 +23,8 @@ from kinetic_orchestration.packaging.source.stat_index import Index
 from kinetic_orchestration.protocol.content.file_stamps import Stamp, stamp_of
 
 MOST_ENTRIES = 20_000  # of a folder that is only measured
-_SPECIAL_NAMES = frozenset({ignore.GIT, ignore.KINETIC}) | ignore.ENVIRONMENT_MARKS
+_IGNORE_FILES = (ignore.GIT, ignore.KINETIC)
+_SPECIAL_NAMES = ignore.ENVIRONMENT_MARKS.union(_IGNORE_FILES)
 
 
 class Found(NamedTuple):
@@ -97,19 +98,12 @@ class Walk:
             return self.rules
         folder = os.path.dirname(path)
         if folder not in self._rules:
-            self._rules[folder] = self._read_rules(path)
+            rules, prefix = self.rules, ""
+            for part in path.split("/"):
+                rules = rules.below(prefix, *(ignore.read(f"{self.root}/{prefix}{name}") for name in _IGNORE_FILES))
+                prefix += f"{part}/"
+            self._rules[folder] = rules
         return self._rules[folder]
-
-    def _read_rules(self, path: str) -> ignore.Rules:
-        rules, prefix = self.rules, ""
-        for part in path.split("/"):
-            rules = rules.below(
-                prefix,
-                ignore.read(f"{self.root}/{prefix}{ignore.GIT}"),
-                ignore.read(f"{self.root}/{prefix}{ignore.KINETIC}"),
-            )
-            prefix += f"{part}/"
-        return rules
 
     def _descend(self, start: str, rules: ignore.Rules, same: bool) -> None:
         """The hot loop. A file that the index knows costs a stat and a comparison."""
@@ -206,15 +200,15 @@ class Walk:
     def _enter(self, prefix: str, marks: list[str], rules: ignore.Rules, same: bool) -> tuple[ignore.Rules, bool]:
         if not self.rules.defaults:
             return rules, same
-        texts: dict[str, str | None] = {}
-        for name in (ignore.GIT, ignore.KINETIC):
+        texts = []
+        for name in _IGNORE_FILES:
             path = prefix + name
             text = ignore.read(f"{self.root}/{path}") if name in marks else None
-            texts[name] = text
+            texts.append(text)
             same = same and self.index.rules.get(path) == text
             if text is not None:
                 self.listing.rules[path] = text
-        return rules.below(prefix, texts[ignore.GIT], texts[ignore.KINETIC]), same
+        return rules.below(prefix, *texts), same
 
     def _was_without_rules(self, prefix: str) -> bool:
         known = self.index.rules
@@ -275,9 +269,7 @@ def measure(root: Path, stop: Path | None, *, files: int, size: int) -> tuple[in
         marks = {entry.name for entry in entries if entry.name in _SPECIAL_NAMES}
         if prefix and not ignore.ENVIRONMENT_MARKS.isdisjoint(marks):
             continue
-        texts = (
-            ignore.read(f"{root}/{prefix}{name}") if name in marks else None for name in (ignore.GIT, ignore.KINETIC)
-        )
+        texts = (ignore.read(f"{root}/{prefix}{name}") if name in marks else None for name in _IGNORE_FILES)
         rules = rules.below(prefix, *texts)
         for entry in entries:
             path, is_folder = prefix + entry.name, entry.is_dir(follow_symlinks=False)
