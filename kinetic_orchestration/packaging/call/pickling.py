@@ -95,7 +95,6 @@ def load_value(
     format: str = "",
     *,
     job_id: str = "",
-    host: int | None = 0,
     home: Path | None = None,
 ) -> Any:
     """The result of a job. Raises Corrupt or ResultNotPicklable. Untrusted results may only be PLAIN. `home` may record
@@ -113,7 +112,7 @@ def load_value(
             f"{type(error).__name__}: {error}. The value is kept in {os.fspath(path)}; "
             "what it needs must be importable where it is read",
             job_id=job_id,
-            host=host,
+            host=0,
             cause=wire.USER,
         ) from error
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from kinetic_orchestration.packaging.call.first_party import normalized
 
 
-def owners(names: Iterable[str], path: Iterable[str] | None = None) -> dict[str, metadata.Distribution]:
+def owners(names: Iterable[str]) -> dict[str, metadata.Distribution]:
     """The distributions that the modules of these dotted names belong to, by their normalized names.
 
     A name that nothing here provides is left out: what cannot be imported here is not needed to run here.
     """
-    folders = [Path(entry) for entry in (sys.path if path is None else path) if _is_installed(entry)]
+    folders = [Path(entry) for entry in sys.path if _is_installed(entry)]
     found: dict[str, metadata.Distribution] = {}
     places = {place: name for name in sorted(names) for folder in folders if (place := _place(folder, name))}
     for (folder, file), name in places.items():

@@ -86,7 +86,7 @@ def read_all(root: str, files: Sequence[Found], spool: Path | None) -> tuple[lis
     return contents, packs
 
 
-def gather(spool: Path, sources: Sequence[tuple[tree.Entry, Path, int]]) -> PackFile:
+def gather(sources: Sequence[tuple[tree.Entry, Path, int]], spool: Path) -> PackFile:
     """Write one pack of contents from other files: (entry, file, offset). Each must still be the same."""
     with _new_file(spool) as file:
         for entry, path, offset in sources:
@@ -244,9 +244,7 @@ class _Reader:
 
 def _is_key(names: tuple[str, ...], head: bytes, *, whole: bool) -> bool:
     """Return True if a file is a key by any of its names: a link's own, and that of its target."""
-    return is_key_file(names[0], head, whole=whole) or (
-        len(names) > 1 and any(is_key_file(name, head, whole=whole) for name in names[1:])
-    )
+    return any(is_key_file(name, head, whole=whole) for name in names)
 
 
 def _new_file(spool: Path) -> BinaryIO:

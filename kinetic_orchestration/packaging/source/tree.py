@@ -220,15 +220,12 @@ def snapshot(
     return Snapshot(root, entries, new.tree, size, warnings, secrets, tuple(spooled), index_path)
 
 
-def upload(
-    snapshot: Snapshot, store: Store, *, spool: Path, project: str = "", retention: float = math.inf
-) -> StagedTree:
+def upload(snapshot: Snapshot, store: Store, *, spool: Path, retention: float = math.inf) -> StagedTree:
     """Bring the missing parts of the tree to the store; the manifest last.
 
-    `project` is the name under which the newest tree is remembered in the store; by default that of its index. The age
-    of objects in the store is reset when they are old for that `retention`.
+    The age of objects in the store is reset when they are old for that `retention`.
     """
-    name, pointer = names.tree(snapshot.digest), names.project(project or snapshot.index.stem)
+    name, pointer = names.tree(snapshot.digest), names.project(snapshot.index.stem)
     is_there, newest = _look(snapshot, store, name, pointer, retention)
     if is_there:
         return StagedTree(snapshot.digest)
@@ -412,15 +409,11 @@ def _jobs(snapshot: Snapshot, missing: Mapping[str, Entry]) -> Iterator[Callable
 
     for group in packs.by_size(left.values(), lambda entry: entry.size):
         sources = [(entry, *ranges.get(entry.sha256, (snapshot.root / entry.path, 0))) for entry in group]
-        yield partial(_gathered, sources)
+        yield partial(packs.gather, sources)
 
 
 def _as_it_is(pack: PackFile, spool: Path) -> PackFile:
     return pack
-
-
-def _gathered(sources: list[tuple[Entry, Path, int]], spool: Path) -> PackFile:
-    return packs.gather(spool, sources)
 
 
 def _send(store: Store, make: Callable[[Path], PackFile], spool: Path, retention: float) -> tuple[PackFile, Pack, int]:
