@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kinetic_orchestration.packaging.call.first_party import normalized
+from kinetic_orchestration.packaging.source.imports import resolve
 
 
 def owners(names: Iterable[str]) -> dict[str, metadata.Distribution]:
@@ -71,20 +72,11 @@ def _is_installed(entry: str) -> bool:
 
 def _place(folder: Path, name: str) -> tuple[Path, str] | None:
     """The file that represents the module in a list of installed files: of its outermost package, if it has one."""
-    here = folder
-    for part in name.split("."):
-        if not part.isidentifier():
-            return None
-        if (here / part / "__init__.py").is_file():
-            return folder, (here / part / "__init__.py").relative_to(folder).as_posix()
-        if (here / f"{part}.py").is_file():
-            return folder, (here / f"{part}.py").relative_to(folder).as_posix()
-        if here.is_dir() and (extensions := sorted(here.glob(f"{part}.*.so"))):
-            return folder, extensions[0].relative_to(folder).as_posix()
-        here = here / part
-        if not here.is_dir():
-            return None
-    return None
+    found = next(iter(resolve([folder], name.split("."))), None)
+    if found is None:
+        return None
+    file = found / "__init__.py" if found.is_dir() else found
+    return folder, file.relative_to(folder).as_posix()
 
 
 def _owner(folder: Path, file: str, top: str) -> metadata.Distribution | None:

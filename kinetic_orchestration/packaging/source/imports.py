@@ -78,7 +78,7 @@ def imported_files(root: Path, modules: Iterable[str | Path], *, path: Iterable[
         if isinstance(module, Path):
             waiting.append(Path(os.path.realpath(module)))
         else:
-            waiting += _resolve(search, module.split("."))
+            waiting += resolve(search, module.split("."))
     while waiting:
         target = waiting.pop()
         if target in taken or not target.is_relative_to(root) or target == root:
@@ -204,14 +204,14 @@ def imported_from_elsewhere(
     are read, too. Those of `unread` are not read. Imports for a type checker, imports that only run when the file
     is started as a program (unless `as_program`), and the standard library are left out.
     """
-    finder = _Finder(tuple(search), dict(modules or {}), unread)
+    loaded = functools.partial(_loaded, search=tuple(search), modules=modules or {}, unread=unread)
     found: dict[str, Import] = {}
     waiting: list[tuple[Path, int]] = []
     seen: dict[Path, int] = {}
     for start in starts:
         if isinstance(start, Path):
             waiting.append((start, LOADED))
-        elif files := finder.loaded(start.split(".")):
+        elif files := loaded(start.split(".")):
             waiting += ((file, LOADED) for file in files)
         elif start.partition(".")[0] not in _NOBODYS:
             found.setdefault(start, Import("the function", PERHAPS))
@@ -224,7 +224,7 @@ def imported_from_elsewhere(
             need = min(own, most)
             loads = [module, *([*module, name] for name in names if name != "*")]
             folder = source.parents[min(level, len(source.parents)) - 1] if level else None
-            files = [file for load in loads for file in finder.loaded(load, folder)]
+            files = [file for load in loads for file in loaded(load, folder)]
             waiting += ((file, need) for file in files)
             if not files and not level and module[0] not in sys.stdlib_module_names:
                 for name in map(".".join, loads):
@@ -233,26 +233,22 @@ def imported_from_elsewhere(
     return found
 
 
-class _Finder:
-    """Finds the files that an import loads, in folders and among modules that are known by name."""
-
-    def __init__(self, search: tuple[Path, ...], modules: dict[str, Path], unread: frozenset[str]) -> None:
-        self.search = search
-        self.modules = modules
-        self.unread = unread
-
-    def loaded(self, names: list[str], below: Path | None = None) -> list[Path]:
-        """All that `import a.b.c` executes, from the outermost package inwards; [] if `a` is not here."""
-        if below is not None:
-            return _files_below(below, names)
-        if not names or names[0] in sys.stdlib_module_names or names[0] in self.unread:
-            return []
-        if (top := self.modules.get(names[0])) is not None:
-            return [top] if top.is_file() else [*_initial(top), *_files_below(top, names[1:])]
-        for base in self.search:
-            if files := _files_below(base, names):
-                return files
+def _loaded(
+    names: list[str],
+    below: Path | None = None,
+    *,
+    search: tuple[Path, ...],
+    modules: Mapping[str, Path],
+    unread: frozenset[str],
+) -> list[Path]:
+    """All that `import a.b.c` executes, from the outermost package inwards; [] if `a` is not here."""
+    if below is not None:
+        return _files_below(below, names)
+    if not names or names[0] in sys.stdlib_module_names or names[0] in unread:
         return []
+    if (top := modules.get(names[0])) is not None:
+        return [top] if top.is_file() else [*filter(Path.is_file, [top / "__init__.py"]), *_files_below(top, names[1:])]
+    return next(filter(None, (_files_below(base, names) for base in search)), [])
 
 
 def _files_below(base: Path, names: list[str]) -> list[Path]:
@@ -272,10 +268,6 @@ def _files_below(base: Path, names: list[str]) -> list[Path]:
     return files
 
 
-def _initial(folder: Path) -> list[Path]:
-    return [folder / "__init__.py"] if (folder / "__init__.py").is_file() else []
-
-
 def _import_lines(source: Path, *, as_program: bool) -> Iterator[tuple[int, int, list[str], list[str], int]]:
     """(line, level, module, names, need) of everything that a file may import when it is loaded or used."""
     try:
@@ -287,15 +279,10 @@ def _import_lines(source: Path, *, as_program: bool) -> Iterator[tuple[int, int,
         if isinstance(node, ast.If) and (_is_typing(node.test) or (not as_program and _is_main(node.test))):
             waiting += ((below, need) for below in node.orelse)
             continue
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, 0, alias.name.split("."), [], need) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or node.level):
-            module = node.module.split(".") if node.module else []
-            yield node.lineno, node.level, module, [alias.name for alias in node.names], need
-        elif isinstance(node, ast.Call) and node.args and _called(node) in _BY_NAME:
-            first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1].isidentifier():
-                yield node.lineno, 0, first.value.split("."), [], min(need, PERHAPS)
+        own = min(need, PERHAPS) if isinstance(node, ast.Call) else need
+        for line, level, module, names in _imports_of(node):
+            if not module or module[0][:1].isidentifier():
+                yield line, level, module, names, own
         waiting += ((below, min(need, _need_within(node, below))) for below in ast.iter_child_nodes(node))
 
 
@@ -322,7 +309,7 @@ def _is_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and getattr(test.left, "id", "") == "__name__"
 
 
-def _resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
+def resolve(search: Iterable[Path], names: list[str]) -> list[Path]:
     """The files that `import a.b.c` loads: the outermost package's folder, or a module's file."""
     for base in search:
         folder = base
@@ -356,21 +343,25 @@ def _imported(source: Path, search: tuple[Path, ...]) -> Iterator[Path]:
         nodes = ast.walk(ast.parse(source.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # it is sent unchanged; Python will raise the same error on the host
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _resolve(search, alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            # A relative import leaves the files that are sent already only in a namespace folder.
-            bases = search if node.level == 0 else (source.parents[min(node.level, len(source.parents)) - 1],)
-            module = node.module.split(".") if node.module else []
-            yield from _resolve(bases, module)
-            for alias in node.names:  # `from folder import module`
-                yield from _resolve(bases, [*module, alias.name])
-        elif isinstance(node, ast.Call) and node.args and _called(node) in _BY_NAME:
-            first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != ".":
-                yield from _resolve(search, first.value.split("."))
+    for _, level, module, names in itertools.chain.from_iterable(map(_imports_of, nodes)):
+        # A relative import leaves the files that are sent already only in a namespace folder.
+        bases = (source.parents[min(level, len(source.parents)) - 1],) if level else search
+        yield from resolve(bases, module)
+        for name in names:  # `from folder import module`
+            yield from resolve(bases, [*module, name])
+
+
+def _imports_of(node: ast.AST) -> Iterator[tuple[int, int, list[str], list[str]]]:
+    """(line, level, module, names) of an import statement, or of a call that imports a module by its name."""
+    if isinstance(node, ast.Import):
+        yield from ((node.lineno, 0, alias.name.split("."), []) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        names = [alias.name for alias in node.names]
+        yield node.lineno, node.level, node.module.split(".") if node.module else [], names
+    elif isinstance(node, ast.Call) and node.args and _called(node) in _BY_NAME:
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value[:1] != ".":
+            yield node.lineno, 0, first.value.split("."), []
 
 
 def _called(node: ast.Call) -> str:
