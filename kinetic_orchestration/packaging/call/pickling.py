@@ -31,6 +31,7 @@ from kinetic_orchestration.errors import (
     UsageError,
 )
 from kinetic_orchestration.packaging.call.unpicklable import find_culprit, of_function
+from kinetic_orchestration.packaging.source.imports import names_in
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.protocol import wire
 from kinetic_orchestration.protocol.content import payload
@@ -362,7 +363,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _note(self, obj: Any, reduced: Any) -> None:
         """Remember what went by value."""
         if isinstance(obj, types.FunctionType):
-            self._names.update(_names(obj.__code__))
+            self._names.update(names_in(obj.__code__))
             if isinstance(self.globals_ref[id(obj.__globals__)], _Namespace):
                 # The namespace finds out where the file is on the host.
                 reduced[2][1]["__globals__"].pop("__file__", None)
@@ -389,13 +390,6 @@ def _described(module: types.ModuleType) -> tuple[str, dict[str, Any], str]:
     return module.__name__, kept, _tail(module.__name__, kept["__file__"] or "")
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _refuse_data_as_key(container: Any) -> None:
     if isinstance(container, (set, frozenset)):
         what, fix = f"a {type(container).__name__}", "use a list or a tuple"
@@ -418,29 +412,6 @@ def _data_in(key: Any) -> Data | None:
     return key if isinstance(key, Data) else None
 
 
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-class _Trial(_Pickler):
-    """Pickles one value to see whether it can be, without what modules would add."""
-
-    def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
-        return []
-
-
-def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception | None:
-    """The exception due to which a value cannot be pickled, or None."""
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return None
-    try:
-        _Trial(_Nowhere(), pickle.HIGHEST_PROTOCOL, lambda _: None, modules, _Found()).dump(value)
-    except Exception as error:  # a user's __reduce__ may raise anything
-        return error
-    return None
-
-
 class _Scale:
     """Weighs a pickle that is written nowhere."""
 
@@ -455,6 +426,24 @@ class _Scale:
     def buffer(self, buffer: pickle.PickleBuffer) -> bool:
         self.size += buffer.raw().nbytes
         return False
+
+
+class _Trial(_Pickler):
+    """Pickles one value to see whether it can be, without what modules would add."""
+
+    def _attributes(self) -> list[tuple[types.ModuleType, str, Any]]:
+        return []
+
+
+def _problem(value: Any, modules: Mapping[str, types.ModuleType]) -> Exception | None:
+    """The exception due to which a value cannot be pickled, or None."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return None
+    try:
+        _Trial(_Scale(), pickle.HIGHEST_PROTOCOL, lambda _: None, modules, _Found()).dump(value)
+    except Exception as error:  # a user's __reduce__ may raise anything
+        return error
+    return None
 
 
 def _large(function: Any, modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, int]]:
@@ -481,7 +470,7 @@ def _large(function: Any, modules: Mapping[str, types.ModuleType]) -> Iterator[t
 
 
 def _surroundings(function: types.FunctionType, modules: Mapping[str, types.ModuleType]) -> Iterator[tuple[str, Any]]:
-    names = set(_names(function.__code__))
+    names = set(names_in(function.__code__))
     for label, part in of_function(function):
         yield label, part
         if isinstance(part, types.ModuleType) and part.__name__ in modules:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kinetic_orchestration.protocol.content.payload import reason_of
 from kinetic_orchestration.protocol.system import copies
 
 DEPTH = 40
@@ -44,7 +45,7 @@ def find_culprit(value: Any, label: str, problem: Test) -> str | None:
         path.append(step)
         seen.add(id(value))
     where = ", ".join(path) or f"the {type(value).__name__} itself"
-    return f"{where}: {_reason(error)}. {_FIXES.get(type(value).__name__, FIX)}"
+    return f"{where}: {reason_of(error).rstrip('.')}. {_FIXES.get(type(value).__name__, FIX)}"
 
 
 def _failing(value: Any, seen: set[int], problem: Test) -> Iterator[tuple[str, Any, Exception]]:
@@ -53,13 +54,6 @@ def _failing(value: Any, seen: set[int], problem: Test) -> Iterator[tuple[str, A
             error = problem(child)
             if error is not None:
                 yield step, child, error
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).rstrip(".")
-    if isinstance(error, (TypeError, pickle.PicklingError)) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:

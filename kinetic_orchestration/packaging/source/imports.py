@@ -124,7 +124,7 @@ def imported_by(function: object, *, texts: bool = False) -> tuple[str, ...]:
 
 
 def _used_by(function: types.FunctionType) -> Iterator[object]:
-    for name in _names_in(function.__code__):
+    for name in names_in(function.__code__):
         if name in function.__globals__:
             yield function.__globals__[name]
     for cell in function.__closure__ or ():
@@ -135,11 +135,12 @@ def _used_by(function: types.FunctionType) -> Iterator[object]:
     yield getattr(function, "__wrapped__", None)
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes that a function's code uses, in functions within it, too."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+            yield from names_in(constant)
 
 
 def imports_in(code: types.CodeType, *, texts: bool = False) -> Iterator[str]:

@@ -405,7 +405,7 @@ def dump_value(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
                 "cause": "configuration",
                 "message": f"the value could not be written to {folder}: {error.strerror}. Make room and run again",
             }
-        kind, shown, reason = _type_name(type(value)), _repr(value), _reason(error)
+        kind, shown, reason = _type_name(type(value)), _repr(value), reason_of(error)
         return {
             "kind": "unpicklable",
             "type": UNPICKLABLE,
@@ -437,7 +437,7 @@ def dump_exception(error: BaseException, path: str | os.PathLike[str], *, ours: 
             sent = _dump_raised(_Raised(error, causes, bare), path)
             if not isinstance(sent, Exception):
                 return {**record, "digest": sent[0], "size": sent[1]}
-            reasons.append(_reason(sent))
+            reasons.append(reason_of(sent))
     return {**record, "reason": reasons[0]}
 
 
@@ -555,7 +555,7 @@ def _traceback(error: BaseException, skipped: set[str]) -> str:
     try:
         text = "".join(traceback.format_exception(type(error), error, frames))
     except Exception as problem:  # a user's __str__ may raise
-        text = f"{_type_name(type(error))}: its traceback cannot be shown: {_reason(problem)}\n"
+        text = f"{_type_name(type(error))}: its traceback cannot be shown: {reason_of(problem)}\n"
     return _bounded(text)
 
 
@@ -581,7 +581,8 @@ def _text(error: BaseException) -> str:
         return f"<its text cannot be had: {type(problem).__name__}>"
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The reason why a value cannot be pickled, with the type of an error that does not say so itself."""
     text = _text(error)
     if isinstance(error, (TypeError, pickle.PicklingError)) and text:
         return text
