@@ -41,11 +41,12 @@ def kinds_of(function: Callable[..., Any] | None, options: Options) -> set[str]:
 def _required(requirements: Any) -> Iterator[str]:
     if not requirements:
         return
+    from kinetic_orchestration.packaging.call.first_party import name_of
     from kinetic_orchestration.packaging.requirements import files
 
     with contextlib.suppress(Exception):  # errors in them are reported when they are needed
         asked = files.read(requirements)
-        yield from [files.name_of(line.text) for line in files.lines_of(asked)]
+        yield from [name_of(line.text) for line in files.lines_of(asked)]
 
 
 def _imported(function: Any, seen: set[int]) -> Iterator[str]:

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
 from kinetic_orchestration.packaging.call import arguments
-from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
+from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files, name_of
 from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirements import requirements
-from kinetic_orchestration.packaging.requirements.files import name_of
 from kinetic_orchestration.packaging.requirements.resolution import find_python, here
 from kinetic_orchestration.packaging.source import imports, tree
 from kinetic_orchestration.plan.configuration.settings import Settings

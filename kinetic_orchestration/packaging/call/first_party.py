@@ -95,6 +95,11 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
+    return normalized(match.group()) if match else ""
+
+
 def _name(distribution: metadata.Distribution) -> str | None:
     """The name from the folder's name, if possible: parsing the metadata of everything installed takes a third of a
     second."""
@@ -223,7 +228,7 @@ def stub(folder: Path, distribution: FirstParty, leave_out: Iterable[str] = ()) 
     except InvalidVersion:
         version = "0"
     pinned = set(leave_out)
-    requires = [line for line in distribution.requires if _required_name(line) not in pinned]
+    requires = [line for line in distribution.requires if name_of(line) not in pinned]
     if distribution.name == ITSELF:  # it is on every host already; only its extras need anything
         requires = [line for line in requires if re.search(r"\bextra\s*==", line)]
     extras = sorted({extra for line in requires for extra in re.findall(r"extra\s*==\s*['\"]([^'\"]+)", line)})
@@ -246,8 +251,3 @@ def itself() -> FirstParty:
     except metadata.PackageNotFoundError:
         return FirstParty(ITSELF, "0", "named", (), ())
     return FirstParty(ITSELF, distribution.version, "named", (), (), tuple(distribution.requires or ()))
-
-
-def _required_name(line: str) -> str:
-    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
-    return normalized(match.group()) if match else ""

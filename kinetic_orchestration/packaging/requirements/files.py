@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.host.prepare.environment import redact
-from kinetic_orchestration.packaging.call.first_party import normalized
 
 
 class Asked(NamedTuple):
@@ -215,11 +214,6 @@ def path_of(text: str) -> str:
     text = re.sub(r"\s*;.*$", "", text)
     text = re.sub(r"\[[^\]]*\]$", "", text.split("#", 1)[0]).strip()
     return unquote(urlsplit(text).path) if text.startswith("file:") else text
-
-
-def name_of(text: str) -> str:
-    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", text)
-    return normalized(match.group()) if match else ""
 
 
 def index_options(asked: Asked, *, expand: bool = True) -> Iterator[tuple[str, str, Path]]:

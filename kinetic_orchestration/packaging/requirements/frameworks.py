@@ -99,7 +99,8 @@ def _jax_tpu(asked: Requirement, _: frozenset[str]) -> Builds:
 def _torch_tpu(asked: Requirement, there: frozenset[str]) -> Builds:
     if "torch-tpu" in there:
         return Builds(needed=("torch-tpu",))
-    if "torch-xla" in there or _excludes(asked.specifier, "2.11", "2.12", "2.13", "2.14", "2.15", "3.0"):
+    newer = ("2.11", "2.12", "2.13", "2.14", "2.15", "3.0")
+    if "torch-xla" in there or not any(_allows(asked.specifier, minor) for minor in newer):
         minor = next((minor for minor in ("2.9", "2.8", "2.7") if _allows(asked.specifier, minor)), None)
         if minor is None:
             raise Unsupported(
@@ -146,10 +147,6 @@ _TABLE = (
     _Row("torch", "gpu", _as_it_is, (rf"torch==?{_LOCAL_BUILD}(cpu|rocm|xpu)", r"torch-xla\[.*tpu", r"torch-tpu")),
     _Row("tensorflow", "gpu", _tensorflow_cuda, (r"tensorflow-(cpu|tpu|rocm|intel)\b",)),
 )
-
-
-def _excludes(specifier: SpecifierSet, *minors: str) -> bool:
-    return not any(_allows(specifier, minor) for minor in minors)
 
 
 def _allows(specifier: SpecifierSet, minor: str) -> bool:

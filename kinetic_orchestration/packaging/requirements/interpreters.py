@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from kinetic_orchestration.errors import RequirementsError
-from kinetic_orchestration.packaging.requirements.resolution import call, find_uv
+from kinetic_orchestration.packaging.requirements.resolution import call, find_uv, here
 
 GLIBC = 35  # 2.35, of Ubuntu 22.04
 PLATFORM = "linux-x86_64-gnu"
@@ -46,7 +46,7 @@ def find(version: str, environ: Mapping[str, str], folder: Path) -> Path:
     problems = []
     done = call([uv, "python", "find", "--managed-python", "--no-python-downloads", wanted], dict(environ), Path.cwd())
     candidates = [done.stdout.strip()] if not done.returncode else []
-    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+    if version == here().version:
         candidates.append(getattr(sys, "_base_executable", "") or sys.executable)
     done = call([uv, "python", "find", "--system", "--no-python-downloads", version], dict(environ), Path.cwd())
     candidates += [done.stdout.strip()] if not done.returncode else []

@@ -21,9 +21,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
-from kinetic_orchestration.packaging.call.first_party import FirstParty, normalized
+from kinetic_orchestration.packaging.call.first_party import FirstParty, name_of, normalized
 from kinetic_orchestration.packaging.requirements import installed
-from kinetic_orchestration.packaging.requirements.files import name_of
 from kinetic_orchestration.packaging.requirements.requirements import (
     HEADING,
     Environment,

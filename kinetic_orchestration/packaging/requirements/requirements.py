@@ -8,7 +8,6 @@ A lock holds no address of an index and no password; package indexes are each ma
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Literal
 
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.host.prepare.environment import packages, redact
-from kinetic_orchestration.packaging.call.first_party import ITSELF, FirstParty, from_folder, normalized
+from kinetic_orchestration.packaging.call.first_party import ITSELF, FirstParty, from_folder, name_of, normalized
 from kinetic_orchestration.packaging.requirements import indexes
 from kinetic_orchestration.packaging.requirements.files import (
     Line,
@@ -29,7 +28,6 @@ from kinetic_orchestration.packaging.requirements.files import (
     is_local,
     lines_of,
     local_folder,
-    name_of,
     path_of,
     read,
 )
@@ -288,12 +286,6 @@ def _without_first_party(
     return "".join(f"{entry}\n" for entry in kept), tuple(travelling.values())
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal, as indexes and locks have it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _local_links(requirements: File | Sequence[str], environ: Mapping[str, str]) -> list[Path]:
     """The wheels in folders of this machine that packages are taken from."""
     told = {**environ, **uv_settings(environ, requirements)}
@@ -305,7 +297,7 @@ def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[s
     entries, wheels = [], {}
     names = {name_of(line) for line in text.splitlines() if line[:1] not in ("", " ")}
     for path in here:
-        if normalized(path.name.split("-", 1)[0]) in names and (found := sha256_of(path)) in text:
+        if normalized(path.name.split("-", 1)[0]) in names and (found := digest.plain_of_file(path)) in text:
             wheels[found] = str(path)
     for entry in filter(None, re.split(r"\n(?=\S)", text.strip())):
         requirement = entry.split(" \\\n", 1)[0].split(" --hash", 1)[0]
@@ -317,7 +309,7 @@ def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[s
                     f"{redact(requirement)} lies on this machine and is no wheel, so no other machine can install it. "
                     "Build a wheel of it first (uv build --wheel) and name that"
                 )
-            found = sha256_of(path)
+            found = digest.plain_of_file(path)
             wheels[found] = str(path)
             entry = f"{normalized(match.group(1))}=={match.group(2)} \\\n    --hash=sha256:{found}"  # noqa: PLW2901
         entries.append(entry)

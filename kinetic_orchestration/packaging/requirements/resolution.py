@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from kinetic_orchestration.errors import RequirementsError, UsageError
 from kinetic_orchestration.host.prepare.environment import no_index, redact
-from kinetic_orchestration.packaging.call.first_party import FirstParty, itself, normalized, stub
+from kinetic_orchestration.packaging.call.first_party import FirstParty, itself, name_of, normalized, stub
 from kinetic_orchestration.packaging.requirements import indexes
-from kinetic_orchestration.packaging.requirements.files import Asked, Line, is_local, local_folder, name_of, path_of
+from kinetic_orchestration.packaging.requirements.files import Asked, Line, is_local, local_folder, path_of
+from kinetic_orchestration.packaging.source.stat_index import replace_file
 from kinetic_orchestration.protocol.content import digest
 
 # A resolution may build packages to learn what they need; it is not to hang for ever.
@@ -36,15 +37,20 @@ class Interpreter(NamedTuple):
     version: str  # "3.11"
 
 
-def find_uv(environ: Mapping[str, str]) -> str:
-    """The uv that came with this package, else the one on PATH."""
+def own_uv() -> Path | None:
+    """The uv that came with this package."""
     try:
         import uv
 
-        return str(uv.find_uv_bin())
+        return Path(uv.find_uv_bin())
     except (ImportError, FileNotFoundError):
-        if found := shutil.which("uv", path=environ.get("PATH")):
-            return found
+        return None
+
+
+def find_uv(environ: Mapping[str, str]) -> str:
+    """The uv that came with this package, else the one on PATH."""
+    if found := own_uv() or shutil.which("uv", path=environ.get("PATH")):
+        return str(found)
     raise RequirementsError(
         "requirements= needs uv to resolve them, and it is neither installed in this environment nor on "
         f"PATH. Install it: {shlex.quote(sys.executable)} -m pip install uv"
@@ -307,10 +313,7 @@ def remember(path: Path, entries: list[str], folder: Path) -> None:
     places = (local_folder(Line(entry.split(" \\\n", 1)[0], "", folder)) for entry in entries)
     folders = {str(place): _folder_digest(place) for place in places if place is not None}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump({"entries": entries, "folders": folders}, file)
-        Path(file.name).replace(path)
+        replace_file(path, json.dumps({"entries": entries, "folders": folders}).encode())
     except OSError:
         pass  # without a cache the next submission asks the index again
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinetic_orchestration.errors import RequirementsError
 from kinetic_orchestration.host.prepare.environment import redact
 from kinetic_orchestration.packaging.requirements import indexes, interpreters
-from kinetic_orchestration.packaging.requirements.requirements import Hosts, Lock, lock, sha256_of
-from kinetic_orchestration.packaging.requirements.resolution import call, find_uv
+from kinetic_orchestration.packaging.requirements.requirements import Hosts, Lock, lock
+from kinetic_orchestration.packaging.requirements.resolution import call, find_uv, own_uv
 from kinetic_orchestration.packaging.reuse import still_there
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.protocol import names
+from kinetic_orchestration.protocol.content.digest import plain_of_file
 
 if TYPE_CHECKING:
     from kinetic_orchestration.platforms.store import Store
@@ -93,7 +94,7 @@ def stage_python(store: Store, settings: Settings, version: str, environ: Mappin
         archive = Path(folder, "python.tar.gz")
         interpreters.pack(root, version, archive)
         interpreters.check(archive, root, version)
-        digest, size = sha256_of(archive), archive.stat().st_size
+        digest, size = plain_of_file(archive), archive.stat().st_size
         new = store.upload(names.tool(digest), str(archive))
     Memory(settings.home).remember(python_tool(version), digest)
     return Tool(python_tool(version), digest, size, new)
@@ -111,7 +112,7 @@ def stage_wheels(store: Store, found: Lock, environ: Mapping[str, str]) -> Itera
             _download(others, found, folder, environ)
             paths += sorted(folder.glob("*.whl"))
         for path in sorted(paths, key=lambda path: path.name):
-            digest = sha256_of(path)
+            digest = plain_of_file(path)
             if digest not in found.text:
                 raise RequirementsError(f"{path.name} is not the file that the lock names: its hash is {digest}")
             new = store.upload(names.wheel(digest, path.name), str(path))
@@ -183,7 +184,7 @@ class Memory:
         seen = self._kept.get("seen", {})
         if (kept := seen.get(str(path))) and kept[:2] == stamp:
             return str(kept[2])
-        digest = sha256_of(path)
+        digest = plain_of_file(path)
         self._save({**self._kept, "seen": {str(path): [*stamp, digest]}})
         return digest
 
@@ -195,15 +196,6 @@ class Memory:
             fresh.replace(self._path)
         except OSError:
             pass  # it is read again next time
-
-
-def own_uv() -> Path | None:
-    try:
-        import uv
-
-        return Path(uv.find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        return None
 
 
 def runs_on_hosts(program: Path) -> bool:

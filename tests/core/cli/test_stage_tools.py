@@ -226,6 +226,6 @@ def test_the_digest_of_the_own_uv_is_read_once(desk: Desk, monkeypatch: pytest.M
     first = tools.known(HERE, desk.settings)
     read: list[Path] = []
     hashed: Callable[[Path], str] = lambda path: read.append(path) or ""  # type: ignore[func-returns-value]  # noqa: E731
-    monkeypatch.setattr(tools, "sha256_of", hashed)
+    monkeypatch.setattr(tools, "plain_of_file", hashed)
     assert tools.known(HERE, desk.settings) == first
     assert read == []
