@@ -21,7 +21,7 @@ from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, Requ
 from kinetic_orchestration.packaging.call import arguments
 from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files, name_of
 from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
-from kinetic_orchestration.packaging.requirements import requirements
+from kinetic_orchestration.packaging.requirements import locks
 from kinetic_orchestration.packaging.requirements.resolution import find_python, here
 from kinetic_orchestration.packaging.source import imports, tree
 from kinetic_orchestration.plan.configuration.settings import Settings
@@ -56,7 +56,7 @@ class Bundle:
     extra_path: tuple[str, ...]
     data: tuple[Item, ...]
     packages: tuple[Item, ...]
-    environment: requirements.Environment
+    environment: locks.Environment
     spool: Path
     agent: agent.AgentZip | None = None  # for hosts that are other machines
     tools: Mapping[str, str] = field(default_factory=dict)  # digests of tools that may be in the store
@@ -135,16 +135,14 @@ def _environment(
     call: PackedCall | None,
     travelling: Sequence[FirstParty],
     environ: Mapping[str, str],
-) -> requirements.Environment:
+) -> locks.Environment:
     options, cache = spec.options, settings.home / "locks"
     wanted = _with_orchestrators(options.requirements, call)
     if plan.traits.share_machine:
-        return requirements.environment(
-            wanted, environ=environ, cache=cache, python=options.python, first_party=travelling
-        )
+        return locks.environment(wanted, environ=environ, cache=cache, python=options.python, first_party=travelling)
     from kinetic_orchestration.packaging.requirements import remote, tools  # most jobs on this machine need neither
 
-    hosts = requirements.Hosts(plan.slice, plan.emulated)
+    hosts = locks.Hosts(plan.slice, plan.emulated)
     environment = remote.environment(
         wanted,
         hosts,
@@ -172,7 +170,7 @@ def _with_orchestrators(
     return [*given, *remote.orchestrators_of(call.by_name, given)]
 
 
-def _tools(environment: requirements.Environment, settings: Settings) -> Mapping[str, str]:
+def _tools(environment: locks.Environment, settings: Settings) -> Mapping[str, str]:
     from kinetic_orchestration.packaging.requirements import tools
 
     return tools.known(environment.python, settings)
@@ -343,7 +341,7 @@ def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None
     """A pickled function is byte code of this Python's minor version; a command runs under any."""
     if spec.function is None or spec.options.python is None:
         return
-    find = find_python if plan.traits.share_machine else requirements.interpreter_for
+    find = find_python if plan.traits.share_machine else locks.interpreter_for
     asked, own = find(spec.options.python, environ).version, here().version
     if asked != own:
         raise ConflictingSettings(
@@ -353,7 +351,7 @@ def _check_python(spec: JobSpec, plan: Plan, environ: Mapping[str, str]) -> None
         )
 
 
-def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
+def _check_debugger(plan: Plan, environment: locks.Environment) -> None:
     if not plan.debug_port:
         return
     if environment.lock is not None:
@@ -365,7 +363,7 @@ def _check_debugger(plan: Plan, environment: requirements.Environment) -> None:
         raise Unsupported(f"debug=True is refused: it needs debugpy, which the job's environment has not; {where}")
 
 
-def _check_keras_backend(backend: str | None, environment: requirements.Environment) -> None:
+def _check_keras_backend(backend: str | None, environment: locks.Environment) -> None:
     """Warn of a missing Keras backend, which Keras would report only on the hosts."""
     if backend is None or environment.kind == "image":
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kinetic_orchestration.packaging.bundle import Bundle, Item
 from kinetic_orchestration.packaging.call.pickling import PackedCall
-from kinetic_orchestration.packaging.requirements.requirements import Environment
+from kinetic_orchestration.packaging.requirements.locks import Environment
 from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.source import tree
 from kinetic_orchestration.plan.values import Staged

@@ -22,7 +22,7 @@ PACKAGES, FILES, ROUNDS = 40, 100, 5
 
 def figures() -> Iterator[Figure]:
     from kinetic_orchestration.host.prepare.environment import ensure
-    from kinetic_orchestration.packaging.requirements.requirements import lock, uv_settings
+    from kinetic_orchestration.packaging.requirements.locks import lock, uv_settings
     from tests.support.wheels import offline, wheel
 
     with tempfile.TemporaryDirectory() as name:
@@ -79,7 +79,7 @@ def on_other_machines() -> Iterator[Figure]:
     """
     from kinetic_orchestration.host.prepare import toolbox
     from kinetic_orchestration.packaging.requirements import tools
-    from kinetic_orchestration.packaging.requirements.requirements import Hosts, locked_for
+    from kinetic_orchestration.packaging.requirements.locks import Hosts, locked_for
     from kinetic_orchestration.packaging.requirements.resolution import find_uv
     from kinetic_orchestration.plan.configuration.settings import load
     from kinetic_orchestration.plan.hardware.accelerators import parse

@@ -13,7 +13,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import ConflictingSettings, JobError, RequirementsError, UsageError
 from kinetic_orchestration.host.prepare.environment import with_own
-from kinetic_orchestration.packaging.requirements.requirements import own_settings
+from kinetic_orchestration.packaging.requirements.locks import own_settings
 from tests.support.interpreters import OLDEST, interpreter
 from tests.support.wheels import offline, sha256, wheel
 

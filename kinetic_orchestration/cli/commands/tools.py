@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kinetic_orchestration.cli import codes
 from kinetic_orchestration.cli.output import note, show_json, show_table, working
-from kinetic_orchestration.packaging.requirements.requirements import File, Hosts, Lock
+from kinetic_orchestration.packaging.requirements.locks import File, Hosts, Lock
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, slice_of
@@ -73,7 +73,7 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     """The lock of a file of requirements, or of what a function's code imports; and the comment above it."""
     from kinetic_orchestration.packaging.bundle import code_of, source_of
     from kinetic_orchestration.packaging.call.first_party import distributions_as_files
-    from kinetic_orchestration.packaging.requirements import remote, requirements
+    from kinetic_orchestration.packaging.requirements import locks, remote
 
     cache, first_party = here.home / "locks", distributions_as_files()
     target, spec = arguments.target, None
@@ -88,13 +88,11 @@ def _lock(arguments: Namespace, here: Settings) -> tuple[Lock, str]:
     pins: list[str] = []
     if spec is not None and hosts is not None and spec.options.requirements is None:
         lines, pins = remote.needed(code_of(spec, source_of(spec)), hosts, copies.environ(), first_party)
-    found = requirements.lock(
+    found = locks.lock(
         lines,
         environ=copies.environ(),
         cache=cache,
-        python=requirements.interpreter_for(arguments.python, copies.environ())
-        if hosts is not None
-        else arguments.python,
+        python=locks.interpreter_for(arguments.python, copies.environ()) if hosts is not None else arguments.python,
         platform=getattr(arguments, "platform", None),
         first_party=first_party,
         refresh=getattr(arguments, "refresh", False),

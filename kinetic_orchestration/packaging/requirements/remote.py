@@ -22,25 +22,10 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError
 from kinetic_orchestration.packaging.call.first_party import FirstParty, name_of, normalized
-from kinetic_orchestration.packaging.requirements import installed
-from kinetic_orchestration.packaging.requirements.requirements import (
-    HEADING,
-    Environment,
-    File,
-    Hosts,
-    Lock,
-    locked_for,
-)
+from kinetic_orchestration.packaging.requirements import installed, locks
 from kinetic_orchestration.packaging.requirements.resolution import here
+from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
-from kinetic_orchestration.packaging.source.imports import (
-    GUARDED,
-    LOADED,
-    Import,
-    imported_by,
-    imported_from_elsewhere,
-    imports_in,
-)
 from kinetic_orchestration.plan.text.notices import warn
 
 LOCK = "kinetic.lock"
@@ -60,8 +45,8 @@ class Code(NamedTuple):
 
 
 def environment(
-    requirements: File | Sequence[str] | None,
-    hosts: Hosts,
+    requirements: locks.File | Sequence[str] | None,
+    hosts: locks.Hosts,
     *,
     image: str,
     code: Code,
@@ -69,9 +54,9 @@ def environment(
     cache: Path,
     python: str | None,
     first_party: Sequence[FirstParty],
-) -> Environment:
+) -> locks.Environment:
     if requirements is None and image:
-        return Environment("image", python or here().version, "")
+        return locks.Environment("image", python or here().version, "")
     pins: list[str] = []
     if requirements is None:
         names = _imported(code, first_party, environ)
@@ -81,36 +66,36 @@ def environment(
             requirements = lock
         else:
             _tell_of_missing(names, code)
-    return locked_for(
+    return locks.locked_for(
         requirements, hosts, environ=environ, cache=cache, python=python, first_party=first_party, pins=pins
     )
 
 
 def needed(
-    code: Code, hosts: Hosts, environ: Mapping[str, str], first_party: Sequence[FirstParty] = ()
+    code: Code, hosts: locks.Hosts, environ: Mapping[str, str], first_party: Sequence[FirstParty] = ()
 ) -> tuple[list[str], list[str]]:
     """The requirements of what the code imports, and the versions of all that these need, as they are here."""
     return _needed(_imported(code, first_party, environ), hosts, first_party)
 
 
-def _imported(code: Code, first_party: Sequence[FirstParty], environ: Mapping[str, str]) -> dict[str, Import]:
+def _imported(code: Code, first_party: Sequence[FirstParty], environ: Mapping[str, str]) -> dict[str, imports.Import]:
     """The modules that the code imports and that are not sent with it."""
     modules = {place.removesuffix(".py"): Path(lies) for item in first_party for place, lies in item.paths}
     beside = [start.parent for start in code.starts if code.as_program and isinstance(start, Path)]
     search = [*beside, *([code.root] if code.root is not None else []), *installed.reachable(sys.path)]
-    names = imported_from_elsewhere(
+    names = imports.imported_from_elsewhere(
         code.starts, search=search, modules=modules, unread=_OURS, as_program=code.as_program
     )
     if not code.as_program:
         there = {_top(start) for start in code.starts if isinstance(start, str)}
         names = {name: why for name, why in names.items() if _top(name) in there or not is_orchestrators(name)}
     if any(name.partition(".")[0] == "keras" for name in names):  # it imports its backend by a configured name
-        names.setdefault(environ.get("KERAS_BACKEND") or "jax", Import("keras", LOADED))
+        names.setdefault(environ.get("KERAS_BACKEND") or "jax", imports.Import("keras", imports.LOADED))
     return names
 
 
 def _needed(
-    names: Mapping[str, Import], hosts: Hosts, first_party: Sequence[FirstParty]
+    names: Mapping[str, imports.Import], hosts: locks.Hosts, first_party: Sequence[FirstParty]
 ) -> tuple[list[str], list[str]]:
     found = installed.owners(name for name in names if name.partition(".")[0] not in _OURS)
     travelling = {item.name for item in first_party}
@@ -121,13 +106,13 @@ def _needed(
     return lines, [f"{name}=={version(value)}" for name, value in sorted(below.items())]
 
 
-def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
+def _tell_of_missing(names: Mapping[str, imports.Import], code: Code) -> None:
     """Warn of imports that are not installed here, and so cannot be among the requirements read off this
     environment."""
-    tops: dict[str, Import] = {}
+    tops: dict[str, imports.Import] = {}
     for name, found in names.items():
         top = name.partition(".")[0]
-        if found.need != GUARDED and top not in _BROUGHT and (top not in tops or tops[top].need < found.need):
+        if found.need != imports.GUARDED and top not in _BROUGHT and (top not in tops or tops[top].need < found.need):
             tops[top] = found
     missing = {top: found for top, found in sorted(tops.items()) if not installed.is_here(top)}
     if not missing:
@@ -152,11 +137,11 @@ def _tell_of_missing(names: Mapping[str, Import], code: Code) -> None:
     warn(f"hosts get what the code imports as it is installed here, and this is not: {told}. {advice}")
 
 
-def _fails_at_once(top: str, found: Import, code: Code) -> bool:
+def _fails_at_once(top: str, found: imports.Import, code: Code) -> bool:
     """Return True if the failure is certain: the program's own file needs the module at its load, and the project has
     none."""
     first = code.starts[0] if code.as_program and code.starts else None
-    if found.need != LOADED or not isinstance(first, Path) or not found.place.startswith(f"{first}, line "):
+    if found.need != imports.LOADED or not isinstance(first, Path) or not found.place.startswith(f"{first}, line "):
         return False
     if not code.names_program or "sys.path" in first.read_text(encoding="utf-8", errors="replace"):
         return False
@@ -198,18 +183,18 @@ def orchestrators_of(by_name: Iterable[str], given: Iterable[str]) -> list[str]:
     return [f"{name}=={_public(found[name].version)}" for name in sorted(found) if name not in listed]
 
 
-def heading(lock: Lock, hosts: Hosts) -> str:
+def heading(lock: locks.Lock, hosts: locks.Hosts) -> str:
     """The comment above a lock that is kept in a file, by which it is known again."""
-    return f"{HEADING}, {hosts.slice.name}\n# python {lock.python}\n# platform {lock.platform}\n"
+    return f"{locks.HEADING}, {hosts.slice.name}\n# python {lock.python}\n# platform {lock.platform}\n"
 
 
 def starts_of(function: Callable[..., Any] | None, file: Path | None, by_name: Iterable[str]) -> list[str | Path]:
     """The modules and files where reading begins for a function: its file, else its imports; and the modules in the
     call."""
     if file is not None:
-        inside = imports_in(function.__code__) if isinstance(function, FunctionType) else ()
+        inside = imports.imports_in(function.__code__) if isinstance(function, FunctionType) else ()
         return [file, *by_name, *filter(is_orchestrators, inside)]
-    return [*by_name, *(imported_by(function) if function is not None else ())]
+    return [*by_name, *(imports.imported_by(function) if function is not None else ())]
 
 
 def starts_of_command(argv: Sequence[str], cwd: Path) -> list[str | Path]:

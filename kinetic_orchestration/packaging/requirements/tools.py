@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kinetic_orchestration.errors import RequirementsError
 from kinetic_orchestration.host.prepare.environment import redact
 from kinetic_orchestration.packaging.requirements import indexes, interpreters
-from kinetic_orchestration.packaging.requirements.requirements import Hosts, Lock, lock
+from kinetic_orchestration.packaging.requirements.locks import Hosts, Lock, lock
 from kinetic_orchestration.packaging.requirements.resolution import call, find_uv, own_uv
 from kinetic_orchestration.packaging.reuse import still_there
 from kinetic_orchestration.plan.configuration.settings import Settings

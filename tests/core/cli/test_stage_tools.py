@@ -14,7 +14,7 @@ import pytest
 
 from kinetic_orchestration.cli import main
 from kinetic_orchestration.packaging.requirements import interpreters, tools
-from kinetic_orchestration.packaging.requirements.requirements import Hosts, locked_for
+from kinetic_orchestration.packaging.requirements.locks import Hosts, locked_for
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.platforms.registry import open_store

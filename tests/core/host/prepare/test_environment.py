@@ -19,7 +19,7 @@ import pytest
 
 from kinetic_orchestration.host.prepare import environment
 from kinetic_orchestration.host.prepare.environment import BuildFailed, ensure, hold, prune
-from kinetic_orchestration.packaging.requirements.requirements import Lock, lock, uv_settings
+from kinetic_orchestration.packaging.requirements.locks import Lock, lock, uv_settings
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from tests.support.wheels import offline, wheel
 

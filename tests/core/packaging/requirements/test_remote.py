@@ -18,7 +18,7 @@ from kinetic_orchestration.cli import main
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, Unsupported, UsageError
 from kinetic_orchestration.packaging.bundle import Bundle, package
 from kinetic_orchestration.packaging.requirements import indexes
-from kinetic_orchestration.packaging.requirements.requirements import Hosts, locked_for
+from kinetic_orchestration.packaging.requirements.locks import Hosts, locked_for
 from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.imports import imported_from_elsewhere
 from kinetic_orchestration.packaging.staging import stage

@@ -13,7 +13,7 @@ import pytest
 from kinetic_orchestration.errors import ConflictingSettings, RequirementsError, UsageError
 from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.requirements.indexes import pip_files, pip_settings
-from kinetic_orchestration.packaging.requirements.requirements import Lock, environment, lock, uv_settings
+from kinetic_orchestration.packaging.requirements.locks import Lock, environment, lock, uv_settings
 from kinetic_orchestration.packaging.requirements.resolution import find_python, find_uv
 from tests.support.wheels import offline, sha256, wheel
 

@@ -20,17 +20,7 @@ from typing import Literal
 from kinetic_orchestration.errors import ConflictingSettings, UsageError
 from kinetic_orchestration.host.prepare.environment import packages, redact
 from kinetic_orchestration.packaging.call.first_party import ITSELF, FirstParty, from_folder, name_of, normalized
-from kinetic_orchestration.packaging.requirements import indexes
-from kinetic_orchestration.packaging.requirements.files import (
-    Line,
-    committed,
-    index_options,
-    is_local,
-    lines_of,
-    local_folder,
-    path_of,
-    read,
-)
+from kinetic_orchestration.packaging.requirements import files, indexes
 from kinetic_orchestration.packaging.requirements.resolution import (
     NO_BUILDS,
     Interpreter,
@@ -145,11 +135,11 @@ def lock(
     """
     interpreter = python if isinstance(python, Interpreter) else find_python(python, environ)
     platform = hosts.platform if hosts is not None else platform
-    asked = read(requirements)
-    lines = list(lines_of(asked))
+    asked = files.read(requirements)
+    lines = list(files.lines_of(asked))
     uv = ""
     if asked.kind == "pylock" or any(line.hashes for line in lines) or asked.text.startswith(HEADING):
-        entries = committed(asked, lines)
+        entries = files.committed(asked, lines)
         source = f"{asked.name}, used as it is"
         if hosts is not None:
             from kinetic_orchestration.packaging.requirements import frameworks
@@ -236,14 +226,14 @@ def uv_settings(environ: Mapping[str, str], requirements: File | Sequence[str] |
     pip's settings, and the index options of the requirements themselves. They may hold passwords: pass them to a
     process, write them nowhere.
     """
-    options = index_options(read(requirements)) if requirements is not None else ()
+    options = files.index_options(files.read(requirements)) if requirements is not None else ()
     return _with_options(environ, indexes.uv_settings(environ), options)
 
 
 def own_settings(requirements: File | Sequence[str]) -> dict[str, str]:
     """The index options of the requirements themselves, which every host needs and which are kept with the job."""
-    asked = read(requirements)
-    settings = _with_options({}, {}, index_options(asked, expand=False))
+    asked = files.read(requirements)
+    settings = _with_options({}, {}, files.index_options(asked, expand=False))
     for value in settings.values():
         _refuse_passwords(value, asked.name)
     return settings
@@ -274,12 +264,12 @@ def _without_first_party(
     kept = []
     for entry in entries:
         requirement = entry.split(" \\\n", 1)[0]
-        place = local_folder(Line(requirement, "", folder))
+        place = files.local_folder(files.Line(requirement, "", folder))
         if place is not None:
             found = by_folder.get(os.path.realpath(place)) or from_folder(place.resolve())
             travelling[found.name] = found
-        elif is_local(requirement) and " @ " not in requirement:
-            path = (folder / path_of(requirement)).absolute()
+        elif files.is_local(requirement) and " @ " not in requirement:
+            path = (folder / files.path_of(requirement)).absolute()
             kept.append(entry.replace(requirement, path.as_uri(), 1))
         elif name_of(requirement) not in {*travelling, ITSELF}:
             kept.append(entry)
@@ -301,8 +291,8 @@ def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[s
             wheels[found] = str(path)
     for entry in filter(None, re.split(r"\n(?=\S)", text.strip())):
         requirement = entry.split(" \\\n", 1)[0].split(" --hash", 1)[0]
-        if is_local(requirement):
-            path = Path(path_of(re.sub(r"^[\w.\[\],-]+\s*@\s*", "", requirement)))
+        if files.is_local(requirement):
+            path = Path(files.path_of(re.sub(r"^[\w.\[\],-]+\s*@\s*", "", requirement)))
             match = re.match(r"([^-]+)-([^-]+)-.*\.whl$", path.name)
             if match is None:
                 raise UsageError(
