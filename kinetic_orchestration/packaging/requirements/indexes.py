@@ -85,18 +85,21 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def uv_files(environ: Mapping[str, str], folder: Path) -> list[Path]:
-    """uv's configuration files for work in `folder`: the project's, the user's and the machine's."""
+def uv_files(environ: Mapping[str, str], folder: Path | None = None) -> list[Path]:
+    """uv's configuration files: the project's for work in `folder`, the user's and the machine's."""
     if environ.get("UV_NO_CONFIG"):
         return []
     if own := environ.get("UV_CONFIG_FILE"):
         return [Path(own)] if Path(own).is_file() else []
     project: list[Path] = []
-    for parent in (folder, *folder.parents):
+    for parent in (folder, *folder.parents) if folder is not None else ():
         project = [path for name in ("uv.toml", "pyproject.toml") if (path := parent / name).is_file()]
         if project:
             break
-    return project + _uv_user_files(environ)
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home(), ".config")
+    shared = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
+    candidates = [Path(folder, "uv/uv.toml") for folder in (home, *shared, "/etc")]
+    return project + [path for path in candidates if path.is_file()]
 
 
 # uv's settings of where packages come from, which hold on another machine, too. Proxies and certificates do not.
@@ -214,25 +217,21 @@ def _true(value: str) -> str:
     return "1" if value.strip().lower() in ("y", "yes", "t", "true", "on", "1") else ""
 
 
-def _as_it_is(value: str) -> str:
-    return value.strip()
-
-
 _RULES = (
     _Rule("index-url", "UV_DEFAULT_INDEX", ("UV_DEFAULT_INDEX", "UV_INDEX_URL"), indexes, "index-url"),
     _Rule("extra-index-url", "UV_INDEX", ("UV_INDEX", "UV_EXTRA_INDEX_URL"), indexes, "extra-index-url"),
     _Rule("find-links", "UV_FIND_LINKS", ("UV_FIND_LINKS",), find_links, "find-links"),
     _Rule("no-index", "UV_NO_INDEX", ("UV_NO_INDEX",), _true, "no-index"),
-    _Rule("cert", "SSL_CERT_FILE", ("SSL_CERT_FILE",), _as_it_is),
-    _Rule("client-cert", "SSL_CLIENT_CERT", ("SSL_CLIENT_CERT",), _as_it_is),
+    _Rule("cert", "SSL_CERT_FILE", ("SSL_CERT_FILE",), str.strip),
+    _Rule("client-cert", "SSL_CLIENT_CERT", ("SSL_CLIENT_CERT",), str.strip),
     _Rule("trusted-host", "UV_INSECURE_HOST", ("UV_INSECURE_HOST",), lambda value: " ".join(value.split())),
     _Rule("timeout", "UV_HTTP_TIMEOUT", ("UV_HTTP_TIMEOUT", "UV_REQUEST_TIMEOUT", "HTTP_TIMEOUT"), _seconds),
-    _Rule("retries", "UV_HTTP_RETRIES", ("UV_HTTP_RETRIES",), _as_it_is),
+    _Rule("retries", "UV_HTTP_RETRIES", ("UV_HTTP_RETRIES",), str.strip),
     _Rule(
         "proxy",
         "ALL_PROXY",
         ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"),
-        _as_it_is,
+        str.strip,
     ),
     _Rule(
         "pre",
@@ -264,20 +263,10 @@ def _read_pip_file(path: Path) -> dict[str, str]:
     }
 
 
-def _uv_user_files(environ: Mapping[str, str]) -> list[Path]:
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home(), ".config")
-    shared = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
-    candidates = [Path(folder, "uv/uv.toml") for folder in (home, *shared, "/etc")]
-    return [path for path in candidates if path.is_file()]
-
-
 def _uv_toml_keys(environ: Mapping[str, str]) -> set[str]:
     """The keys that the user or the machine has set in uv.toml, which a variable would override."""
     keys: set[str] = set()
-    if environ.get("UV_NO_CONFIG"):
-        return keys
-    own = environ.get("UV_CONFIG_FILE")
-    for path in [Path(own)] if own else _uv_user_files(environ):
+    for path in uv_files(environ):
         try:
             table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

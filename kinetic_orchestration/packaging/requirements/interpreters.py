@@ -73,13 +73,19 @@ def problem_of(root: Path, version: str) -> str:
     if not program.is_file() or not (root / "lib" / f"python{version}" / "os.py").is_file():
         return "its folder does not hold it whole"
     for path in _binaries(root, version):
-        data = path.read_bytes()
-        if data[:5] != b"\x7fELF\x02" or data[18:20] != b"\x3e\x00":
+        if not runs_on_hosts(path):
             return "it is not for Linux on x86-64"
-        newest = max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", data)), default=0)
+        newest = max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", path.read_bytes())), default=0)
         if newest > GLIBC:
             return f"{path.name} needs glibc 2.{newest}, and the hosts have 2.{GLIBC}"
     return ""
+
+
+def runs_on_hosts(program: Path) -> bool:
+    """Return True for a program or a library for Linux on x86-64."""
+    with program.open("rb") as file:
+        head = file.read(20)
+    return head[:5] == b"\x7fELF\x02" and head[18:20] == b"\x3e\x00"
 
 
 def pack(root: Path, version: str, archive: Path) -> None:

@@ -145,12 +145,7 @@ def _fails_at_once(top: str, found: imports.Import, code: Code) -> bool:
         return False
     if not code.names_program or "sys.path" in first.read_text(encoding="utf-8", errors="replace"):
         return False
-    return not _may_have(code.root or first.parent, top)
-
-
-def _may_have(root: Path, top: str) -> bool:
-    """Return True if a folder of the project has the module, or if there are too many folders to tell."""
-    return _found_below(root, top) != ""
+    return _found_below(code.root or first.parent, top) == ""
 
 
 def _place_of(code: Code, top: str) -> str:
@@ -160,6 +155,7 @@ def _place_of(code: Code, top: str) -> str:
 
 
 def _found_below(root: Path, top: str) -> str:
+    """Return the path of the module in a folder of the project; "?" if there are too many folders to tell."""
     for number, (folder, folders, files) in enumerate(os.walk(root)):
         if number >= MOST_FOLDERS:
             return "?"

@@ -50,7 +50,8 @@ def python_tool(version: str) -> str:
 def known(python: str, settings: Settings) -> dict[str, str]:
     """The digests of the tools that hosts with this Python may use, as far as this client trusts them."""
     memory = Memory(settings.home)
-    staged = {UV: memory.of_own_uv(), **memory.staged, **_configured(settings)}
+    configured = {name: digest for name, digest in settings.tools.items() if re.fullmatch(r"[0-9a-f]{64}", digest)}
+    staged = {UV: memory.of_own_uv(), **memory.staged, **configured}
     found = {UV: staged[UV], "python": staged.get(python_tool(python), "")}
     return {tool: digest for tool, digest in found.items() if digest}
 
@@ -77,7 +78,7 @@ def itself_by_hash(environ: Mapping[str, str], cache: Path, hosts: Hosts) -> str
 def stage_uv(store: Store, settings: Settings) -> Tool:
     memory = Memory(settings.home)
     path = own_uv()
-    if path is None or not runs_on_hosts(path):
+    if path is None or not interpreters.runs_on_hosts(path):
         raise RequirementsError(
             "there is no uv for Linux on x86-64 here to put into the store, only such a one runs on the hosts: install "
             f"it here ({sys.executable} -m pip install uv) on such a machine and stage it from there"
@@ -175,7 +176,7 @@ class Memory:
     def of_own_uv(self) -> str:
         """The digest of the uv installed here, if a host can run it."""
         path = own_uv()
-        return self.digest_of(path) if path is not None and runs_on_hosts(path) else ""
+        return self.digest_of(path) if path is not None and interpreters.runs_on_hosts(path) else ""
 
     def digest_of(self, path: Path) -> str:
         """Read once for each version of the file."""
@@ -196,14 +197,3 @@ class Memory:
             fresh.replace(self._path)
         except OSError:
             pass  # it is read again next time
-
-
-def runs_on_hosts(program: Path) -> bool:
-    """Return True for a program for Linux on x86-64."""
-    with program.open("rb") as file:
-        head = file.read(20)
-    return head[:5] == b"\x7fELF\x02" and head[18:20] == b"\x3e\x00"
-
-
-def _configured(settings: Settings) -> dict[str, str]:
-    return {name: digest for name, digest in settings.tools.items() if re.fullmatch(r"[0-9a-f]{64}", digest)}
