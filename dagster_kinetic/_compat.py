@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.messages import warn_once
 
 Context = Any  # AssetExecutionContext, OpExecutionContext, or what build_asset_context() makes of them
 

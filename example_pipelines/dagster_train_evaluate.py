@@ -25,7 +25,7 @@ import dagster as dg
 import numpy as np
 
 from dagster_kinetic import HostContext, KineticResource, kinetic_asset
-from kinetic_orchestration.plan.text.wording import command, program
+from kinetic_orchestration.plan.messages import command, program
 
 Arrays = dict[str, np.ndarray]
 HIDDEN = 32

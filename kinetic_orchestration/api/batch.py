@@ -30,9 +30,8 @@ from kinetic_orchestration.plan import emulation
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec
 from kinetic_orchestration.plan.identity import Identity, job_id
+from kinetic_orchestration.plan.messages import command, warn, warn_once
 from kinetic_orchestration.plan.records import GROUP, GROUP_END, MOST_JOBS, fields_of
-from kinetic_orchestration.plan.text.notices import warn, warn_once
-from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import JobStatus
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend

@@ -19,7 +19,7 @@ from kinetic_orchestration.plan.declare.spec import (
     name_of,
     options_from,
 )
-from kinetic_orchestration.plan.text.notices import warn, warn_once
+from kinetic_orchestration.plan.messages import warn, warn_once
 from kinetic_orchestration.program import client_only
 
 if TYPE_CHECKING:

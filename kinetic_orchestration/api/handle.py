@@ -46,9 +46,8 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.profile import EVERY_HOST
 from kinetic_orchestration.plan.emulation import remark
 from kinetic_orchestration.plan.hardware.cost import Estimate, times
+from kinetic_orchestration.plan.messages import command, warn
 from kinetic_orchestration.plan.records import verdict_at
-from kinetic_orchestration.plan.text.notices import warn
-from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import Attempt, Cursor, Event, JobStatus, Outcome, Output, Peek
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.registry import open_backend, open_store

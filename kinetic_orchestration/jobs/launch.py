@@ -32,9 +32,9 @@ from kinetic_orchestration.jobs.watching import roll
 from kinetic_orchestration.packaging.bundle import argument_digests, package
 from kinetic_orchestration.packaging.staging import stage, staging_folder
 from kinetic_orchestration.plan.identity import Identity, job_id
+from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.planner import completed
 from kinetic_orchestration.plan.records import IDENTITY, fields_of, spec_of
-from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import Glimpse, JobStatus, Outcome, Plan, Staged
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store

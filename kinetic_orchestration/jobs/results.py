@@ -22,7 +22,7 @@ from kinetic_orchestration.errors import (
 from kinetic_orchestration.jobs.following.verdicts import doubt_of_value
 from kinetic_orchestration.jobs.job import Job
 from kinetic_orchestration.packaging.call.pickling import load_value, revive
-from kinetic_orchestration.plan.text.wording import command
+from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.values import JobStatus, Outcome
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.content import payload

@@ -27,8 +27,7 @@ from kinetic_orchestration.packaging.source import imports, tree
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec
-from kinetic_orchestration.plan.text.notices import warn
-from kinetic_orchestration.plan.text.wording import size
+from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms import agent_zip as agent
 

@@ -31,7 +31,7 @@ from kinetic_orchestration.plan.hardware.accelerators import zones as zones_of
 from kinetic_orchestration.plan.hardware.cost import affordable, check_usd
 from kinetic_orchestration.plan.hardware.regions import Location
 from kinetic_orchestration.plan.identity import Identity
-from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.values import Plan
 
 BACKENDS = (LOCAL, TPU_VM)

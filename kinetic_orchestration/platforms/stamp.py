@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING
 
 from kinetic_orchestration.errors import NewerWire, StoreError, UsageError
+from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.records import STAMP
-from kinetic_orchestration.plan.text.notices import warn_once
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.records.base import Record, check_name
 

@@ -23,7 +23,6 @@ from dagster_kinetic import KineticResource, _compat, kinetic_asset, kinetic_mul
 from dagster_kinetic.step.ticket import LOGGED, tickets_of
 from kinetic_orchestration import attach
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.text import notices
 from tests.dagster_kinetic import pipelines
 from tests.dagster_kinetic.resource import keywords
 from tests.dagster_kinetic.stored import logs_of, messages
@@ -61,7 +60,7 @@ RELIED_ON: dict[type, str] = {
 
 @pytest.fixture(autouse=True)
 def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())
 
 
 @pytest.mark.parametrize("where", _compat.PRIVATE)

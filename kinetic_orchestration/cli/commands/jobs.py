@@ -29,7 +29,7 @@ from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
-from kinetic_orchestration.plan.text.wording import command
+from kinetic_orchestration.plan.messages import command
 from kinetic_orchestration.plan.values import (
     Attempt,
     Change,

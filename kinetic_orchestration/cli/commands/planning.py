@@ -30,9 +30,8 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import LOCAL, TPU_VM, JobSpec, Options, check_function, name_of
 from kinetic_orchestration.plan.hardware import cost, regions
 from kinetic_orchestration.plan.hardware.regions import Location
+from kinetic_orchestration.plan.messages import size, warn
 from kinetic_orchestration.plan.planner import backend_of, describe, located, zones_named
-from kinetic_orchestration.plan.text.notices import warn
-from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.plan.values import Plan
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.registry import open_backend

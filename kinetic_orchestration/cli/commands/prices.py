@@ -11,7 +11,7 @@ from kinetic_orchestration.cli.output import note, show_json, show_table, workin
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import Rate
-from kinetic_orchestration.plan.text.wording import command
+from kinetic_orchestration.plan.messages import command
 
 
 def prices(arguments: Namespace) -> int:

@@ -14,7 +14,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, slice_of
 from kinetic_orchestration.plan.hardware.accelerators import parse
-from kinetic_orchestration.plan.text.wording import size
+from kinetic_orchestration.plan.messages import size
 from kinetic_orchestration.protocol.system import copies
 
 

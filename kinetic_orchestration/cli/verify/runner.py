@@ -38,7 +38,7 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators, regions
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore

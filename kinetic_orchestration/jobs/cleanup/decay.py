@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kinetic_orchestration.errors import Corrupt, KineticError, StoreError
 from kinetic_orchestration.plan.configuration.settings import Settings
+from kinetic_orchestration.plan.messages import size
 from kinetic_orchestration.plan.records import spec_of, texts, verdict_of
-from kinetic_orchestration.plan.text.wording import size
 from kinetic_orchestration.platforms.registry import open_store
 from kinetic_orchestration.platforms.store import Store
 from kinetic_orchestration.program.checkpoints import commits

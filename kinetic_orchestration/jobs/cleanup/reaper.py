@@ -28,10 +28,9 @@ from kinetic_orchestration.jobs.watching import attempts, roll
 from kinetic_orchestration.plan.configuration.settings import Settings, duration
 from kinetic_orchestration.plan.hardware.cost import price
 from kinetic_orchestration.plan.identity import job_of
+from kinetic_orchestration.plan.messages import command, warn_once
 from kinetic_orchestration.plan.records import IDENTITY, SPEC, plan_of, spec_of, texts
 from kinetic_orchestration.plan.records import REAPED as REAPED_RECORD
-from kinetic_orchestration.plan.text.notices import warn_once
-from kinetic_orchestration.plan.text.wording import command
 from kinetic_orchestration.plan.values import ELSEWHERE, GONE, PARTIAL, PRESENT, QUEUED, WOUNDED, Observation, Plan
 from kinetic_orchestration.platforms.backend import Backend
 from kinetic_orchestration.platforms.store import Store

@@ -25,7 +25,7 @@ from typing import Any, Final
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.secret_shapes import is_secret_argument
 from kinetic_orchestration.plan.declare.spec import JobSpec
-from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.messages import warn_once
 
 UNKNOWN: Final = ""
 DEEPEST = 50

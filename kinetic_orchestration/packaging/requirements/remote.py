@@ -26,7 +26,7 @@ from kinetic_orchestration.packaging.requirements import installed, locks
 from kinetic_orchestration.packaging.requirements.resolution import here
 from kinetic_orchestration.packaging.source import imports
 from kinetic_orchestration.packaging.source.ignore import DEFAULT_FOLDERS
-from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.messages import warn
 
 LOCK = "kinetic.lock"
 MOST_FOLDERS = 20_000  # that are searched for a module

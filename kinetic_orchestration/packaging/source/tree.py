@@ -31,8 +31,8 @@ from kinetic_orchestration.packaging.reuse import keep
 from kinetic_orchestration.packaging.source import ignore, packs, stat_index
 from kinetic_orchestration.packaging.source.stat_index import Index
 from kinetic_orchestration.packaging.source.walk import Listing, Walk, escaped, measure, shown
+from kinetic_orchestration.plan.messages import note_once, warn_once
 from kinetic_orchestration.plan.records import PROJECT
-from kinetic_orchestration.plan.text.notices import tell_once, warn_once
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import file_stamps, tree
 from kinetic_orchestration.protocol.content.tree import Entry, Pack, PackOffset
@@ -516,7 +516,7 @@ def _tell_of_marker(root: Path, wide: set[Path]) -> None:
 def _is_small(folder: Path, home: Path | None) -> bool:
     """Decide whether a folder without a project's mark is sent whole, and log it."""
     if folder in _too_wide(home) | _everybodys(home):
-        tell_once(
+        note_once(
             f"{folder} holds much that is no part of a job, so only the code that the job imports travels, and no "
             "other files. Put the job's files into a folder of their own"
         )
@@ -529,7 +529,7 @@ def _is_small(folder: Path, home: Path | None) -> bool:
             f"{ignore.KINETIC}, and name in it what stays; for data use kinetic.Data"
         )
         return False
-    tell_once(
+    note_once(
         f"the folder {folder} travels with the job: no pyproject.toml, .git or the like tells where a project "
         f"begins. A {ignore.KINETIC} there would name what stays"
     )

@@ -18,7 +18,7 @@ from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration import home as home_module
 from kinetic_orchestration.plan.hardware import price_list
 from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, PriceList
-from kinetic_orchestration.plan.text.notices import warn
+from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.protocol.system import copies
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan.text.notices import warn_once
-from kinetic_orchestration.plan.text.wording import command
+from kinetic_orchestration.plan.messages import command, warn_once
 
 PRICES_DATE = "2024-12-23"
 SOURCE = "the package"

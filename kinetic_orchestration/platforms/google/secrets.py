@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from kinetic_orchestration.errors import BackendError, CredentialsError, UsageError
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import Asked
 from kinetic_orchestration.platforms.google.rest import Answer, google

@@ -27,7 +27,7 @@ from kinetic_orchestration.errors import BackendError, TooBig, UsageError
 from kinetic_orchestration.plan.configuration.home import private
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.text.notices import warn_once
+from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.plan.values import (
     ABSENT,
     ELSEWHERE,

@@ -16,7 +16,7 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobFailed
 from kinetic_orchestration.plan import values
-from kinetic_orchestration.plan.text.wording import command
+from kinetic_orchestration.plan.messages import command
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 

@@ -15,12 +15,11 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration import cli
 from kinetic_orchestration.errors import NotEmulated, Unsupported, UsageError
 from kinetic_orchestration.jobs.request import draft
-from kinetic_orchestration.plan import emulation
+from kinetic_orchestration.plan import emulation, messages
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, not_on_cloud
 from kinetic_orchestration.plan.hardware.accelerators import parse
 from kinetic_orchestration.plan.planner import make_plan
-from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.testing import Emulator
 
 PROGRAM = """
@@ -133,7 +132,7 @@ def test_a_bucket_without_a_project_is_told_what_it_lacks(tmp_path: Path) -> Non
 def test_keras_kinetics_own_options_mean_it_in_an_orchestrator_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(messages, "_shown", set())
     options = Options(accelerator="v5e-1", project="p", zone="us-west4-a", spot=True)
     assert planned_with({}, tmp_path, options).backend == "local"
     meant = emulation.kinetics_own(options)

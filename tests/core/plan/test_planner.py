@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.errors import UsageError
-from kinetic_orchestration.plan import planner
+from kinetic_orchestration.plan import messages, planner
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm, check_options
-from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.plan.values import Limits, Plan, Retry
 
 pytestmark = pytest.mark.fast
@@ -133,7 +132,7 @@ def test_no_secret_is_captured_in_the_open_whatever_its_name(recwarn: pytest.War
 
 @pytest.fixture
 def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(messages, "_shown", set())
 
 
 @pytest.mark.usefixtures("said_nothing_yet")

@@ -157,7 +157,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
 def test_a_credential_that_only_a_wildcard_meant_stays_here_and_a_sentence_says_so(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinetic_orchestration.plan.text.notices._said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())
     for name in ("LAB_TOKEN", "LAB_PASSWORD", "LAB_MODE"):
         monkeypatch.setenv(name, f"of {name}")
     (tmp_path / "go").touch()

@@ -182,7 +182,7 @@ SET = {row.name for row in table().values() if row.name.startswith("KINETIC_") a
 
 @pytest.mark.parametrize("name", sorted({*SET, *keras_kinetic.WITHOUT_EFFECT}))
 def test_a_setting_without_effect_is_named(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.plan.text.notices._said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())
     environ = {"KINETIC_HOME": str(home), name: "x"}
     here = settings.load(environ)
     with pytest.warns(UserWarning, match=f"^{name} is set, and has no effect here: .+"):

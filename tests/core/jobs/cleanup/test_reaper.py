@@ -25,7 +25,6 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.plan.text import notices
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import open_local
@@ -547,7 +546,7 @@ def test_a_submit_does_not_wait_for_a_look_and_hears_of_its_troubles_by_a_warnin
     here: Here, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("warnings.filters", [])
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr("kinetic_orchestration.plan.messages._shown", set())
     here.cloud.slow("ListQueuedResources", 3.0, times=1)
     here.cloud.fail("ListNodes", 7, times=None)
     reaper.reap_now_and_then(here.store, here.backend, here.settings)

@@ -18,9 +18,9 @@ import pytest
 
 from kinetic_orchestration.packaging.bundle import data_digest
 from kinetic_orchestration.packaging.call.arguments import UNKNOWN, differing, digests, tell_of_secrets
+from kinetic_orchestration.plan import messages
 from kinetic_orchestration.plan.declare.data import Data
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
-from kinetic_orchestration.plan.text import notices
 
 pytestmark = pytest.mark.fast
 
@@ -128,7 +128,7 @@ def test_data_is_told_by_its_content(tmp_path: Path) -> None:
 def test_arguments_that_look_like_secrets_are_named_once(
     monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(messages, "_shown", set())
     kwargs = {
         "config": {"db": ["x", {"password": "correct-horse"}], "url": "mysql://me:hunter2@db", "rate": 0.1},
         "lr": "hf" + "_" + "a1B2c3D4" * 5, "token": "<pad>", "key": "user_id",

@@ -19,7 +19,7 @@ import pytest
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.packaging.source import packs, tree
-from kinetic_orchestration.plan.text import notices
+from kinetic_orchestration.plan import messages
 from kinetic_orchestration.platforms.local.store import LocalStore
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.protocol.content import tree as agent_tree
@@ -908,7 +908,7 @@ def test_a_home_folder_with_a_project_file_says_why_it_does_not_travel(tmp_path:
 
 @pytest.fixture
 def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_said", set())
+    monkeypatch.setattr(messages, "_shown", set())
 
 
 @pytest.fixture

@@ -342,9 +342,9 @@ def test_other_numbers_of_processes_are_refused_where_they_are_written(options: 
 
 def test_a_job_on_the_cpu_says_that_it_hides_the_gpus(home: Path, tools: Callable[..., None]) -> None:
     tools(nvidia_smi=gpu_tools.nvidia(L4, L4))
-    from kinetic_orchestration.plan.text import notices
+    from kinetic_orchestration.plan import messages
 
-    notices._said.clear()
+    messages._shown.clear()
     with pytest.warns(
         UserWarning, match=r"accelerator='cpu' hides this machine's GPUs \(2 × NVIDIA L4\): 'gpu'"
     ) as told:

@@ -1,10 +1,44 @@
-"""Amounts and commands in words, for users."""
+"""Text for users: warnings at the line of their own code, lines about a job, and amounts and commands in words."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+import warnings
+
+from kinetic_orchestration.protocol.system import visible
+
+_OURS = ("kinetic_orchestration", "dagster_kinetic", "airflow_kinetic")
+_shown: set[str] = set()  # the messages of this process that are shown once
+
+
+def warn(message: str) -> None:
+    """Warn where the user's code called into this project, so that Python shows that line."""
+    warnings.warn(visible.text(message), stacklevel=_distance() + 1)
+
+
+def warn_once(message: str) -> None:
+    """The same, once in a process however many jobs it concerns."""
+    if message not in _shown:
+        _shown.add(message)
+        warnings.warn(visible.text(message), stacklevel=_distance() + 1)
+
+
+def note_once(text: str) -> None:
+    """Print a line that is no warning to stderr, once in a process."""
+    if text not in _shown and sys.stderr is not None:
+        _shown.add(text)
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        sys.stderr.write(f"kinetic: {text}\n".encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _distance() -> int:
+    """The number of frames from `warn` to the first one outside of this package."""
+    frame, distance = sys._getframe(1), 0
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OURS:
+        frame, distance = frame.f_back, distance + 1
+    return distance
 
 
 def size(count: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.plan.text.wording import command, program
+from kinetic_orchestration.plan.messages import command, program
 
 pytestmark = pytest.mark.fast
 
