@@ -24,60 +24,40 @@ from kinetic_orchestration.protocol.records.base import Record
 from kinetic_orchestration.protocol.schema import (
     Fields,
     Wrong,
-    address,
-    chips,
-    count,
-    digest,
-    environ,
     flag,
-    hosts,
-    limit,
     line,
     many,
-    matching,
     maybe,
-    measure,
-    moment,
     path,
     plain,
-    port,
-    project,
-    relative,
-    resource,
-    secret_ref,
-    size,
-    slices,
     table,
     text,
     token,
-    variable,
-    whole,
-    zone,
 )
 from kinetic_orchestration.protocol.wire import Verdict
 from kinetic_orchestration.protocol.wire.task import DATA_PIECE, ENVIRONMENT, PACKAGE, PAYLOAD, TASK
 
 MOST_JOBS = 1 << 20  # of a batch
 
-_key = matching(r"[0-9a-f]{8,64}")
+_key = schema.matching(r"[0-9a-f]{8,64}")
 
 SLICE = Fields(
     {
         "name": line(schema.WORD),
         "kind": schema.one_of("tpu", "gpu", "cpu"),
-        "chips": chips,
-        "hosts": hosts,
-        "chips_per_host": chips,
+        "chips": schema.chips,
+        "hosts": schema.hosts,
+        "chips_per_host": schema.chips,
     },
     {
         "generation": line(schema.WORD),
         "topology": line(schema.WORD),
         "accelerator_type": line(schema.WORD),
         "runtime_version": line(schema.WORD),
-        "hbm_gib_per_chip": measure,
-        "peak_bf16_tflops_per_chip": measure,
+        "hbm_gib_per_chip": schema.measure,
+        "peak_bf16_tflops_per_chip": schema.measure,
         "api": line(schema.WORD),
-        "devices_per_chip": whole(1, 64),
+        "devices_per_chip": schema.whole(1, 64),
         "spot": flag,
         "whichever": flag,
     },
@@ -94,7 +74,7 @@ CLOUD = Fields(
         "service_account": schema.account,
         "tags": many(line(schema.WORD), 100),
         "data_disks": many(plain(), 100),
-        "quota_project": project,
+        "quota_project": schema.project,
         **dict.fromkeys(("owner", "pipeline", "step", "run"), text()),
     },
 )
@@ -102,47 +82,47 @@ PLAN = Fields(
     {
         "name": text(),
         "slice": SLICE,
-        "backend": resource,
-        "store": address,
+        "backend": schema.resource,
+        "store": schema.address,
         "deployment": schema.deployment,
-        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), maybe(limit))),
-        "retry": Fields({}, dict.fromkeys(("user", "preemption", "infra"), count)),
+        "limits": Fields({}, dict.fromkeys(("provision", "run", "total", "stall", "cost"), maybe(schema.limit))),
+        "retry": Fields({}, dict.fromkeys(("user", "preemption", "infra"), schema.count)),
     },
     {
-        "output_dir": address,
+        "output_dir": schema.address,
         "partition_key": text(),
-        "env": environ,
-        "secrets": many(variable, 1000),
+        "env": schema.environ,
+        "secrets": many(schema.variable, 1000),
         "volumes": many(path, 1000),
         "argv": many(text(schema.PAGE)),
         **dict.fromkeys(("distributed", "emulated", "emulation_asked", "spot", "isolated"), flag),
         **dict.fromkeys(("abort_without_owner", "compile_cache", "device_metrics"), flag),
-        "slices": slices,
-        "processes": hosts,
-        "project": project,
-        "zones": many(zone, 1000),
+        "slices": schema.slices,
+        "processes": schema.hosts,
+        "project": schema.project,
+        "zones": many(schema.zone, 1000),
         "image": line(),
         "cloud": CLOUD,
-        "secret_refs": table(variable, secret_ref, 1000),
-        "affordable": limit,
-        "zone_patience": limit,
-        "debug_port": port,
+        "secret_refs": table(schema.variable, schema.secret_ref, 1000),
+        "affordable": schema.limit,
+        "zone_patience": schema.limit,
+        "debug_port": schema.port,
         "profile": plain(),
         "labels": table(text(), text(), 1000),
     },
 )
 STAGED = Fields(
-    {"path": many(relative), "extra_path": many(path), "data": many(DATA_PIECE), "packages": many(PACKAGE)},
+    {"path": many(schema.relative), "extra_path": many(path), "data": many(DATA_PIECE), "packages": many(PACKAGE)},
     {
         "payload": schema.empty_or(PAYLOAD),
-        "tree": digest,
-        "cwd": relative,
+        "tree": schema.digest,
+        "cwd": schema.relative,
         "environment": schema.empty_or(ENVIRONMENT),
         "python": maybe(path),
-        "agent": digest,
+        "agent": schema.digest,
         "tools": plain(),
-        "size": size,
-        "sent": size,
+        "size": schema.size,
+        "sent": schema.size,
         "beside": table(text(), path, 10_000),
     },
 )
@@ -156,22 +136,22 @@ SPEC = Fields(
         "signed": token,
     },
 )
-IDENTITY = Fields({"generation": whole(1, 1 << 40)}, {"identity": plain()})
+IDENTITY = Fields({"generation": schema.whole(1, 1 << 40)}, {"identity": plain()})
 SIGNATURE = Fields({"hmac": _key})
 GROUP = Fields(
     {
         "name": maybe(text()),
         "tags": maybe(plain()),
-        "size": whole(1, MOST_JOBS),
+        "size": schema.whole(1, MOST_JOBS),
         "deployment": schema.deployment,
     },
-    {"submitter": plain(), "backend": maybe(resource)},
+    {"submitter": plain(), "backend": maybe(schema.resource)},
 )
-GROUP_END = Fields({"why": text(schema.WORD)}, {"size": whole(1, MOST_JOBS)})
-STAMP = Fields({}, {"deployment": schema.deployment, "created": moment, "stamp": token, "checked": text()})
-READY = Fields({"since": moment}, {"writer": token})
+GROUP_END = Fields({"why": text(schema.WORD)}, {"size": schema.whole(1, MOST_JOBS)})
+STAMP = Fields({}, {"deployment": schema.deployment, "created": schema.moment, "stamp": token, "checked": text()})
+READY = Fields({"since": schema.moment}, {"writer": token})
 REAPED = Fields({"ended": flag}, {"writer": token})
-PROJECT = Fields({"tree": digest})
+PROJECT = Fields({"tree": schema.digest})
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------
@@ -203,7 +183,7 @@ def plan_of(spec: Mapping[str, Any], job_id: str) -> Plan:
     """Return the plan of a spec that has passed its schema."""
     with reading(names.spec(job_id)):
         plan = Plan.from_json(spec["plan"])
-        hosts(plan.hosts)
+        schema.hosts(plan.hosts)
         return plan
 
 
