@@ -15,24 +15,7 @@ from typing import Literal
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, PRICES, PRICES_DATE, SPOT, PriceList
-
-__all__ = [
-    "PRICES",
-    "PRICES_DATE",
-    "Estimate",
-    "Price",
-    "Total",
-    "affordable",
-    "estimate",
-    "line",
-    "price",
-    "summary",
-    "times",
-    "together",
-    "went_to",
-]
-
+from kinetic_orchestration.plan.hardware.price_list import BUILT_IN, ON_DEMAND, SPOT, PriceList
 
 NO_PRICE = "no price known"
 

@@ -20,7 +20,7 @@ import pytest
 from kinetic_orchestration.cli.parser import make_parser
 from kinetic_orchestration.plan.configuration.settings import SETTINGS
 from kinetic_orchestration.plan.declare.spec import OPTION_NAMES, TpuVm
-from kinetic_orchestration.plan.hardware import cost
+from kinetic_orchestration.plan.hardware.price_list import PRICES, PRICES_DATE
 from kinetic_orchestration.plan.values import PROVISIONING, QUEUED, Limits
 from kinetic_orchestration.program.context import HostContext
 from kinetic_orchestration.protocol import wire
@@ -122,13 +122,13 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
 
 def test_the_prices_are_those_of_the_estimates() -> None:
     text = page("docs/cloud-tpu.md")
-    assert cost.PRICES_DATE in text
+    assert PRICES_DATE in text
     told = {
         (row[0], region): tuple(None if cell == "–" else float(cell) for cell in row[2:])
         for row in rows(text, "## What it costs")[1:]
         for region in row[1].replace("any", "").split(", ")
     }
-    assert told == {(name, region): pair for name, regions in cost.PRICES.items() for region, pair in regions.items()}
+    assert told == {(name, region): pair for name, regions in PRICES.items() for region, pair in regions.items()}
 
 
 @pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud-tpu.md", "first.py")])

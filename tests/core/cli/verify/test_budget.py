@@ -16,7 +16,7 @@ from kinetic_orchestration.cli.verify.recording import Recorder
 from kinetic_orchestration.cli.verify.redaction import Redactor
 from kinetic_orchestration.cli.verify.steps import STEPS_IN_ORDER
 from kinetic_orchestration.errors import BackendError, NoPlace, UsageError
-from kinetic_orchestration.plan.hardware import cost
+from kinetic_orchestration.plan.hardware.price_list import PRICES_DATE
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.testing import Emulator
 
@@ -34,7 +34,7 @@ def test_five_dollars_pay_for_every_step_where_a_chip_is_cheap() -> None:
     planned = budget.plan(WISHES, "v5e-1", 5.0, ["us-west4-a"])
     assert ran(planned) == [wish.name for wish in WISHES]
     assert planned.most <= 5.0
-    assert cost.PRICES_DATE in planned.price
+    assert PRICES_DATE in planned.price
 
 
 @pytest.mark.parametrize("usd", [0.0, 0.1, 0.3, 0.5, 1.0, 2.0, 4.2, 5.0, 50.0])
@@ -122,7 +122,7 @@ CLOUD = {
 def test_the_plan_is_printed_first_and_nobody_is_asked_without_a_terminal(home: Path, tmp_path: Path) -> None:
     done = verify("--budget", "1", "-o", str(tmp_path), **CLOUD)
     assert done.returncode == codes.USAGE
-    assert "four hosts" in done.stdout and "not run: budget" in done.stdout and cost.PRICES_DATE in done.stdout
+    assert "four hosts" in done.stdout and "not run: budget" in done.stdout and PRICES_DATE in done.stdout
     assert "--yes" in done.stderr
     assert list(tmp_path.glob("verify-*")) == []
 

@@ -27,8 +27,6 @@ from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options, TpuVm
 from kinetic_orchestration.plan.hardware.accelerators import catalogue, parse
 from kinetic_orchestration.plan.hardware.cost import (
-    PRICES,
-    PRICES_DATE,
     Total,
     affordable,
     estimate,
@@ -39,6 +37,7 @@ from kinetic_orchestration.plan.hardware.cost import (
     together,
     went_to,
 )
+from kinetic_orchestration.plan.hardware.price_list import PRICES, PRICES_DATE
 from kinetic_orchestration.plan.planner import describe, make_plan
 from kinetic_orchestration.plan.values import PRESENT, Change, Event, Limits, Plan, Retry
 from kinetic_orchestration.platforms.local.backend import LocalBackend
