@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.plan.hardware import accelerators, cost
@@ -84,12 +84,13 @@ def plan(
         most = 0.0
         if slice_ is not None:
             most = slice_.chips * dearest.usd_per_chip_hour * wish.slices * wish.minutes / 60
-        reason = _left_out(wish, slice_, most, usd - spent, out, only)
-        if reason:
+        step = Planned(wish, slice_, most)
+        if reason := _left_out(step, out, only) or over(step, usd, spent):
             out.add(wish.name)
+            step = replace(step, left_out=reason)
         else:
             spent += most
-        found.append(Planned(wish, slice_, most, reason))
+        found.append(step)
     return Budget(tuple(found), usd, f"${dearest.usd_per_chip_hour:.2f} a chip and hour, {dearest.source}")
 
 
@@ -111,16 +112,12 @@ def of_four_hosts(slice_: Slice) -> Slice | None:
     return min(found, key=lambda other: other.chips, default=None)
 
 
-def _left_out(wish: Wish, slice_: Slice | None, most: float, left: float, out: set[str], only: Sequence[str]) -> str:
-    if only and wish.name not in only:
+def _left_out(step: Planned, out: set[str], only: Sequence[str]) -> str:
+    if only and step.wish.name not in only:
         return "not asked for"
-    if missing := [name for name in wish.needs if name in out]:
+    if missing := [name for name in step.wish.needs if name in out]:
         return f"needs {' and '.join(missing)}"
-    if wish.slices and slice_ is None:
-        return "no slice of this generation has four hosts"
-    if most > left + 1e-9:
-        return f"budget: it can cost ${most:,.2f}, and ${max(left, 0.0):,.2f} are left"
-    return ""
+    return "no slice of this generation has four hosts" if step.wish.slices and step.slice is None else ""
 
 
 def _dearest(slice_: Slice, zones: Sequence[str], spot: bool, prices: Mapping[str, float] | None) -> cost.Price:
