@@ -105,24 +105,6 @@ def facts(entries: Iterable[Entry], seen: Iterable[Seen], echoes: Iterable[Echo]
     )  # fmt: skip
 
 
-def merged(one: Facts, other: Facts) -> Facts:
-    """The first recording, and what else may be answered by the second."""
-    return Facts(
-        _lists(one.calls, other.calls),
-        {
-            key: _both(one.fields.get(key), other.fields.get(key))
-            for key in sorted({*one.fields, *other.fields})
-        },
-        _tables(one.values, other.values),
-        _tables(one.echoes, other.echoes),
-        {
-            kind: sorted({*map(tuple, one.orders.get(kind, ())), *map(tuple, other.orders.get(kind, ()))})
-            for kind in sorted({*one.orders, *other.orders})
-        },
-        {**one.moments, **other.moments},
-    )  # fmt: skip
-
-
 def differences(real: Facts, emulator: Facts) -> list[Difference]:
     """One for each thing that is not as the emulator has it."""
     return [*_statuses(real, emulator), *_fields(real, emulator), *_values(real, emulator), *_lost(real, emulator),
@@ -211,34 +193,19 @@ def _orders(seen: Iterable[Seen]) -> dict[str, list[tuple[str, str]]]:
     return {kind: sorted(pairs) for kind, pairs in sorted(found.items())}
 
 
-# ---- merging
-
-
-def _lists(one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    return {key: sorted({*one.get(key, ()), *other.get(key, ())}) for key in sorted({*one, *other})}
-
-
-def _tables(
-    one: Mapping[str, Mapping[str, Sequence[str]]], other: Mapping[str, Mapping[str, Sequence[str]]]
-) -> dict[str, dict[str, list[str]]]:
-    return {key: _lists(one.get(key, {}), other.get(key, {})) for key in sorted({*one, *other})}
-
-
-def _both(one: Mapping[str, str] | None, other: Mapping[str, str] | None) -> dict[str, str]:
-    if one is None or other is None:
-        return dict(one or other or {})
-    return {path: one.get(path, SOMETIMES) for path in sorted({*one, *other})}
-
-
 # ---- differences
+
+
+def _unknown(call: str, where: str, known: Sequence[str] | None, found: Iterable[str]) -> Iterator[Difference]:
+    """Yield what was found and is not among the known values; nothing if none are known."""
+    for value in found if known else ():
+        if value not in (known or ()):
+            yield Difference(call, where, " or ".join(known or ()), value)
 
 
 def _statuses(real: Facts, emulator: Facts) -> Iterator[Difference]:
     for call, statuses in real.calls.items():
-        known = emulator.calls.get(call)
-        for status in statuses if known is not None else ():
-            if status not in (known or ()):
-                yield Difference(call, "status", " or ".join(known or ()), status)
+        yield from _unknown(call, "status", emulator.calls.get(call), statuses)
 
 
 def _fields(real: Facts, emulator: Facts) -> Iterator[Difference]:
@@ -282,10 +249,7 @@ def _values(real: Facts, emulator: Facts) -> Iterator[Difference]:
     """Each place where a value may stand, compared over all states that were seen there."""
     known = _by_call(emulator.values)
     for (call, path), found in _by_call(real.values).items():
-        others = known.get((call, path))
-        for value in found if others else ():
-            if value not in (others or ()):
-                yield Difference(call, path, " or ".join(others or ()), value)
+        yield from _unknown(call, path, known.get((call, path)), found)
 
 
 # An entry of a listing may be in any state in which it may be when it is asked for by its name.
@@ -305,10 +269,7 @@ def _by_call(values: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[tuple[st
 def _lost(real: Facts, emulator: Facts) -> Iterator[Difference]:
     for call, paths in real.echoes.items():
         for path, words in paths.items():
-            known = emulator.echoes.get(call, {}).get(path)
-            for word in words if known else ():
-                if word not in (known or ()):
-                    yield Difference(call, f"{path} of the request", " or ".join(known or ()), word)
+            yield from _unknown(call, f"{path} of the request", emulator.echoes.get(call, {}).get(path), words)
 
 
 def _disorder(real: Facts, emulator: Facts) -> Iterator[Difference]:

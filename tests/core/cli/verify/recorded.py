@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,3 +144,37 @@ def differences(one: Facts, other: Facts) -> list[str]:
         for name, real, known in (("now", one, other), ("shipped", other, one))
         for each in comparison.differences(real, known)
     ]
+
+
+def merged(one: Facts, other: Facts) -> Facts:
+    """The first recording, and what else may be answered by the second."""
+    return Facts(
+        lists_of(one.calls, other.calls),
+        {
+            key: both_of(one.fields.get(key), other.fields.get(key))
+            for key in sorted({*one.fields, *other.fields})
+        },
+        tables_of(one.values, other.values),
+        tables_of(one.echoes, other.echoes),
+        {
+            kind: sorted({*map(tuple, one.orders.get(kind, ())), *map(tuple, other.orders.get(kind, ()))})
+            for kind in sorted({*one.orders, *other.orders})
+        },
+        {**one.moments, **other.moments},
+    )  # fmt: skip
+
+
+def lists_of(one: Mapping[str, Sequence[str]], other: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {key: sorted({*one.get(key, ()), *other.get(key, ())}) for key in sorted({*one, *other})}
+
+
+def tables_of(
+    one: Mapping[str, Mapping[str, Sequence[str]]], other: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, dict[str, list[str]]]:
+    return {key: lists_of(one.get(key, {}), other.get(key, {})) for key in sorted({*one, *other})}
+
+
+def both_of(one: Mapping[str, str] | None, other: Mapping[str, str] | None) -> dict[str, str]:
+    if one is None or other is None:
+        return dict(one or other or {})
+    return {path: one.get(path, comparison.SOMETIMES) for path in sorted({*one, *other})}

@@ -36,7 +36,7 @@ def test_what_is_shipped_is_what_the_emulator_answers_now_and_a_second_time(home
         done, document, _ = recorded.verified(cloud, tmp_path / "first")
         failed = {step["name"]: step["why"] for step in document["steps"] if step["state"] != "passed"}
         assert failed == {}, done.stderr
-        now = comparison.merged(comparison.from_json(document["facts"]), recorded.tour(dict(os.environ)))
+        now = recorded.merged(comparison.from_json(document["facts"]), recorded.tour(dict(os.environ)))
         if WRITE:
             versions = document["versions"]
             names = ("kinetic-orchestration", "google-cloud-tpu", "google-cloud-storage")
