@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -51,6 +51,9 @@ class Ended(NamedTuple):
     value: Any
     lines: tuple[tuple[float, int, str], ...]  # time, host, text
     seconds: float
+    gone_after: float  # seconds from its end until its slices were gone
+    acted_at: float | None  # when the step acted on it, in seconds from its submission
+    acted: Any  # the result of that
 
 
 class Scene:
@@ -130,18 +133,23 @@ class Scene:
         self.handles.append(made)
         return made
 
-    def follow(self, handle: JobHandle[Any], heard: Callable[[str], object] = lambda _: None) -> Ended:
-        """Follow the job to its end while its slices are polled; `heard` gets each line as it comes."""
+    def finish(self, handle: JobHandle[Any], line: str = "", act: Callable[[], Any] = lambda: None) -> Ended:
+        """Follow the job until its slices are gone, and call `act` when it first prints `line`."""
         began, began_at = time.monotonic(), time.time()
         lines: list[tuple[float, int, str]] = []
+        acted_at: float | None = None
+        acted: Any = None
         stop = threading.Event()
         trouble: list[Exception] = []
 
         def emit(event: Any) -> None:
+            nonlocal acted_at, acted
             if isinstance(event, Output) and event.kind == "o":
-                for line in event.text.decode("utf-8", "replace").splitlines():
-                    lines.append((time.monotonic() - began, event.host, line))
-                    heard(line)
+                for text in event.text.decode("utf-8", "replace").splitlines():
+                    lines.append((time.monotonic() - began, event.host, text))
+                    if text == line and acted_at is None:
+                        acted_at = time.monotonic() - began
+                        acted = act()
 
         def step(_: Any) -> None:
             try:
@@ -161,7 +169,11 @@ class Scene:
         value, message = None, outcome.verdict.reason if outcome.verdict is not None else ""
         if outcome.status is JobStatus.SUCCEEDED:
             value = handle.result(timeout=60)
-        return Ended(handle, outcome.status, outcome.attempts, message or "", value, tuple(lines), seconds)
+        gone_after = self._wait_gone()
+        return Ended(
+            handle, outcome.status, outcome.attempts, message or "", value, tuple(lines), seconds, gone_after, acted_at,
+            acted,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -193,7 +205,7 @@ class Scene:
                 gone = False
         return gone
 
-    def wait_gone(self) -> float:
+    def _wait_gone(self) -> float:
         """Wait until both the queued resource and the node of all slices of this run answer 404; the seconds it took.
 
         A slice whose deletion does not begin is deleted once more: then the states show that one call was not enough.
@@ -221,8 +233,13 @@ class Scene:
             if found is not None and found.state != states.DELETING:
                 self.tpus.delete(slice_.resource)
 
-    def take_away(self, slice_: Slice) -> None:
-        """Delete a slice regardless of its jobs; repeated until it takes effect."""
+    def newest_slice(self) -> Slice:
+        """The slice that was requested and has not ended."""
+        return next(slice_ for slice_ in self.recorder.slices.values() if slice_.ended is None and slice_.asked)
+
+    def take_away(self) -> None:
+        """Delete the slice regardless of its jobs; repeated until it takes effect."""
+        slice_ = self.newest_slice()
         for _ in range(DELETIONS):
             with self.recorder.moment("delete an ACTIVE queued resource with force"):
                 self.tpus.delete(slice_.resource)
@@ -244,6 +261,9 @@ class Scene:
             except Exception as error:
                 return type(error).__name__
         return "OK"
+
+    def ask_all(self, questions: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+        return {moment: self.ask(moment, question) for moment, question in questions.items()}
 
     # ---- the end
 

@@ -30,6 +30,7 @@ LIVE = 1.0  # seconds before a job's last line by which its first must have arri
 VARIABLE = "KINETIC_VERIFY_TOKEN"
 NEVER = "kinetic-verify-never-made"
 REAP_PATIENCE = 120.0
+RUNS = "verify: still here"  # the line of a job that runs until it is cancelled
 
 Seen = dict[str, Any]
 
@@ -69,9 +70,8 @@ def _api(scene: Scene) -> Seen:
     return {
         "zones": [zone for zone in scene.settings.zones if zone in there],
         "wanted": list(scene.settings.zones),
-        "answers": {
-            moment: scene.ask(moment, question)
-            for moment, question in {
+        "answers": scene.ask_all(
+            {
                 "get a queued resource that never was": lambda: api.get_queued_resource(name=queued, timeout=20),
                 "get a node that never was": lambda: api.get_node(name=node, timeout=20),
                 "delete a queued resource that never was": lambda: api.delete_queued_resource(
@@ -81,8 +81,8 @@ def _api(scene: Scene) -> Seen:
                 "get an operation that never was": lambda: api.get_operation(
                     {"name": f"{parent}/operations/operation-0-{NEVER}"}, timeout=20
                 ),
-            }.items()
-        },
+            }
+        ),
     }
 
 
@@ -126,14 +126,13 @@ def _keeps_records(seen: Mapping[str, Any]) -> list[str]:
 
 def _job(scene: Scene) -> Seen:
     handle = scene.submit(scene.jobs.tells, LINES, BETWEEN)
-    ended = scene.follow(handle)
-    gone = scene.wait_gone()
+    ended = scene.finish(handle)
     machine = dict(ended.value or {})
     for call, answer in machine.pop("metadata", {}).items() if isinstance(machine, dict) else ():
         scene.recorder.add(f"metadata {call}", {"attributes" if call == "attributes" else "of": answer})
     cost = handle.cost()
     return {
-        **_told(ended), "machine": machine, "gone_after": gone,
+        **_told(ended), "machine": machine, "gone_after": ended.gone_after,
         "lines": [[round(at, 3), line] for at, _, line in ended.lines],
         "zone": next(iter(handle.zones()), ""), "usd": cost.usd, "most": scene.planned.usd if scene.planned else 0.0,
         "ready_seconds": cost.ready_seconds, "queued_seconds": cost.queued_seconds, "note": cost.note,
@@ -180,8 +179,7 @@ def _secrets(scene: Scene) -> Seen:
         handle = scene.submit(scene.jobs.has_secret, VARIABLE, capture_env_vars=[VARIABLE])
     finally:
         del os.environ[VARIABLE]
-    ended = scene.follow(handle)
-    scene.wait_gone()
+    ended = scene.finish(handle)
     return {
         **_told(ended),
         "arrived": ended.value == hashlib.sha256(value.encode()).hexdigest(),
@@ -212,18 +210,10 @@ def _is_kept(seen: Mapping[str, Any]) -> list[str]:
 
 def _cancel(scene: Scene) -> Seen:
     handle = scene.submit(scene.jobs.waits)
-    asked: list[float] = []
-
-    def heard(line: str) -> None:
-        if not asked and line == "verify: still here":
-            asked.append(time.monotonic())
-            handle.cancel("ko verify")
-
-    ended = scene.follow(handle, heard)
-    took = time.monotonic() - asked[0] if asked else 0.0
-    gone = scene.wait_gone()
+    ended = scene.finish(handle, RUNS, lambda: handle.cancel("ko verify"))
+    took = ended.seconds - ended.acted_at if ended.acted_at is not None else 0.0
     scene.measured.append(("cancelled → ended", took))
-    return {**_told(ended), "asked": bool(asked), "took": took, "gone_after": gone}
+    return {**_told(ended), "asked": ended.acted_at is not None, "took": took, "gone_after": ended.gone_after}
 
 
 def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
@@ -235,24 +225,17 @@ def _was_cancelled(seen: Mapping[str, Any]) -> list[str]:
 def _node_deleted(scene: Scene) -> Seen:
     """Record the API's refusals while the job runs; then delete its node as a user at the console would."""
     handle = scene.submit(scene.jobs.waits)
-    answers: dict[str, str] = {}
-
-    def heard(line: str) -> None:
-        if not answers and line == "verify: still here":
-            answers.update(_refusals(scene))
-
-    ended = scene.follow(handle, heard)
-    scene.wait_gone()
+    ended = scene.finish(handle, RUNS, lambda: _refusals(scene))
     with contextlib.suppress(KineticError):
         handle.result(timeout=1)
-    return {**_told(ended), "answers": answers}
+    return {**_told(ended), "answers": ended.acted or {}}
 
 
 def _refusals(scene: Scene) -> dict[str, str]:
     from google.cloud import tpu_v2
     from google.protobuf import json_format
 
-    slice_ = next(slice_ for slice_ in scene.recorder.slices.values() if slice_.ended is None and slice_.asked)
+    slice_ = scene.newest_slice()
     api, parent = scene.api(), slice_.resource.partition("/queuedResources/")[0]
     message = tpu_v2.CreateQueuedResourceRequest()
     again = {
@@ -260,9 +243,8 @@ def _refusals(scene: Scene) -> dict[str, str]:
         "queuedResource": slice_.asked,
     }  # fmt: skip
     json_format.ParseDict(again, type(message).pb(message))
-    return {
-        moment: scene.ask(moment, question)
-        for moment, question in {
+    return scene.ask_all(
+        {
             "create a queued resource whose name is taken": lambda: api.create_queued_resource(
                 request=message, timeout=40
             ),
@@ -274,8 +256,8 @@ def _refusals(scene: Scene) -> dict[str, str]:
                 request={"name": slice_.resource}, timeout=40
             ),
             "delete the node of an ACTIVE queued resource": lambda: api.delete_node(name=slice_.node, timeout=40),
-        }.items()
-    }
+        }
+    )
 
 
 def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
@@ -293,17 +275,8 @@ def _says_who_deleted(seen: Mapping[str, Any]) -> list[str]:
 def _preemption(scene: Scene) -> Seen:
     """The slice is taken away, node and queued resource, as soon as the training has kept some steps."""
     handle = scene.submit(scene.jobs.endures, STEPS, BETWEEN, HELD)
-    deleted: list[str] = []
-
-    def heard(line: str) -> None:
-        if not deleted and line == f"verify: step {HELD} of attempt 1":
-            slice_ = next(slice_ for slice_ in scene.recorder.slices.values() if slice_.ended is None and slice_.asked)
-            scene.take_away(slice_)
-            deleted.append(slice_.resource)
-
-    ended = scene.follow(handle, heard)
-    scene.wait_gone()
-    return {**_told(ended), "deleted": bool(deleted), "value": ended.value}
+    ended = scene.finish(handle, f"verify: step {HELD} of attempt 1", scene.take_away)
+    return {**_told(ended), "deleted": ended.acted_at is not None, "value": ended.value}
 
 
 def _came_again(seen: Mapping[str, Any]) -> list[str]:
@@ -329,8 +302,7 @@ def _went_on(seen: Mapping[str, Any]) -> list[str]:
 
 
 def _four_hosts(scene: Scene) -> Seen:
-    ended = scene.follow(scene.submit(scene.jobs.among_others))
-    scene.wait_gone()
+    ended = scene.finish(scene.submit(scene.jobs.among_others))
     said = sorted({line for _, _, line in ended.lines if line.startswith("verify: host ")})
     machine = dict(ended.value or {})
     for call, answer in machine.pop("metadata", {}).items():
