@@ -8,6 +8,7 @@ import traceback
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from kinetic_orchestration.api.handle import UNREADABLE, JobHandle, Unread, all_jobs, find_job, live_jobs, show_cause
@@ -30,17 +31,7 @@ from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.hardware.cost import Estimate, times, went_to
 from kinetic_orchestration.plan.messages import command
-from kinetic_orchestration.plan.values import (
-    Attempt,
-    Change,
-    Devices,
-    Event,
-    Metrics,
-    Outcome,
-    Output,
-    Peek,
-    Progress,
-)
+from kinetic_orchestration.plan.values import Attempt, Event, Outcome, Output, Peek
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.output import frames, job_report
 from kinetic_orchestration.protocol.system import visible
@@ -50,7 +41,8 @@ PAGE = 100  # jobs that --all lists at once, as text
 
 def jobs(arguments: Namespace) -> int:
     found = []
-    for handle, peek in _all_jobs(arguments) if arguments.all else _live_jobs(arguments):
+    place = {"store": arguments.store, "deployment": arguments.deployment}
+    for handle, peek in _all_jobs(arguments) if arguments.all else live_jobs(note, **place):
         try:
             found.append((handle, peek or handle.peek(), handle.cost()))
         except UNREADABLE as error:  # one damaged record must not hide all other jobs
@@ -79,10 +71,6 @@ def jobs(arguments: Namespace) -> int:
                 on = "" if peek.phase == "waiting" else f"; `status {handle.job_id}` moves it on"
                 note(f"{handle.job_id}: {peek.message}{on}")
     return codes.OK
-
-
-def _live_jobs(arguments: Namespace) -> list[tuple[JobHandle[Any], Peek]]:
-    return live_jobs(note, store=arguments.store, deployment=arguments.deployment)
 
 
 def _all_jobs(arguments: Namespace) -> Iterator[tuple[JobHandle[Any], Peek | None]]:
@@ -156,29 +144,24 @@ def logs(arguments: Namespace) -> int:
         if arguments.host is None or getattr(event, "host", arguments.host) == arguments.host:
             tell(event)
 
-    if not arguments.follow:
+    code = codes.OK
+    if arguments.follow:
+        outcome = handle.follow(emit, on_step=lambda _: sink.open())
+        assert outcome is not None
+        code = codes.of_status(outcome.status.value)
+    else:
         for event in handle.events():
             emit(event)
-        if arguments.json:
-            _tell_traceback(handle.peek().outcome, emit)
-        sink.open()
-        _end_with_cause(handle, arguments)
-        return codes.OK
-    outcome = handle.follow(emit, on_step=lambda _: sink.open())
-    assert outcome is not None
+        outcome = handle.peek().outcome if arguments.json else None
     if arguments.json:
-        _tell_traceback(outcome, emit)
-    _end_with_cause(handle, arguments)
-    return codes.of_status(outcome.status.value)
-
-
-def _end_with_cause(handle: JobHandle[Any], arguments: Namespace) -> None:
-    """Print the cause of a failed job last, after the output of its other hosts."""
+        _emit_traceback(outcome, emit)
+    sink.open()
     if not arguments.json:
-        show_cause(handle)
+        show_cause(handle)  # last, after the output of the other hosts
+    return code
 
 
-def _tell_traceback(outcome: Outcome | None, emit: Emit) -> None:
+def _emit_traceback(outcome: Outcome | None, emit: Emit) -> None:
     """Report the traceback of the job's function to a program that reads the log, since it is not part of the
     output."""
     failure = None if outcome is None else outcome.verdict.failure
@@ -308,14 +291,14 @@ class _Sink:
         if self._held is None:
             _write(text)
         else:
-            self._held.extend(_later(_write, line) for line in text.splitlines(keepends=True))
+            self._held.extend(partial(_write, line) for line in text.splitlines(keepends=True))
 
     def event(self, event: Event) -> None:
         if self._held is None:
             show_json_line(_event(event))
             sys.stdout.flush()
         else:
-            self._held.append(_later(show_json_line, _event(event)))
+            self._held.append(partial(show_json_line, _event(event)))
 
     def open(self) -> None:
         if self._held is not None:
@@ -323,10 +306,6 @@ class _Sink:
             for show in held:
                 show()
             sys.stdout.flush()
-
-
-def _later(show: Callable[[Any], object], what: Any) -> Callable[[], object]:
-    return lambda: show(what)
 
 
 def _write(text: str) -> None:
@@ -339,18 +318,12 @@ _STREAMS = {frames.OUT: "stdout", frames.ERR: "stderr"}
 
 def _event(event: Event) -> dict[str, Any]:
     fields: dict[str, Any] = {"event": type(event).__name__.lower(), "attempt": event.attempt}
-    if isinstance(event, Change):
-        return {**fields, "phase": event.phase, "message": event.message}
-    fields |= {"host": event.host, "time": event.time}
-    if isinstance(event, Output):
-        stream = _STREAMS.get(event.kind, "note")
-        return {**fields, "stream": stream, "text": event.text.decode("utf-8", "backslashreplace")}
-    if isinstance(event, Metrics):
-        return {**fields, "step": event.step, "values": event.values}
-    if isinstance(event, Devices):
-        return {**fields, "values": event.values}
-    assert isinstance(event, Progress)
-    return {**fields, "done": event.done, "total": event.total, "unit": event.unit, "rate": event.rate}
+    if not isinstance(event, Output):
+        return fields | event._asdict()
+    text = event.text.decode("utf-8", "backslashreplace")
+    return fields | {
+        "host": event.host, "time": event.time, "stream": _STREAMS.get(event.kind, "note"), "text": text,
+    }  # fmt: skip
 
 
 def _record(handle: JobHandle[Any], peek: Peek, cost: Estimate | None = None) -> dict[str, Any]:
