@@ -129,20 +129,28 @@ class _Gpu(NamedTuple):
     link: str
 
     def slice(self, count: int) -> Slice:
-        return Slice(
-            name=self.name if count == 1 else f"{self.name}x{count}",
-            kind="gpu",
-            generation=self.name,
-            topology="",
-            chips=count,
-            hosts=1,
-            chips_per_host=count,
-            accelerator_type="",
-            runtime_version="",
-            hbm_gib_per_chip=self.memory_gib,
-            peak_bf16_tflops_per_chip=self.bf16_tflops,
-            api="gke",
-        )
+        name = self.name if count == 1 else f"{self.name}x{count}"
+        return _one_host(name, "gpu", self.name, count, self.memory_gib, self.bf16_tflops, "gke")
+
+
+def _one_host(
+    name: str, kind: Kind, generation: str, devices: int, memory_gib: int, bf16_tflops: float, api: Api
+) -> Slice:
+    """The devices of one host, in no topology."""
+    return Slice(
+        name=name,
+        kind=kind,
+        generation=generation,
+        topology="",
+        chips=devices,
+        hosts=1,
+        chips_per_host=devices,
+        accelerator_type="",
+        runtime_version="",
+        hbm_gib_per_chip=memory_gib,
+        peak_bf16_tflops_per_chip=bf16_tflops,
+        api=api,
+    )
 
 
 def _by_chips(topologies: str) -> dict[int, str]:
@@ -324,28 +332,15 @@ def _cpu(rest: str) -> Slice | None:
 
 
 def _cpu_of(devices: int) -> Slice:
-    return Slice(
-        name="cpu" if devices == 1 else f"cpu:{devices}",
-        kind="cpu",
-        generation="cpu",
-        topology="",
-        chips=devices,
-        hosts=1,
-        chips_per_host=devices,
-        accelerator_type="",
-        runtime_version="",
-        hbm_gib_per_chip=0,
-        peak_bf16_tflops_per_chip=0,
-        api="local",
-    )
+    return _one_host("cpu" if devices == 1 else f"cpu:{devices}", "cpu", "cpu", devices, 0, 0, "local")
 
 
 def _any_gpus(rest: str, counts: Collection[int]) -> Slice | None:
     """A slice of that many GPUs of no named model: nothing is known of them."""
     if not _is_number(rest) or int(rest) not in counts:
         return None
-    any_model = _Gpu("gpu", "", (), 0, 0, "").slice(int(rest))
-    return replace(any_model, name="gpu" if any_model.chips == 1 else f"gpu:{any_model.chips}", whichever=True)
+    name = "gpu" if int(rest) == 1 else f"gpu:{int(rest)}"
+    return replace(_one_host(name, "gpu", "gpu", int(rest), 0, 0, "gke"), whichever=True)
 
 
 def _gpu(rest: str) -> Slice | None:
