@@ -122,12 +122,9 @@ def _settings(here: Settings, environ: Mapping[str, str]) -> Iterator[Setting]:
             value = f"{value / 86400:g}d"
         elif name == "zone_patience":
             value = settings.duration(value)
-        elif isinstance(value, tuple | Mapping):
-            pairs = value.items() if isinstance(value, Mapping) else ()
-            value = ",".join(f"{key}={entry}" for key, entry in pairs) if pairs else ",".join(value)
         elif isinstance(value, bool):
             value = str(value).lower()
-        yield Setting(name, str(value), here.sources[name], row.meaning)
+        yield Setting(name, settings.text_of(value), here.sources[name], row.meaning)
     state = f"{profile}{'' if profile.is_file() else ' (not there)'}"
     asked = "KINETIC_PROFILE_FILE" if environ.get("KINETIC_PROFILE_FILE") else "default"
     yield Setting("profile file", state, asked, "where settings of this user may lie")

@@ -106,10 +106,9 @@ def _prices(name: str, text: str) -> dict[str, float]:
     return prices
 
 
-def _stated(
-    variable: str, meaning: str, default: str = "", read: Callable[[str, str], Any] = _plain
-) -> Mapping[str, Setting]:
-    return {"setting": Setting(variable, default, meaning, read)}
+def _needed(variable: str, meaning: str) -> Any:
+    """A field of `Settings` that must be given."""
+    return field(metadata={"setting": Setting(variable, "", meaning, _plain)})
 
 
 def _setting(
@@ -121,24 +120,22 @@ def _setting(
     shown: bool = True,
 ) -> Any:
     """A field of `Settings` that need not be given; its default is read as any text is."""
-    stated = _stated(variable, meaning, default, read)
-    return field(default_factory=functools.partial(read, variable, default), repr=shown, metadata=stated)
+    setting = Setting(variable, default, meaning, read)
+    return field(default_factory=functools.partial(read, variable, default), repr=shown, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings in force: what each is, and how it is read, is stated here alone."""
 
-    home: Path = field(
-        metadata=_stated("KINETIC_HOME", "the folder for the local store, indexes, environments and running placements")
+    home: Path = _needed(  # noqa: RUF009 - a field
+        "KINETIC_HOME", "the folder for the local store, indexes, environments and running placements"
     )
-    store: str = field(metadata=_stated("KINETIC_STORE", "where what is shipped lies: a folder or gs://bucket/prefix"))
-    deployment: str = field(
-        metadata=_stated("KINETIC_DEPLOYMENT", "one installation of one orchestrator: the prefix of all in the store")
+    store: str = _needed("KINETIC_STORE", "where what is shipped lies: a folder or gs://bucket/prefix")
+    deployment: str = _needed(
+        "KINETIC_DEPLOYMENT", "one installation of one orchestrator: the prefix of all in the store"
     )
-    backend: str = field(
-        metadata=_stated("KINETIC_BACKEND", "where jobs run: tpu-vm with a project and a gs:// store, else local")
-    )
+    backend: str = _needed("KINETIC_BACKEND", "where jobs run: tpu-vm with a project and a gs:// store, else local")
     require_hardware: bool = _setting(
         "KINETIC_REQUIRE_HARDWARE",
         "refuse every job that would be emulated: on this machine's CPU, or by an emulated cloud",
@@ -268,11 +265,11 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
     sources: dict[str, str] = {}
     for name, row in SETTINGS.items():
         if (argument := arguments.get(name)) is not None:
-            values[name], sources[name] = _text(argument), "argument"
+            values[name], sources[name] = text_of(argument), "argument"
         elif environ.get(row.variable):
             values[name], sources[name] = environ[row.variable], row.variable
         elif name in profile:
-            values[name], sources[name] = _text(profile[name]), profile_source
+            values[name], sources[name] = text_of(profile[name]), profile_source
         else:
             values[name], sources[name] = row.default, "default"
     if not values["project"] and environ.get("GOOGLE_CLOUD_PROJECT"):
@@ -280,7 +277,7 @@ def _resolved(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple
     return values, sources
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """The value as a variable would hold it: a list with commas, a table as name=value."""
     if isinstance(value, Mapping):
         return ",".join(f"{name}={entry}" for name, entry in value.items())
