@@ -145,21 +145,14 @@ def _python() -> Check:
 
 
 def _home(here: Settings) -> Check:
-    problem = _cannot_write(here.home)
-    if problem:
-        fix = "make it writable for this user, or name another folder with KINETIC_HOME"
-        return Check("home", FAILED, f"{here.home}: {problem}", fix)
-    return Check("home", OK, f"{here.home} is writable; {home.described(here.home)}")
-
-
-def _cannot_write(folder: Path) -> str:
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile(dir=here.home) as file:
             file.write(b"probe")
             file.flush()
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        fix = "make it writable for this user, or name another folder with KINETIC_HOME"
+        return Check("home", FAILED, f"{here.home}: {error.strerror or error}", fix)
+    return Check("home", OK, f"{here.home} is writable; {home.described(here.home)}")
 
 
 def _store(here: Settings) -> Check:

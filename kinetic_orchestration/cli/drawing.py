@@ -6,7 +6,8 @@ module knows no facts: they come from `accelerators`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
@@ -59,12 +60,12 @@ def _draw_chips(slice: Slice, layer: int) -> list[str]:
         y = row // host_rows * (height + 1) + 1 + 2 * (row % host_rows)
         return y, column // host_columns * (width + 3) + pad + pitch * (column % host_columns)
 
-    for number, (row, column) in enumerate(_grid(*hosts), layer * hosts[0] * hosts[1]):
+    for number, (row, column) in enumerate(product(*map(range, hosts)), layer * hosts[0] * hosts[1]):
         top, left = row * (height + 1), column * (width + 3)
         label = f" host {number} "
         canvas.box(top, left, height, width)
         canvas.text(top, left + (width - len(label) + 1) // 2, label)
-    for number, (row, column) in enumerate(_grid(rows, columns), layer * rows * columns):
+    for number, (row, column) in enumerate(product(range(rows), range(columns)), layer * rows * columns):
         y, x = place(row, column)
         canvas.text(y, x, f"[{number:>{digits}}]")
         if column + 1 < columns:
@@ -177,10 +178,6 @@ class _Canvas:
         height = 1 + max(y for y, _ in self._places)
         width = 1 + max(x for _, x in self._places)
         return ["".join(self._places.get((y, x), " ") for x in range(width)) for y in range(height)]
-
-
-def _grid(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    return ((row, column) for row in range(rows) for column in range(columns))
 
 
 def _legend(slice: Slice) -> list[str]:

@@ -160,16 +160,11 @@ def age(seconds: float) -> str:
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     left = round(seconds)
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    for index, (name, size) in enumerate(units):
-        if left >= size or size == 1:
-            count, rest = divmod(left, size)
-            if index + 1 < len(units):
-                smaller, smaller_size = units[index + 1]
-                if count < 10 and rest // smaller_size:
-                    return f"{count} {name} {rest // smaller_size} {smaller}"
-            return f"{count} {name}"
-    return "0 s"
+    for name, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if left >= size:
+            count, rest = left // size, left % size // smaller_size
+            return f"{count} {name} {rest} {smaller}" if count < 10 and rest else f"{count} {name}"
+    return f"{left} s"
 
 
 def dollars(usd: float | None) -> str:

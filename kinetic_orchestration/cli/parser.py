@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from kinetic_orchestration import __version__
 from kinetic_orchestration.cli import codes
 
 PROGRAM = "kinetic-orchestration"
@@ -31,14 +32,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(codes.USAGE, f"kinetic: error: {message}\n{hint}See: {self.prog} --help\n")
 
 
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from kinetic_orchestration import __version__
-
-        print(PROGRAM, __version__)
-        parser.exit()
-
-
 def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
@@ -48,7 +41,9 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.given = [word for word in given if not word.startswith("-")]
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    parser.add_argument(
+        "--version", action="version", version=f"{PROGRAM} {__version__}", help="print the version and leave"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(json=False, store=None, deployment=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")

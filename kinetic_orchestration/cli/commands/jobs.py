@@ -442,7 +442,7 @@ def _devices(peek: Peek) -> list[tuple[str, str]]:
     if len(peek.devices) > MOST_HOSTS:
         all_hosts = job_report.together(dict(peek.devices))
         said = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in all_hosts.items())
-        return [("devices", f"{_hosts(len(peek.devices))}: {said}")]
+        return [("devices", f"{len(peek.devices)} hosts: {said}")]
     alone = len(peek.devices) == 1
     return [
         ("" if row else "devices", f"{'' if alone else f'host {host}: '}{job_report.brief(sample)}")
@@ -454,7 +454,3 @@ def _done(done: float, total: float, unit: str, rate: float) -> str:
     if not done and not total:
         return ""
     return f"{done:g}{f'/{total:g}' if total else ''} {unit}".rstrip() + pace(rate, unit)
-
-
-def _hosts(count: int) -> str:
-    return "1 host" if count == 1 else f"{count} hosts"

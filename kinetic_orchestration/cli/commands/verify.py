@@ -59,7 +59,8 @@ def _show_plan(planned: Budget, wanted: Wanted, here: Settings) -> None:
     for step in planned.steps:
         slices = f"{step.wish.slices} × {step.slice.name}" if step.slice is not None else "-"
         minutes = f"{step.wish.minutes:g} min each" if step.slice is not None else "-"
-        rows.append((step.wish.name, slices, minutes, dollars(step.usd) if step.usd else "-", _run(step.left_out)))
+        state = f"not run: {step.left_out}" if step.left_out else "run"
+        rows.append((step.wish.name, slices, minutes, dollars(step.usd) if step.usd else "-", state))
     show_table(("step", "slices", "at most", "costs at most", "is"), rows, right=("costs at most",))
     where = "an emulated Google Cloud, where nothing costs anything" if here.emulator else f"project {here.project}"
     print(
@@ -68,10 +69,6 @@ def _show_plan(planned: Budget, wanted: Wanted, here: Settings) -> None:
         f"All of it lies under {here.store.rstrip('/')}/{here.deployment} and is removed at the end."
     )
     sys.stdout.flush()
-
-
-def _run(left_out: str) -> str:
-    return f"not run: {left_out}" if left_out else "run"
 
 
 def _agreed() -> bool:

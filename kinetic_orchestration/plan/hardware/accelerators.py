@@ -255,7 +255,7 @@ def parse(name: str) -> Slice:
     if kind in ("", "tpu") and found is None:
         found = _tpu(rest)
     if found is None:
-        raise UnknownAccelerator(_explain(name, kind, rest))
+        raise UnknownAccelerator(f"No accelerator {name!r}: {_why(kind, rest)}")
     return replace(found, spot=spot and found.kind != "cpu")
 
 
@@ -366,10 +366,6 @@ def _tpu(rest: str) -> Slice | None:
 
 
 # What is near a wrong name.
-
-
-def _explain(name: str, kind: str, rest: str) -> str:
-    return f"No accelerator {name!r}: {_why(kind, rest)}"
 
 
 def _why(kind: str, rest: str) -> str:  # noqa: PLR0911 - a list of cases, the first that fits
