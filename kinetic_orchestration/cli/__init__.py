@@ -17,8 +17,8 @@ from kinetic_orchestration.protocol.system import visible
 
 # The commands' modules; a command's function has its name.
 COMMANDS = {
-    "doctor": "here",
-    "accelerators": "here",
+    "doctor": "doctor",
+    "accelerators": "hardware",
     "plan": "planning",
     "lock": "tools",
     "stage-tools": "tools",
@@ -29,7 +29,7 @@ COMMANDS = {
     "cancel": "jobs",
     "reap": "upkeep",
     "cost": "upkeep",
-    "prices": "prices",
+    "prices": "hardware",
     "emulator": "emulator",
     "verify": "verify",
 }

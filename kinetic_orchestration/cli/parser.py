@@ -47,7 +47,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(json=False, store=None, deployment=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    _here(commands)
+    _planning(commands)
     _jobs(commands)
     _tools(commands)
     _upkeep(commands)
@@ -56,7 +56,7 @@ def make_parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def _here(commands: Any) -> None:
+def _planning(commands: Any) -> None:
     command = _add(commands, "doctor", "show each setting and where it came from, and check this machine", place=True)
     command.add_argument(
         "--verify",

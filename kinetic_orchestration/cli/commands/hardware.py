@@ -1,91 +1,28 @@
-"""The commands about what there is: this machine with its settings, and the slices that can be asked for."""
+"""`accelerators` and `prices`: the slices that can be requested, and the list prices that estimates are made from."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
 
 from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli.drawing import draw
 from kinetic_orchestration.cli.output import dollars, note, show_json, show_table, working
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators as table
+from kinetic_orchestration.plan.hardware import price_list
+from kinetic_orchestration.plan.hardware.cost import Price, price
+from kinetic_orchestration.plan.messages import command
+from kinetic_orchestration.platforms.local import backend
 from kinetic_orchestration.protocol.system import copies
-
-if TYPE_CHECKING:
-    from kinetic_orchestration.cli.doctor import Report
-    from kinetic_orchestration.jobs.cleanup.decay import Damage, Found
-    from kinetic_orchestration.plan.configuration.settings import Settings
-    from kinetic_orchestration.plan.hardware.cost import Price
-
-
-def doctor(arguments: Namespace) -> int:
-    from kinetic_orchestration.cli import doctor as preflight
-
-    report = preflight.examine(copies.environ(), store=arguments.store, deployment=arguments.deployment)
-    read = None
-    if arguments.verify and report.settings:
-        report, read = _verify(arguments, report)
-    if arguments.json:
-        blobs = (
-            {} if read is None else {"blobs": {**read._asdict(), "damaged": [each._asdict() for each in read.damaged]}}
-        )
-        show_json(asdict(report) | blobs | {"ok": report.ok})
-        return codes.OK if report.ok else codes.ENVIRONMENT
-    if report.settings:
-        show_table(
-            ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
-        )
-        print()
-    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in report.checks])
-    for check in report.checks:
-        if check.fix:
-            print(f"\n{check.name}: {check.fix}")
-    if read is not None and read.damaged:
-        print()
-        show_table(
-            ("damaged", "where", "found", "jobs"),
-            [(each.what, each.place, each.why, _jobs(each)) for each in read.damaged],
-        )
-        for what, fix in {each.what: each.fix for each in read.damaged}.items():
-            print(f"\n{what}: {fix}")
-    sys.stdout.flush()
-    failed = sum(check.state == preflight.FAILED for check in report.checks)
-    note("all is well" if report.ok else f"{failed} of {len(report.checks)} checks failed")
-    return codes.OK if report.ok else codes.ENVIRONMENT
-
-
-def _verify(arguments: Namespace, report: Report) -> tuple[Report, Found | None]:
-    """Doctor's report with a check that every blob still has its digest, and the result of that check."""
-    from kinetic_orchestration.cli import doctor as preflight
-    from kinetic_orchestration.errors import KineticError
-    from kinetic_orchestration.jobs.cleanup import decay
-    from kinetic_orchestration.plan.configuration import settings
-
-    here = settings.load(store=arguments.store, deployment=arguments.deployment)
-    try:
-        with working("reading every blob") as say:
-            read = decay.examine(here, say)
-    except KineticError as error:
-        check = preflight.Check("blobs", preflight.FAILED, "they could not be read", str(error))
-        return replace(report, checks=(*report.checks, check)), None
-    state = preflight.FAILED if read.damaged else preflight.OK
-    fix = "see the table of what is damaged, and what stands below it" if read.damaged else ""
-    return replace(report, checks=(*report.checks, preflight.Check("blobs", state, read.told, fix))), read
-
-
-def _jobs(damage: Damage) -> str:
-    more = f", and {damage.many - len(damage.jobs)} more" if damage.many > len(damage.jobs) else ""
-    return ", ".join(damage.jobs) + more or "-"
 
 
 def accelerators(arguments: Namespace) -> int:
-    from kinetic_orchestration.plan.configuration import settings
-
     here = settings.load(store="", deployment="local")  # of no store
     if arguments.name:
-        from kinetic_orchestration.cli.drawing import draw
-
         slice_ = table.parse(arguments.name)
         if arguments.json:
             found = {"drawing": draw(slice_)} | ({"here": _gpus(here)} if slice_.kind == "gpu" else {})
@@ -133,8 +70,6 @@ MAINTAINED = "The Cloud TPU API, which jobs use, ends at v6e, and Google gives i
 
 def _gpus(here: Settings) -> list[dict[str, Any]]:
     """The GPUs of this machine, and which job has each."""
-    from kinetic_orchestration.platforms.local import backend
-
     rows, _ = backend.gpus_and_holders(here, copies.environ())
     return [
         {"vendor": gpu.vendor, "number": gpu.number, "model": gpu.model, "uuid": gpu.uuid, "job": holder}
@@ -143,8 +78,6 @@ def _gpus(here: Settings) -> list[dict[str, Any]]:
 
 
 def _price(slice_: table.Slice, here: Settings) -> Price | None:
-    from kinetic_orchestration.plan.hardware.cost import price
-
     return price(slice_, overrides=here.prices, listed=here.listed)
 
 
@@ -157,3 +90,34 @@ def _record(slice_: table.Slice, here: Settings) -> dict[str, Any]:
         "usd_per_hour": cost.usd_per_chip_hour * slice_.chips if cost is not None else None,
         "price": cost.source if cost is not None else None,
     }
+
+
+def prices(arguments: Namespace) -> int:
+    here = settings.load(store="", deployment="local")  # of no store
+    listed = here.listed
+    if arguments.refresh:
+        from kinetic_orchestration.platforms.google import billing_catalog
+
+        with working("asking Google's Billing Catalog"):
+            fetched = billing_catalog.fetch(here, listed)
+        kept = price_list.write(here.home, fetched.rates, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        before = {(rate.generation, rate.region, rate.model): rate.usd for rate in listed.rates}
+        changed = sum(before.get((rate.generation, rate.region, rate.model)) != rate.usd for rate in fetched.rates)
+        listed = price_list.read(here.home)
+        note(f"{len(fetched.rates)} prices of {fetched.read} SKUs, {changed} of them new or changed; kept in {kept}")
+        for description in fetched.unknown[:10]:
+            note(f"left out, since it is not known what it is: {description}")
+    rates = sorted(listed.rates, key=lambda rate: (rate.generation, rate.region, rate.model))
+    if arguments.json:
+        prices = [rate._asdict() for rate in rates]
+        show_json({"refreshed": listed.refreshed or None, "prices": prices, "own": dict(here.prices)})
+        return codes.OK
+    rows = [
+        (rate.generation, rate.region or "any", rate.model, f"{rate.usd:.4g}", rate.date, rate.source) for rate in rates
+    ]
+    rows += [(name, "", "", f"{usd:.4g}", "", here.sources["prices"]) for name, usd in here.prices.items()]
+    show_table(("chip", "region", "model", "$/chip-hour", "of", "from"), rows, right=("$/chip-hour",))
+    sys.stdout.flush()
+    if not listed.refreshed:
+        note(f"these are of {listed.dates()}; to read today's from Google: {command('prices', '--refresh')}")
+    return codes.OK

@@ -1,0 +1,73 @@
+"""`doctor`: the settings of this machine, its checks, and with `--verify` every blob of the store and the home."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from kinetic_orchestration.cli import codes
+from kinetic_orchestration.cli import doctor as checks
+from kinetic_orchestration.cli.output import note, show_json, show_table, working
+from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.plan.configuration import settings
+from kinetic_orchestration.protocol.system import copies
+
+if TYPE_CHECKING:
+    from kinetic_orchestration.jobs.cleanup.decay import Damage, Found
+
+
+def doctor(arguments: Namespace) -> int:
+    report = checks.examine(copies.environ(), store=arguments.store, deployment=arguments.deployment)
+    read = None
+    if arguments.verify and report.settings:
+        report, read = _verify(arguments, report)
+    if arguments.json:
+        blobs = (
+            {} if read is None else {"blobs": {**read._asdict(), "damaged": [each._asdict() for each in read.damaged]}}
+        )
+        show_json(asdict(report) | blobs | {"ok": report.ok})
+        return codes.OK if report.ok else codes.ENVIRONMENT
+    if report.settings:
+        show_table(
+            ("setting", "value", "from"), [(entry.name, entry.value or "-", entry.source) for entry in report.settings]
+        )
+        print()
+    show_table(("check", "is", "found"), [(check.name, check.state, check.found) for check in report.checks])
+    for check in report.checks:
+        if check.fix:
+            print(f"\n{check.name}: {check.fix}")
+    if read is not None and read.damaged:
+        print()
+        show_table(
+            ("damaged", "where", "found", "jobs"),
+            [(each.what, each.place, each.why, _jobs(each)) for each in read.damaged],
+        )
+        for what, fix in {each.what: each.fix for each in read.damaged}.items():
+            print(f"\n{what}: {fix}")
+    sys.stdout.flush()
+    failed = sum(check.state == checks.FAILED for check in report.checks)
+    note("all is well" if report.ok else f"{failed} of {len(report.checks)} checks failed")
+    return codes.OK if report.ok else codes.ENVIRONMENT
+
+
+def _verify(arguments: Namespace, report: checks.Report) -> tuple[checks.Report, Found | None]:
+    """Doctor's report with a check that every blob still has its digest, and the result of that check."""
+    from kinetic_orchestration.jobs.cleanup import decay
+
+    here = settings.load(store=arguments.store, deployment=arguments.deployment)
+    try:
+        with working("reading every blob") as say:
+            read = decay.examine(here, say)
+    except KineticError as error:
+        check = checks.Check("blobs", checks.FAILED, "they could not be read", str(error))
+        return replace(report, checks=(*report.checks, check)), None
+    state = checks.FAILED if read.damaged else checks.OK
+    fix = "see the table of what is damaged, and what stands below it" if read.damaged else ""
+    return replace(report, checks=(*report.checks, checks.Check("blobs", state, read.told, fix))), read
+
+
+def _jobs(damage: Damage) -> str:
+    more = f", and {damage.many - len(damage.jobs)} more" if damage.many > len(damage.jobs) else ""
+    return ", ".join(damage.jobs) + more or "-"
