@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kinetic_orchestration.cli.verify.redaction import Redactor
@@ -143,8 +144,8 @@ class Recorder:
         if not word:
             return
         self.seen.append(self._as_seen(call.began, kind, name, word))
-        slice_ = self.slices.setdefault(name, Slice(whole, self.rate, {}))
-        slice_.look(word, call.began)
+        slice_ = self._slice(whole)
+        slice_.observe(word, call.began)
         if call.status == OK:
             self.echoes.update(self._echoes(call.method, slice_.asked, call.answer))
 
@@ -152,10 +153,13 @@ class Recorder:
         name = str(call.request.get("queuedResourceId", ""))
         if not name.startswith(self._ours):
             return
-        whole = f"{call.request.get('parent', '')}/queuedResources/{name}"
-        slice_ = self.slices.setdefault(name, Slice(whole, self.rate, {}))
+        slice_ = self._slice(f"{call.request.get('parent', '')}/queuedResources/{name}")
         slice_.created = slice_.created or call.began + call.seconds
         slice_.asked = slice_.asked or dict(call.request.get("queuedResource", {}))
+
+    def _slice(self, resource: str) -> Slice:
+        resource = resource.replace("/nodes/", "/queuedResources/")
+        return self.slices.setdefault(resource.rpartition("/")[2], Slice(resource, self.rate))
 
     def _as_seen(self, at: float, kind: str, name: str, word: str) -> Seen:
         return Seen(at - self._began, kind, self.redactor.placeholder("NAME", name), word)
@@ -175,23 +179,23 @@ class Recorder:
             yield part if part == "[]" else self.redactor.key(part, before)
 
 
+@dataclass
 class Slice:
     """A slice of this run, from its create call to its last poll."""
 
-    def __init__(self, resource: str, rate: float, asked: Mapping[str, Any]) -> None:
-        self.resource = resource.replace("/nodes/", "/queuedResources/")
-        self.rate = rate
-        self.asked = asked
-        self.created: float | None = None  # when the create call was answered
-        self.shown: float | None = None  # when it was first seen
-        self.ready: float | None = None
-        self.ended: float | None = None
+    resource: str
+    rate: float
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    created: float | None = None  # when the create call was answered
+    shown: float | None = None  # when it was first seen
+    ready: float | None = None
+    ended: float | None = None
 
     @property
     def node(self) -> str:
         return self.resource.replace("/queuedResources/", "/nodes/")
 
-    def look(self, word: str, at: float) -> None:
+    def observe(self, word: str, at: float) -> None:
         if word != MISSING and self.shown is None:
             self.shown = at
         if word in _CHARGED and self.ended is None:
@@ -233,8 +237,8 @@ def _state(answer: Mapping[str, Any]) -> str:
 
 def _without_others(answer: Mapping[str, Any], ours: str) -> Mapping[str, Any]:
     """A listing without resources of other owners in the project."""
-    for field in _LISTS:
-        if isinstance(listed := answer.get(field), list):
+    for key in _LISTS:
+        if isinstance(listed := answer.get(key), list):
             mine = [item for item in listed if str(item.get("name", "")).rpartition("/")[2].startswith(ours)]
-            answer = {**answer, field: mine}
+            answer = {**answer, key: mine}
     return answer

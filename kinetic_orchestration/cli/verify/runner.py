@@ -167,7 +167,7 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
             _without_bucket(planned, report, recorder, error, say)
         else:
             assert isinstance(store, GcsStore)
-            scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot, say=say)
+            scene = Scene(here, store, recorder, jobs, budget=wanted.usd, wait=wanted.wait, spot=wanted.spot)
             _run_all(scene, planned, report, say)
             measured = scene.measured
     report.seconds = time.monotonic() - began

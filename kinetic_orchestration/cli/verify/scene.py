@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -56,26 +57,23 @@ class Ended(NamedTuple):
     acted: Any  # the result of that
 
 
+@dataclass
 class Scene:
-    def __init__(
-        self, settings: Settings, store: GcsStore, recorder: Recorder, jobs: ModuleType, *,
-        budget: float, wait: float, spot: bool, say: Callable[[str], object],
-    ) -> None:  # fmt: skip
-        self.settings = settings
-        self.store = store
-        self.recorder = recorder
-        self.jobs = jobs
-        self.tpus = Tpus(settings)
-        self.emulated = bool(settings.emulator or settings.emulator_grpc)
-        self.budget = budget
-        self.wait = wait
-        self.spot = spot
-        self.say = say
-        self.results: dict[str, dict[str, Any]] = {}  # of each step, what it saw
-        self.measured: list[tuple[str, float]] = []
-        self.handles: list[JobHandle[Any]] = []
-        self.planned: Planned | None = None  # the step that runs now
-        self._deadline = 0.0
+    settings: Settings
+    store: GcsStore
+    recorder: Recorder
+    jobs: ModuleType
+    budget: float
+    wait: float
+    spot: bool
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # the observations of each step
+    measured: list[tuple[str, float]] = field(default_factory=list)
+    handles: list[JobHandle[Any]] = field(default_factory=list)
+    planned: Planned | None = None  # the current step
+    _deadline: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.tpus = Tpus(self.settings)
 
     # ---- a step
 
@@ -96,7 +94,7 @@ class Scene:
 
     @property
     def pace(self) -> float:
-        return LOOK_EMULATED if self.emulated else LOOK
+        return LOOK_EMULATED if self.settings.emulator or self.settings.emulator_grpc else LOOK
 
     def until(self, condition: Callable[[], Any], within: float, what: str) -> Any:
         """Wait for the condition to give something, no longer than `within` seconds, and return that."""

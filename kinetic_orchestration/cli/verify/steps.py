@@ -144,10 +144,6 @@ def _has_value(seen: Mapping[str, Any]) -> list[str]:
     return _succeeded(seen) or ([] if seen["machine"] else ["the job's value did not come back"])
 
 
-def _of_job(scene: Scene) -> Seen:
-    return scene.results["job"]
-
-
 def _is_live(seen: Mapping[str, Any]) -> list[str]:
     lines = [(at, line) for at, line in seen["lines"] if line.startswith("verify: line ")]
     wanted = [f"verify: line {number}" for number in range(LINES)]
@@ -288,10 +284,6 @@ def _came_again(seen: Mapping[str, Any]) -> list[str]:
     return told
 
 
-def _of_preemption(scene: Scene) -> Seen:
-    return scene.results["preemption"]
-
-
 def _went_on(seen: Mapping[str, Any]) -> list[str]:
     value = seen["value"]
     if not isinstance(value, dict):
@@ -375,15 +367,17 @@ STEPS_IN_ORDER: tuple[Step, ...] = (
     Step(Wish(API, "what is not there answers NOT_FOUND, and the zones exist"), _api, _tells_absence),
     Step(Wish(BUCKET, "conditional writes, listings and deletions of the bucket"), _bucket, _keeps_records),
     Step(Wish(JOB, "a function runs on a slice, its value comes back, the slice is gone", 1, 10), _job, _has_value),
-    Step(Wish(LOGS, "lines come while the job runs, in order", needs=(JOB,)), _of_job, _is_live),
-    Step(Wish(COST, "the estimate is there, within its limit, for the time that was seen", needs=(JOB,)), _of_job,
-         _is_priced),
+    Step(Wish(LOGS, "lines come while the job runs, in order", needs=(JOB,)), lambda scene: scene.results[JOB],
+         _is_live),
+    Step(Wish(COST, "the estimate is there, within its limit, for the time that was seen", needs=(JOB,)),
+         lambda scene: scene.results[JOB], _is_priced),
     Step(Wish(SECRETS, "a credential travels by Secret Manager alone, and is removed", 1, 10), _secrets, _is_kept),
     Step(Wish(CANCEL, "a running job is cancelled, and its slice is gone", 1, 8), _cancel, _was_cancelled),
     Step(Wish(NODE, "what the API refuses while a slice is there; a slice deleted by hand ends its job", 1, 8),
          _node_deleted, _says_who_deleted),
     Step(Wish(PREEMPTION, "a slice that is taken away is followed by another", 2, 8), _preemption, _came_again),
-    Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)), _of_preemption, _went_on),
+    Step(Wish(RESUME, "the next attempt goes on from the checkpoint", needs=(PREEMPTION,)),
+         lambda scene: scene.results[PREEMPTION], _went_on),
     Step(Wish(FOUR_HOSTS, "four hosts meet, run and are heard", 1, 10, four_hosts=True), _four_hosts, _all_spoke),
     Step(Wish(REAP, "nothing is left: slices, nodes, secrets, objects"), _reap, _nothing_left),
 )  # fmt: skip
