@@ -1,8 +1,8 @@
-"""Keras Kinetic's public names, and their equivalents here: the one table behind docs/keras-kinetic.md.
+"""Keras Kinetic's public names that differ here, and their equivalents: the table behind docs/keras-kinetic.md.
 
-`SAME` has a name's meaning, `OTHER` has another one or another name, `ABSENT` does not exist here and names the
-alternative. Parameters and methods of absent names need no entry of their own. Names and facts only; the names were
-read off the package (tests/core/api/keras_kinetic/released.json). Loaded when a missing name is accessed.
+`OTHER` has another meaning or name, `ABSENT` does not exist here and names the alternative. All other names mean
+the same. Parameters and methods of absent names need no entry of their own. Names and facts only; the names were read
+off the package (tests/core/api/keras_kinetic/released.json). Loaded when a missing name is accessed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-SAME, OTHER, ABSENT = "same", "other", "absent"
+OTHER, ABSENT = "other", "absent"
 
 # Settings that are read, for the sake of programs that hand them on, and mean nothing.
 WITHOUT_EFFECT = ("KINETIC_CLUSTER", "KINETIC_NAMESPACE")
@@ -22,19 +22,16 @@ WITHOUT_EFFECT = ("KINETIC_CLUSTER", "KINETIC_NAMESPACE")
 class Row(NamedTuple):
     name: str
     verdict: str
-    why: str = ""
-    here: str = ""  # "": the same name
+    why: str
+    here: str = ""
 
 
 class Group(NamedTuple):
     title: str
-    same: tuple[str, ...]
     other: Mapping[str, tuple[str, str]]  # name → its name here, what differs
     absent: Mapping[str, str]  # name → the reason, and what to use
 
     def rows(self) -> Iterator[Row]:
-        for name in self.same:
-            yield Row(name, SAME, here=name)
         for name, (here, why) in self.other.items():
             yield Row(name, OTHER, why, here or name)
         for name, why in self.absent.items():
@@ -57,13 +54,6 @@ _DEBUGGER = "`debug=True` waits for a debugger on loopback, and the log says whe
 GROUPS = (
     Group(
         "Names",
-        same=(
-            *("kinetic.BatchError", "kinetic.BatchHandle", "kinetic.Data", "kinetic.JobHandle"),
-            *("kinetic.RemoteCallable", "kinetic.__version__", "kinetic.attach", "kinetic.attach_batch"),
-            *("kinetic.list_jobs", "kinetic.run", "kinetic.collections", "kinetic.collections.BatchError"),
-            *("kinetic.collections.BatchHandle", "kinetic.collections.attach_batch", "kinetic.collections.map"),
-            *("kinetic.data", "kinetic.data.Data", "kinetic.job_status", "kinetic.job_status.JobStatus"),
-        ),
         other={
             "kinetic.jobs": ("kinetic", "its names are those of the package"),
             "kinetic.jobs.JobHandle": ("kinetic.JobHandle", ""),
@@ -84,8 +74,6 @@ GROUPS = (
     ),
     Group(
         "`run`",
-        same=("run(accelerator)", "run(output_dir)", "RemoteCallable.run_async()", "RemoteCallable.run_async_map()",
-              "RemoteCallable.run_async_map(inputs)"),
         other={
             "run(container_image)": ("", "only an image that you name: none is built; on this machine without effect"),
             "run(base_image_repo)": ("", "accepted and warned about once, without effect: no image is built"),
@@ -107,11 +95,6 @@ GROUPS = (
     ),
     Group(
         "`map`, `attach`, `attach_batch`, `list_jobs`",
-        same=(
-            *("map(submit_fn)", "map(inputs)", "map(input_mode)", "map(max_concurrent)", "map(fail_fast)"),
-            *("map(cancel_running_on_fail)", "map(name)", "map(tags)", "attach(job_id)", "attach_batch(group_id)"),
-            "attach_batch(poll_timeout)",
-        ),
         other={
             "map(retries)": ("", "they are attempts of the same job, with the same checkpoints"),
             "map(project)": ("", "accepted and warned about once, without effect: jobs go where `run` says"),
@@ -130,20 +113,11 @@ GROUPS = (
     ),
     Group(
         "`Data`",
-        same=("Data(path)", "Data(hf_trust_remote_code)", "Data.fuse", "Data.hf_trust_remote_code", "Data.is_dir",
-              "Data.is_gcs", "Data.is_hf", "Data.path"),
         other={"Data(fuse)": ("", "on this machine a local folder is read in place; on Cloud TPU it is refused")},
         absent={"Data.content_hash()": "digests are made when a job is submitted"},
     ),
     Group(
         "`JobHandle`",
-        same=(
-            *("JobHandle.job_id", "JobHandle.project", "JobHandle.accelerator", "JobHandle.func_name"),
-            *("JobHandle.display_name", "JobHandle.created_at", "JobHandle.group_id", "JobHandle.group_kind"),
-            *("JobHandle.group_index", "JobHandle.debug", "JobHandle.logs()", "JobHandle.logs(follow)"),
-            *("JobHandle.tail()", "JobHandle.tail(n)", "JobHandle.result()", "JobHandle.result(timeout)"),
-            *("JobHandle.result(stream_logs)", "JobHandle.result(on_status_change)", "JobHandle.from_dict(d)"),
-        ),
         other={
             "JobHandle.backend": ("", "`local` or `tpu-vm`"),
             "JobHandle.zone": ("", "that of its newest attempt; empty before there is one, and on this machine"),
@@ -174,18 +148,6 @@ GROUPS = (
     ),
     Group(
         "`BatchHandle`, `BatchError`, `JobStatus`",
-        same=(
-            *("BatchHandle.group_id", "BatchHandle.name", "BatchHandle.tags", "BatchHandle.jobs"),
-            *("BatchHandle.statuses()", "BatchHandle.status_counts()", "BatchHandle.wait()"),
-            *("BatchHandle.wait(timeout)", "BatchHandle.as_completed()", "BatchHandle.as_completed(timeout)"),
-            "BatchHandle.results()",
-            *("BatchHandle.results(timeout)", "BatchHandle.results(ordered)", "BatchHandle.results(return_exceptions)"),
-            *("BatchHandle.failures()", "BatchHandle.submission_failures", "BatchHandle.cancel()"),
-            *("BatchError(group_id)", "BatchError(failures)", "BatchError(partial_results)"),
-            *("BatchError(submission_failures)", "BatchError.group_id", "BatchError.failures"),
-            *("BatchError.partial_results", "BatchError.submission_failures"),
-            *("JobStatus.PENDING", "JobStatus.RUNNING", "JobStatus.SUCCEEDED", "JobStatus.FAILED"),
-        ),
         other={
             "BatchHandle.as_completed(poll_interval)": ("", _PUSHED),
             "BatchHandle.results(cleanup)": ("", "frees hosts; records go by retention"),
@@ -198,8 +160,6 @@ GROUPS = (
     ),
     Group(
         "Settings",
-        same=("KINETIC_PROJECT", "GOOGLE_CLOUD_PROJECT", "KINETIC_ZONE", "KINETIC_OUTPUT_DIR", "KINETIC_NO_TTY_DEBUG",
-              "profile project", "profile zone"),
         other={
             "KINETIC_PROFILE": ("", "names a table of `profiles.toml`"),
             "KINETIC_CLUSTER": ("", f"warned about once, without effect: {_NO_CLUSTER}"),
@@ -228,7 +188,6 @@ GROUPS = (
     ),
     Group(
         "Files",
-        same=(),
         other={
             ".kineticignore": ("", "in any folder, with the patterns of `.gitignore`; `!NAME` brings back"),
             "requirements.txt": ("run(requirements)", _NAMED),
@@ -241,7 +200,6 @@ GROUPS = (
     ),
     Group(
         "Commands",
-        same=(),
         other={
             "kinetic accelerators": ("ko accelerators", "with prices"),
             "kinetic config show": ("ko doctor", "each value with where it came from"),
@@ -275,7 +233,7 @@ GROUPS = (
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Return all names of Keras Kinetic with their counterparts."""
+    """Return the names of Keras Kinetic that differ here, with their counterparts."""
     return {row.name: row for group in GROUPS for row in group.rows()}
 
 
@@ -297,7 +255,7 @@ def without(owner: str, name: str, said: str) -> str:
         said: The text.
     """
     row = next((found for text in (name, f"{name}()") if (found := row_of(f"{owner}.{text}"))), None)
-    return f"{said}: {_plain(row.why)}" if row is not None and row.verdict != SAME and row.why else said
+    return f"{said}: {_plain(row.why)}" if row is not None and row.why else said
 
 
 def without_effect(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from kinetic_orchestration.packaging.source import ignore
 from kinetic_orchestration.packaging.unread_requirements import unread
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.declare import keras_kinetic
-from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, OTHER, SAME, row_of, table
+from kinetic_orchestration.plan.declare.keras_kinetic import ABSENT, OTHER, row_of, table
 from kinetic_orchestration.plan.declare.spec import JobSpec, Options
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.planner import make_plan
@@ -64,10 +64,11 @@ def test_the_page_is_what_is_generated_from_the_table() -> None:
 def test_the_table_has_every_name_of_keras_kinetic_and_no_other() -> None:
     names, of_slices = set(surface.all_names()), set(surface.accelerators())
     assert len(names) > 200 and {"kinetic.run", "JobHandle.debug_attach()", "KINETIC_ZONE", "kinetic up"} <= names
-    assert [name for name in sorted(names - of_slices) if row_of(name) is None] == []
-    assert set(table()) <= names
+    same = {name for group in surface.SAME.values() for name in group}
+    assert [name for name in sorted(names - of_slices - same) if row_of(name) is None] == []
+    assert {*table(), *same} <= names and not {*table()} & same
     for row in table().values():
-        assert row.why or row.verdict == SAME or row.here != row.name, f"{row.name} has no reason"
+        assert row.why or row.here != row.name, f"{row.name} has no reason"
 
 
 def test_every_name_of_a_slice_has_as_many_chips() -> None:
@@ -116,8 +117,10 @@ def _can_be_asked_for(name: str, there: dict[str, Any]) -> bool:
 
 def test_what_is_said_to_be_here_is_here(there: dict[str, Any]) -> None:
     for row in table().values():
-        if row.verdict in (SAME, OTHER):
+        if row.verdict == OTHER:
             assert is_there(row.here, there), f"{row.name} is said to be {row.here} here"
+    for name in (name for group in surface.SAME.values() for name in group):
+        assert is_there(name, there), f"{name} is said to be here"
 
 
 def test_what_is_said_to_be_absent_is_absent_and_its_reason_is_told(there: dict[str, Any]) -> None:
