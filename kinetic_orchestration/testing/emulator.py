@@ -24,8 +24,7 @@ from kinetic_orchestration.testing.apis.other_apis import Neighbours
 from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.hosts import Host, Hosts
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Host, Hosts, Machine
 from kinetic_orchestration.testing.requests.access import Door
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, unmount

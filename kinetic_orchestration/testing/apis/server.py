@@ -35,7 +35,7 @@ from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing.apis.other_apis import Neighbours
 from kinetic_orchestration.testing.apis.signing import Signer
 from kinetic_orchestration.testing.cloud.faults import deviations
-from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.faults.deviations import Deviation
-from kinetic_orchestration.testing.cloud.faults.faults import Faults
+from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller, Faults
 from kinetic_orchestration.testing.cloud.quotas import Quotas
 from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.hosts import Host, Hosts
 from kinetic_orchestration.testing.cloud.state.ledger import Ledger
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Host, Hosts, Machine
 from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, State, Wanted
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal

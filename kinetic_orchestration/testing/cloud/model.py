@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from kinetic_orchestration.testing.cloud.clock import step
 from kinetic_orchestration.testing.cloud.faults import deviations
-from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.lifecycle import Answered
 from kinetic_orchestration.testing.cloud.script import Script
 from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.hosts import Host
-from kinetic_orchestration.testing.cloud.state.machine import project_number
+from kinetic_orchestration.testing.cloud.state.machine import Host, project_number
 from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Operation, Queued, Wanted
 from kinetic_orchestration.testing.requests import filters, refusals
 from kinetic_orchestration.testing.requests.refusals import TPU, LostAnswer

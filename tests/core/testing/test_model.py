@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing.cloud.faults.caller import Caller
+from kinetic_orchestration.testing.cloud.faults.faults import Caller
 from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
 from kinetic_orchestration.testing.cloud.lifecycle import Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
-from kinetic_orchestration.testing.cloud.state.hosts import Host
-from kinetic_orchestration.testing.cloud.state.machine import Machine
+from kinetic_orchestration.testing.cloud.state.machine import Host, Machine
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
 

@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple, Protocol
 
-from kinetic_orchestration.testing.cloud.faults.caller import CLIENT, Caller
 from kinetic_orchestration.testing.requests.refusals import Refusal
 
 At = Literal["call", "provision", "operation"]
+
+
+class Caller(NamedTuple):
+    """The caller of an API: a client, or the service account of a VM."""
+
+    kind: str = "client"
+    node: str = ""
+    worker: int = 0
+
+
+CLIENT = Caller()
 
 
 @dataclass

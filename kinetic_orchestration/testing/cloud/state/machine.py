@@ -1,6 +1,7 @@
 """One emulated TPU VM: its position in the slice, its configuration, and the metadata that Cloud TPU writes for it.
 
-Pure values. Knows neither processes nor servers.
+`Host` and `Hosts` are the interface between the model of the cloud and its machines: `vms` makes real process trees, a
+test of the model may keep them in memory. This module knows neither processes nor servers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 EndpointFormat = Literal["addresses", "triples"]
 
@@ -115,6 +116,33 @@ class Machine:
             "ZONE": self.zone,
             **(several if self.slices > 1 else {}),
         }
+
+
+class Host(Protocol):
+    """One VM. Every method may be called at any time, again and again, and on one that is dead already."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def guest_attributes(self) -> Mapping[str, Mapping[str, str]]:
+        """Namespace → key → value, as programs on the VM have put them."""
+
+    def preempt(self, notice: float | None) -> None:
+        """Notify it, and end it after that many seconds; None: immediately."""
+
+    def reboot(self) -> None: ...
+
+    def maintenance(self, event: str) -> None:
+        """Announce a maintenance event; NONE ends it."""
+
+    def destroy(self) -> None:
+        """End everything on it, and remove its disk."""
+
+
+class Hosts(Protocol):
+    def create(self, machine: Machine) -> Host:
+        """Boots one; does not wait for its startup script."""
 
 
 def project_number(project: str) -> int:

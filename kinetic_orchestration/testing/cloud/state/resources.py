@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import UnknownAccelerator
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
-from kinetic_orchestration.testing.cloud.state.hosts import Host
+from kinetic_orchestration.testing.cloud.state.machine import Host
 from kinetic_orchestration.testing.requests import refusals
 from kinetic_orchestration.testing.requests.refusals import Refusal
 
