@@ -9,24 +9,9 @@ from __future__ import annotations
 import zlib
 from typing import Any, Final
 
-CODES: Final = {
-    1: "CANCELLED",
-    2: "UNKNOWN",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    5: "NOT_FOUND",
-    6: "ALREADY_EXISTS",
-    7: "PERMISSION_DENIED",
-    8: "RESOURCE_EXHAUSTED",
-    9: "FAILED_PRECONDITION",
-    10: "ABORTED",
-    11: "OUT_OF_RANGE",
-    12: "UNIMPLEMENTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-    15: "DATA_LOSS",
-    16: "UNAUTHENTICATED",
-}
+from kinetic_orchestration.platforms.google import api_errors
+
+CODES: Final = {number: name for name, number in api_errors.CODES.items()}
 # The mapping that google/rpc/code.proto gives.
 _HTTP: Final = {
     1: 499, 3: 400, 4: 504, 5: 404, 6: 409, 7: 403, 8: 429, 9: 400, 10: 409, 11: 400, 12: 501, 14: 503, 16: 401,
@@ -133,29 +118,21 @@ def quota(generation: str, spot: bool, scope: str, limit: int, project: str) -> 
 
 
 def create_rate(project: str, limit: int) -> Refusal:
-    text = (
-        "Quota exceeded for quota metric 'Maximum number of CreateNode requests' and limit 'Maximum number of "
-        f"CreateNode requests per minute' of service '{TPU}' for consumer 'projects/{project}'."
-    )
-    return Refusal(
-        8,
-        text,
-        _info(
-            "RATE_LIMIT_EXCEEDED",
-            service=TPU,
-            consumer=f"projects/{project}",
-            quota_metric="tpu.googleapis.com/qps/create",
-            quota_limit_value=str(limit),
-        ),
-    )
+    create = "Maximum number of CreateNode requests"
+    extra = {"quota_metric": "tpu.googleapis.com/qps/create", "quota_limit_value": str(limit)}
+    return _rate_exceeded(project, create, f"{create} per minute", **extra)
 
 
 def too_many_requests(project: str) -> Refusal:
+    return _rate_exceeded(project, "Requests", "Requests per minute")
+
+
+def _rate_exceeded(project: str, metric: str, limit: str, **extra: str) -> Refusal:
+    consumer = f"projects/{project}"
     return Refusal(
         8,
-        f"Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service '{TPU}' for consumer "
-        f"'projects/{project}'.",
-        _info("RATE_LIMIT_EXCEEDED", service=TPU, consumer=f"projects/{project}"),
+        f"Quota exceeded for quota metric '{metric}' and limit '{limit}' of service '{TPU}' for consumer '{consumer}'.",
+        _info("RATE_LIMIT_EXCEEDED", service=TPU, consumer=consumer, **extra),
     )
 
 
