@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # typing itself costs more than all the rest of this impo
 if TYPE_CHECKING:
     from typing import Any
 
-    from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
+    from kinetic_orchestration.testing.cloud.faults import random_faults
     from kinetic_orchestration.testing.cloud.lifecycle import Timing
     from kinetic_orchestration.testing.cloud.model import Cloud
     from kinetic_orchestration.testing.cloud.state.ledger import Ledger
@@ -32,7 +32,7 @@ _HOMES = {
     "Machine": "cloud.state.machine",
     "Refusal": "requests.refusals",
     "Timing": "cloud.lifecycle",
-    "random_faults": "cloud.faults.random_faults",
+    "random_faults": "cloud.faults",
 }
 
 _REFUSALS = "refusals"  # a module of rows that `fail(refusal=)` takes, by the name that docs/emulator.md gives it

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kinetic_orchestration.testing.apis import billing_skus
-from kinetic_orchestration.testing.cloud.faults.faults import Caller
+from kinetic_orchestration.testing.cloud.faults import Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json, after, moment, page_token, seconds, stamp
 from kinetic_orchestration.testing.requests import filters, refusals

@@ -34,8 +34,8 @@ from grpc_status import rpc_status
 from kinetic_orchestration.platforms.google.tpu.client import EMULATOR_TOKEN
 from kinetic_orchestration.testing.apis.other_apis import Neighbours
 from kinetic_orchestration.testing.apis.signing import Signer
-from kinetic_orchestration.testing.cloud.faults import deviations
-from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller
+from kinetic_orchestration.testing.cloud import deviations
+from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.faults.deviations import Deviation
-from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller, Faults
+from kinetic_orchestration.testing.cloud.deviations import Deviation
+from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller, Faults
 from kinetic_orchestration.testing.cloud.quotas import Quotas
 from kinetic_orchestration.testing.cloud.state import resources
 from kinetic_orchestration.testing.cloud.state.ledger import Ledger

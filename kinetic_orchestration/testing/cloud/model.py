@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from kinetic_orchestration.testing.cloud import deviations
 from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.faults import deviations
-from kinetic_orchestration.testing.cloud.faults.faults import CLIENT, Caller
+from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.lifecycle import Answered
 from kinetic_orchestration.testing.cloud.script import Script
 from kinetic_orchestration.testing.cloud.state import resources

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing.cloud.clock import Clock
-from kinetic_orchestration.testing.cloud.faults.faults import At, Caller
+from kinetic_orchestration.testing.cloud.faults import At, Caller
 from kinetic_orchestration.testing.cloud.state import resources
 from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Queued, Wanted
 from kinetic_orchestration.testing.requests import refusals

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from kinetic_orchestration.testing.cloud.clock import step
-from kinetic_orchestration.testing.cloud.faults.deviations import Alter, AlterRefusal, Deviation, Instead
-from kinetic_orchestration.testing.cloud.faults.faults import At, Fault, Faults
+from kinetic_orchestration.testing.cloud.deviations import Alter, AlterRefusal, Deviation, Instead
+from kinetic_orchestration.testing.cloud.faults import At, Fault, Faults
 from kinetic_orchestration.testing.cloud.lifecycle import Lifecycle
 from kinetic_orchestration.testing.cloud.quotas import Quota
 from kinetic_orchestration.testing.cloud.state import resources

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kinetic_orchestration.plan.hardware import accelerators
-from kinetic_orchestration.testing.cloud.faults.faults import Caller
-from kinetic_orchestration.testing.cloud.faults.random_faults import random_faults
+from kinetic_orchestration.testing.cloud.faults import Caller, random_faults
 from kinetic_orchestration.testing.cloud.lifecycle import Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.machine import Host, Machine
@@ -713,6 +712,6 @@ def test_random_faults_reach_every_kind_and_end_by_themselves(clock: Clock, room
 
 
 def _kinds() -> tuple[str, ...]:
-    from kinetic_orchestration.testing.cloud.faults.random_faults import KINDS
+    from kinetic_orchestration.testing.cloud.faults import KINDS
 
     return KINDS

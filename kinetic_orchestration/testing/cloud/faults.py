@@ -1,19 +1,22 @@
-"""Random faults of an emulated cloud, reproducible by seed.
+"""The faults of API calls: scripted ones, each for a limited number of calls, then random ones, reproducible by seed.
 
-With the same seed, the n-th call of a method meets the same fault, regardless of how calls of different methods
-interleave.
+With the same seed, the n-th call of a method meets the same random fault, regardless of how calls of different methods
+interleave. This module decides; the model acts on the decision.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from kinetic_orchestration.testing.cloud.faults.faults import At, Fault, Faults, Trouble
 from kinetic_orchestration.testing.requests import refusals
+from kinetic_orchestration.testing.requests.refusals import Refusal
+
+At = Literal["call", "provision", "operation"]
 
 _CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
     "unavailable": ("call", ("*",)),
@@ -26,6 +29,75 @@ _CALLS: dict[str, tuple[At, tuple[str, ...]]] = {
 }
 _NODES = ("preemption with notice", "preemption", "reboot", "maintenance", "never boots", "gone", "power failure")
 KINDS = (*_CALLS, *_NODES)
+
+
+class Caller(NamedTuple):
+    """The caller of an API: a client, or the service account of a VM."""
+
+    kind: str = "client"
+    node: str = ""
+    worker: int = 0
+
+
+CLIENT = Caller()
+
+
+@dataclass
+class Fault:
+    """A scripted failure of the next `times` matching calls (None: all of them)."""
+
+    method: str
+    times: int | None = 1
+    refusal: Callable[[], Refusal] | None = None
+    at: At = "call"
+    lose: bool = False
+    delay: float = 0.0
+    zone: str = "*"
+    caller: str = "*"
+    name: str = "*"
+
+    def matches(self, at: str, method: str, zone: str, caller: Caller, name: str) -> bool:
+        return (
+            self.at == at
+            and self.times != 0
+            and fnmatchcase(method, self.method)
+            and fnmatchcase(zone, self.zone)
+            and (self.caller in ("*", caller.kind) or (bool(caller.node) and fnmatchcase(caller.node, self.caller)))
+            and fnmatchcase(name.rpartition("/")[2], self.name)
+        )
+
+    def use(self) -> None:
+        if self.times is not None:
+            self.times -= 1
+
+
+class Trouble(NamedTuple):
+    """A random fault of a node: what, and how many seconds after it became READY."""
+
+    what: str
+    after: float
+    worker: int
+
+
+class Faults:
+    """All scripted faults, in the order in which they were added, followed by the random ones."""
+
+    def __init__(self) -> None:
+        self.scripted: list[Fault] = []
+        self.random: RandomFaults | None = None
+
+    def add(self, fault: Fault) -> Fault:
+        self.scripted.append(fault)
+        return fault
+
+    def take(self, at: At, method: str, zone: str = "", caller: Caller = CLIENT, name: str = "") -> Fault | None:
+        """The fault that this call meets, used up by one."""
+        for fault in self.scripted:
+            if fault.matches(at, method, zone, caller, name):
+                fault.use()
+                self.scripted = [fault for fault in self.scripted if fault.times != 0]
+                return fault
+        return self.random.call(at, method, zone) if self.random else None
 
 
 class HasFaults(Protocol):

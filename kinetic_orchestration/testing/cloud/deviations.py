@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from kinetic_orchestration.testing.cloud.faults.faults import Caller
+from kinetic_orchestration.testing.cloud.faults import Caller
 from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.requests import journal
 from kinetic_orchestration.testing.requests.refusals import Refusal
