@@ -66,10 +66,6 @@ class Fault:
             and fnmatchcase(name.rpartition("/")[2], self.name)
         )
 
-    def use(self) -> None:
-        if self.times is not None:
-            self.times -= 1
-
 
 class Trouble(NamedTuple):
     """A random fault of a node: what, and how many seconds after it became READY."""
@@ -86,15 +82,15 @@ class Faults:
         self.scripted: list[Fault] = []
         self.random: RandomFaults | None = None
 
-    def add(self, fault: Fault) -> Fault:
+    def add(self, fault: Fault) -> None:
         self.scripted.append(fault)
-        return fault
 
     def take(self, at: At, method: str, zone: str = "", caller: Caller = CLIENT, name: str = "") -> Fault | None:
         """The fault that this call meets, used up by one."""
         for fault in self.scripted:
             if fault.matches(at, method, zone, caller, name):
-                fault.use()
+                if fault.times is not None:
+                    fault.times -= 1
                 self.scripted = [fault for fault in self.scripted if fault.times != 0]
                 return fault
         return self.random.call(at, method, zone) if self.random else None

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from kinetic_orchestration.testing.cloud.clock import step
 from kinetic_orchestration.testing.cloud.deviations import Deviation
-from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller, Faults
+from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller, Fault, Faults
 from kinetic_orchestration.testing.cloud.quotas import Quotas
 from kinetic_orchestration.testing.cloud.state import resources
 from kinetic_orchestration.testing.cloud.state.ledger import Ledger
@@ -83,8 +83,8 @@ class Lifecycle(Quotas):
         self._handles: list[tuple[str, Host]] = []
         self._stuck_deletes: list[str] = []
         self._slow_deletes: dict[str, float] = {}
-        self._endless: list[tuple[str, int | None]] = []
-        self._bootless: list[tuple[str, int, int | None]] = []
+        self._endless = Faults()
+        self._bootless = Faults()
         self._furnished: list[tuple[str, int | None, Mapping[str, Any]]] = []
 
     # Failures of nodes and queued resources
@@ -109,9 +109,8 @@ class Lifecycle(Quotas):
             self._preempted(found, shows, suspends)
             return
         self._tell("node", found.name, f"will be preempted in {notice:g} s")
-        for machine in found.machines:
-            if machine is not None:
-                machine.preempt(notice)
+        for machine in found.booted():
+            machine.preempt(notice)
         self._later(notice, lambda: self._preempted(found, shows, suspends))
 
     @step
@@ -126,9 +125,8 @@ class Lifecycle(Quotas):
     def maintenance(self, node: str, seconds: float | None = None, notice: float = 0.0) -> None:
         """The node is under repair for `seconds`, then its hosts boot again; announced `notice` seconds before."""
         found = self._some_node(node)
-        for machine in found.machines:
-            if machine is not None:
-                machine.maintenance("TERMINATE_ON_HOST_MAINTENANCE")
+        for machine in found.booted():
+            machine.maintenance("TERMINATE_ON_HOST_MAINTENANCE")
         self._later(notice, lambda: self._repair(found, self.timing.repair if seconds is None else seconds))
 
     @step
@@ -136,17 +134,14 @@ class Lifecycle(Quotas):
         """One host, or all of them, boots again; the API does not show it."""
         found = self._some_node(node)
         self._tell("node", found.name, f"host {worker} boots again" if worker is not None else "its hosts boot again")
-        for machine in found.machines if worker is None else [found.machines[worker]]:
-            if machine is not None:
-                machine.reboot()
+        for machine in found.booted(worker):
+            machine.reboot()
 
     @step
     def power_off(self, node: str, worker: int | None = None) -> None:
         """One host, or all of them, is dead; the node stays READY and costs on."""
-        found = self._some_node(node)
-        for machine in found.machines if worker is None else [found.machines[worker]]:
-            if machine is not None:
-                machine.destroy()
+        for machine in self._some_node(node).booted(worker):
+            machine.destroy()
 
     # Queued resources
 
@@ -264,7 +259,7 @@ class Lifecycle(Quotas):
         node.health = "HEALTHY"
         trouble = self.faults.random.node(node.hardware.hosts) if self.faults.random else None
         if trouble is not None and trouble.what == "never boots":
-            self._bootless.append((node.name.rpartition("/")[2], trouble.worker, 1))
+            self._bootless.add(Fault(str(trouble.worker), name=node.place.id))
         node.machines = [self._boot(node, worker) for worker in range(node.hardware.hosts)]
         self._show(node, "READY")
         if trouble is not None:
@@ -272,14 +267,7 @@ class Lifecycle(Quotas):
 
     def _boot(self, node: Node, worker: int) -> Host | None:
         where = node.place
-        for entry in self._bootless:
-            pattern, which, times = entry
-            if which == worker and pattern in ("*", where.id):
-                self._bootless.remove(entry)
-                if times is None or times > 1:
-                    self._bootless.append((pattern, which, None if times is None else times - 1))
-                return None
-        if self._machines is None:
+        if self._bootless.take("call", str(worker), name=where.id) is not None or self._machines is None:
             return None
         machine = Machine(
             project=where.project,
@@ -314,10 +302,9 @@ class Lifecycle(Quotas):
         def repaired() -> None:
             if node.state == state:
                 node.health, node.health_description = "HEALTHY", ""
-                for machine in node.machines:
-                    if machine is not None:
-                        machine.maintenance("NONE")
-                        machine.reboot()
+                for machine in node.booted():
+                    machine.maintenance("NONE")
+                    machine.reboot()
                 self._show(node, "READY")
 
         self._later(seconds, repaired)
@@ -382,9 +369,8 @@ class Lifecycle(Quotas):
         self._room()
 
     def _end_machines(self, node: Node) -> None:
-        for machine in node.machines:
-            if machine is not None:
-                machine.destroy()
+        for machine in node.booted():
+            machine.destroy()
 
     def _show(self, node: Node, state: State) -> None:
         if state == node.state:
@@ -414,13 +400,8 @@ class Lifecycle(Quotas):
     def _finish(self, operation: Operation, response: Json | None = None, error: Refusal | None = None) -> None:
         if operation.ended:
             return
-        for entry in self._endless:
-            verb, times = entry
-            if verb in ("*", operation.verb):
-                self._endless.remove(entry)
-                if times is None or times > 1:
-                    self._endless.append((verb, None if times is None else times - 1))
-                return
+        if self._endless.take("operation", operation.verb) is not None:
+            return
         fault = self.faults.take("operation", _METHOD_OF.get((operation.verb, operation.answer), ""))
         if fault is not None and fault.refusal is not None:
             error = fault.refusal()

@@ -166,14 +166,7 @@ class Cloud(Script):
             self._later(self.timing.provision, lambda: self._finish(operation, error=failure))
             return operation.to_json()
         node = self._new_node(where, wanted, spot, bool(scheduling.get("reserved")), "")
-
-        def ready() -> None:
-            if self._nodes.get(name) is node and node.state == "CREATING":
-                self._ready(node)
-            self._finish(operation, node.to_json())
-
-        self._later(self.timing.provision, ready)
-        return operation.to_json()
+        return self._then(operation, self.timing.provision, node, self._ready)
 
     def _get_node(self, request: Json, _: Caller) -> Json:
         return self._the_node(request["name"]).to_json()
@@ -193,34 +186,36 @@ class Cloud(Script):
         return operation.to_json()
 
     def _stop_node(self, request: Json, _: Caller) -> Json:
-        node = self._the_node(request["name"])
-        if node.state != "READY":
-            raise refusals.not_while("stop", str(node.state))
-        operation = self._operation(node.name, "stop", "Node")
-        self._show(node, "STOPPING")
+        def stop(node: Node) -> None:
+            self._end_machines(node)
+            self._show(node, "STOPPED")
 
-        def stopped() -> None:
-            if node.state == "STOPPING":
-                self._end_machines(node)
-                self._show(node, "STOPPED")
-            self._finish(operation, node.to_json())
-
-        self._later(self.timing.stop, stopped)
-        return operation.to_json()
+        node, operation = self._begin(request, "stop", "READY", "STOPPING")
+        return self._then(operation, self.timing.stop, node, stop)
 
     def _start_node(self, request: Json, _: Caller) -> Json:
-        node = self._the_node(request["name"])
-        if node.state != "STOPPED":
-            raise refusals.not_while("start", str(node.state))
-        operation = self._operation(node.name, "start", "Node")
-        self._show(node, "STARTING")
+        node, operation = self._begin(request, "start", "STOPPED", "STARTING")
+        return self._then(operation, self.timing.provision, node, self._ready)
 
-        def started() -> None:
-            if node.state == "STARTING":
-                self._ready(node)
+    def _begin(self, request: Json, verb: str, before: str, shown: str) -> tuple[Node, Operation]:
+        """Start an operation on a node that has to be in the state `before`; it shows another until the end."""
+        node = self._the_node(request["name"])
+        if node.state != before:
+            raise refusals.not_while(verb, str(node.state))
+        operation = self._operation(node.name, verb, "Node")
+        self._show(node, shown)
+        return node, operation
+
+    def _then(self, operation: Operation, seconds: float, node: Node, act: Callable[[Node], None]) -> Json:
+        """Finish an operation on a node after some time, by `act` if the node's state is still the present one."""
+        state = node.state
+
+        def end() -> None:
+            if self._nodes.get(node.name) is node and node.state == state:
+                act(node)
             self._finish(operation, node.to_json())
 
-        self._later(self.timing.provision, started)
+        self._later(seconds, end)
         return operation.to_json()
 
     def _update_node(self, request: Json, _: Caller) -> Json:

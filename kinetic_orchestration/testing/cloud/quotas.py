@@ -13,7 +13,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.testing.cloud.clock import Clock
 from kinetic_orchestration.testing.cloud.faults import At, Caller
 from kinetic_orchestration.testing.cloud.state import resources
-from kinetic_orchestration.testing.cloud.state.resources import Json, Node, Queued, Wanted
+from kinetic_orchestration.testing.cloud.state.resources import Node, Queued, Wanted
 from kinetic_orchestration.testing.requests import refusals
 
 
@@ -64,7 +64,8 @@ class Quotas(Clock):
 
     def _demand_account(self, wanted: list[Wanted], caller: Caller) -> None:
         if self.is_denied("iam.serviceAccounts.actAs", caller):
-            raise refusals.act_as(_account(wanted[0].spec, "emulated"))
+            account = wanted[0].spec.get("serviceAccount", {}).get("email")
+            raise refusals.act_as(account or "emulated-compute@developer.gserviceaccount.com")
 
     def _demand_rate(self, project: str, nodes: int) -> None:
         recent = self._creates.setdefault(project, deque())
@@ -109,7 +110,8 @@ class Quotas(Clock):
         chips = self._zones.get(zone)
         if chips is None:
             return None
-        return chips - sum(node.hardware.chips for node in self._nodes.values() if _is_in(node, zone))
+        here = [node for node in self._nodes.values() if node.place.zone == zone and node.occupies]
+        return chips - sum(node.hardware.chips for node in here)
 
     def _room(self) -> None:
         """Capacity may have been freed: reconsider the waiting requests in their order."""
@@ -122,14 +124,6 @@ def _zones(given: Mapping[str, int | None] | Iterable[str] | None) -> dict[str, 
     if given is None:
         return {zone: None for hardware in accelerators.catalogue() for zone in accelerators.zones(hardware)}
     return dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
-
-
-def _account(spec: Json, project: str) -> str:
-    return str(spec.get("serviceAccount", {}).get("email") or f"{project}-compute@developer.gserviceaccount.com")
-
-
-def _is_in(node: Node, zone: str) -> bool:
-    return node.place.zone == zone and node.occupies
 
 
 def _counts(known: Quota, zone: str, generation: str, spot: bool) -> bool:

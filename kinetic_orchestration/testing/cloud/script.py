@@ -116,7 +116,7 @@ class Script(Lifecycle):
     @step
     def never_boots(self, worker: int = 0, node: str = "*", times: int | None = 1) -> None:
         """The worker `worker` of the next nodes never boots, though the node becomes READY."""
-        self._bootless.append((node, worker, times))
+        self._bootless.add(Fault(str(worker), times, name=node))
 
     @step
     def furnish(self, choices: Mapping[str, Any], node: str = "*", worker: int | None = None) -> None:
@@ -126,7 +126,7 @@ class Script(Lifecycle):
     @step
     def stuck_operations(self, method: str = "Create", times: int | None = None) -> None:
         """Operations of that verb (create, delete, …) never finish, regardless of their target."""
-        self._endless.append((method.lower(), times))
+        self._endless.add(Fault(method.lower(), times, at="operation"))
 
     @step
     def stuck_delete(self, name: str = "*") -> None:
@@ -191,7 +191,7 @@ class Script(Lifecycle):
         """Remove all faults, denials and limits; past failures keep their effects."""
         self.faults = Faults()
         self.deviations.clear()
-        self._endless, self._bootless, self._quotas, self._slow_deletes = [], [], [], {}
+        self._endless, self._bootless, self._quotas, self._slow_deletes = Faults(), Faults(), [], {}
         self._denied, self._disabled = set(), set()
         self._stuck_deletes = []
         self.unstick()

@@ -94,6 +94,11 @@ class Node:
         """True if it occupies chips."""
         return self.state not in ("PREEMPTED", "TERMINATED", "STOPPED")
 
+    def booted(self, worker: int | None = None) -> list[Host]:
+        """The machines that were booted: of all workers, or of one."""
+        chosen = self.machines if worker is None else [self.machines[worker]]
+        return [machine for machine in chosen if machine is not None]
+
     def to_json(self) -> Json:
         kept = {key: value for key, value in self.spec.items() if key not in _OUTPUT_ONLY}
         shown: Json = kept | {
