@@ -23,12 +23,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from email.utils import formatdate, parsedate_to_datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import copies
@@ -239,20 +240,10 @@ class StorageServer:
         `location`: as Google writes it, such as US-EAST5, NAM4 or EU (US-CENTRAL1); with `regions`, a dual-region that
         its owner has put together.
         """
-        import urllib.error
-        import urllib.request
-
         body = json.dumps({"name": name}).encode()
-        headers = {"Content-Type": "application/json"}
-        host, port = self._place
-        address = f"http://{host}:{port}/storage/v1/b?project={quote(project)}"
-        try:
-            with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=30) as answer:
-                answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code != 409:
-                    raise ValueError(f"no bucket can be called {name!r}: {error.read().decode()}") from None
+        status, answer = self._ask_server("POST", f"/storage/v1/b?project={quote(project)}", body)
+        if status not in (200, 409):
+            raise ValueError(f"no bucket can be called {name!r}: {answer.decode()}")
         self._buckets.add(name)
         if location:
             self._places.setdefault(name, (location.upper(), tuple(region.upper() for region in regions)))
@@ -365,17 +356,18 @@ class StorageServer:
             return False
         with self._lock:
             rules = [rule for rule in self._rules if rule.refusal == "permission"]
-        return any(rule.matches("delete", where, caller) for rule in rules) and self._exists(where)
-
-    def _exists(self, where: str) -> bool:
-        return self._metadata(where)[0] == 200
+        return any(rule.matches("delete", where, caller) for rule in rules) and self._metadata(where)[0] == 200
 
     def _metadata(self, where: str) -> tuple[int, bytes]:
         """The server's metadata of an object, as status and body."""
         bucket, _, name = where.partition("/")
-        connection = http.client.HTTPConnection(*self._place, timeout=10)
+        return self._ask_server("GET", f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}")
+
+    def _ask_server(self, method: str, target: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Make a request of the emulator's own, which is not counted. Returns status and body."""
+        connection = http.client.HTTPConnection(*self._place, timeout=30)
         try:
-            connection.request("GET", f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}")
+            connection.request(method, target, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
@@ -436,19 +428,15 @@ class StorageServer:
         return status if status == 308 else None
 
     def dress(self, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        kept = [(name, value) for name, value in fields if name.lower() != "date"]
-        if self.skew:
-            kept = [
-                (name, formatdate(parsedate_to_datetime(value).timestamp() + self.skew, usegmt=True))
-                if name.lower() == "last-modified"
-                else (name, value)
-                for name, value in kept
-            ]
-        kept = [
-            (name, self.link(value.encode("latin-1")).decode("latin-1") if name.lower() == "location" else value)
-            for name, value in kept
-        ]
-        return [*kept, ("Date", formatdate(time.time() + self.skew, usegmt=True))]
+        dressed = [("Date", formatdate(time.time() + self.skew, usegmt=True))]
+        for name, value in fields:
+            if name.lower() == "last-modified":
+                dressed.append((name, formatdate(parsedate_to_datetime(value).timestamp() + self.skew, usegmt=True)))
+            elif name.lower() == "location":
+                dressed.append((name, self.link(value.encode("latin-1")).decode("latin-1")))
+            elif name.lower() != "date":
+                dressed.append((name, value))
+        return dressed
 
     def has_links(self, request: Request) -> bool:
         return _what(request)[0] not in ("get", "chunk", "delete") and request.method != "HEAD"
@@ -498,8 +486,6 @@ class StorageServer:
             self._rules.append(_Rule(match, fault, times, caller, refusal))
 
     def _permissions(self, request: Request, where: str, caller: str) -> Answer:
-        from urllib.parse import parse_qs
-
         bucket = where.partition("/")[0]
         if bucket not in self._buckets:
             return _refusal("no bucket", "bucket", where)
@@ -515,8 +501,6 @@ class StorageServer:
         return Answer(200, json.dumps(body).encode())
 
     def _shift(self, found: re.Match[bytes]) -> bytes:
-        from datetime import datetime, timedelta
-
         moment = datetime.fromisoformat(found[2].decode()) + timedelta(seconds=self.skew)
         return b'"%b":"%b"' % (found[1], moment.isoformat().replace("+00:00", "Z").encode())
 
