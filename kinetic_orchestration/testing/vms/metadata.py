@@ -7,6 +7,7 @@ values, tokens, identities) and knows neither processes nor the Cloud TPU API.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import socket
@@ -94,39 +95,77 @@ class MetadataServer:
         self._token = token
         self._sign_identity = sign_identity
         self._loop = loop
-        self._connections: set[_Connection] = set()
+        self._connections: set[asyncio.StreamWriter] = set()
         listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._door = door
         self._port: int = listening.getsockname()[1]
         self.address = door.address(self._port)
         self._closing = asyncio.Event()
+        self._changed = asyncio.Event()
         loop.start(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), sock=listening)
+        server = await asyncio.start_server(self._converse, sock=listening, limit=_HEAD_LIMIT)
         await self._closing.wait()
         server.close()
-        for connection in list(self._connections):
-            connection.abort()
+        for connection in self._connections:
+            connection.transport.abort()
+        self._wake()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection in order."""
+        self._connections.add(writer)
+        close = False
+        with contextlib.suppress(EOFError, OSError):
+            while not close:
+                bodiless, close = False, True
+                try:
+                    request = await _read_request(reader)
+                except ValueError:
+                    answer = _page(400, "/")
+                except Shut as shut:
+                    answer = Answer(shut.status, f"{shut.message}\n")
+                else:
+                    self.requests += 1
+                    answer = await self._answer_to(request)
+                    bodiless, close = request.method == "HEAD", request.headers.get("connection", "").lower() == "close"
+                writer.write(_on_the_wire(answer, close=close, bodiless=bodiless))
+        self._connections.discard(writer)
+        writer.close()
+
+    async def _answer_to(self, request: _Request) -> Answer:
+        """The answer: after the next change, or a time, for a request that waits for one."""
+        answer = self._try_to_answer(request)
+        if request.query.get("wait_for_change", "").lower() != "true":
+            return answer
+        known = request.query.get("last_etag") or etag(answer.body)
+        given = request.query.get("timeout_sec", "")
+        seconds = int(given) if given.isdigit() else 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds or None):
+                while answer.status == 200 and etag(answer.body) == known and not self._closing.is_set():
+                    await self._changed.wait()
+                    answer = self._try_to_answer(request)
+        return answer
+
+    def _try_to_answer(self, request: _Request) -> Answer:
+        try:
+            return self.answer(request.method, request.target, request.headers, request.body)
+        except Exception as error:  # a token or an identity that the cloud refuses
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{type(error).__name__}: {error}\n")
 
     def change(self, **values: Any) -> None:
         """Set `preempted`, `maintenance_event`, … and wake the requests that wait for a change."""
         for name, value in values.items():
             setattr(self, name, value)
-        self._loop.soon(self.wake)
+        self._loop.soon(self._wake)
 
-    def wake(self) -> None:
-        for connection in list(self._connections):
-            connection.look()
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def close(self) -> None:
         self._loop.soon(self._closing.set)
-
-    def joined(self, connection: _Connection) -> None:
-        self._connections.add(connection)
-
-    def left(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
 
     # What is answered
 
@@ -233,7 +272,7 @@ class MetadataServer:
             keys[words[3]] = body.decode("utf-8", "replace")
         elif keys.pop(words[3], None) is None:
             raise _Refused(404)
-        self._loop.soon(self.wake)
+        self._loop.soon(self._wake)
         return Answer(200, "")
 
 
@@ -326,123 +365,29 @@ class _Request(NamedTuple):
         return {key: values[-1] for key, values in parse_qs(urlsplit(self.target).query).items()}
 
 
-class _Connection(asyncio.Protocol):
-    """One client: its requests answered in order, one of which may be waiting for a change."""
-
-    def __init__(self, server: MetadataServer) -> None:
-        self._server = server
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
-        self._waiting: _Request | None = None
-        self._known = ""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server.joined(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._settle()
-        self._transport = None
-        self._server.left(self)
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        self._next()
-
-    def _next(self) -> None:
-        while self._waiting is None and self._transport is not None and not self._transport.is_closing():
-            try:
-                request = self._take()
-            except ValueError:
-                self._send(_page(400, "/"), close=True)
-                return
-            except Shut as shut:
-                self._send(Answer(shut.status, f"{shut.message}\n"), close=True)
-                return
-            if request is None:
-                return
-            self._server.requests += 1
-            if request.query.get("wait_for_change", "").lower() == "true":
-                self._wait(request)
-            else:
-                self._reply(request)
-
-    def _take(self) -> _Request | None:
-        head, end, rest = self._buffer.partition(b"\r\n\r\n")
-        if len(head) > _HEAD_LIMIT:
-            raise Shut(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.")
-        if not end:
-            return None
-        first, *lines = head.decode("latin-1").split("\r\n")
-        method, target, _ = first.split(" ")
-        pairs = (line.partition(":") for line in lines)
-        headers = headers_of(((name, value) for name, _, value in pairs), largest=_LARGEST)
-        length = int(headers.get("content-length") or 0)
-        if len(rest) < length:
-            return None
-        self._buffer = rest[length:]
-        return _Request(method, target, headers, rest[:length])
-
-    def _ask(self, request: _Request) -> Answer:
-        try:
-            return self._server.answer(request.method, request.target, request.headers, request.body)
-        except Exception as error:  # a token or an identity that the cloud refuses
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{type(error).__name__}: {error}\n")
-
-    def _wait(self, request: _Request) -> None:
-        now = self._ask(request)
-        self._known = request.query.get("last_etag") or etag(now.body)
-        if now.status != 200 or self._known != etag(now.body):
-            self._send(now, close=_closes(request))
-            return
-        self._waiting = request
-        seconds = request.query.get("timeout_sec", "")
-        if seconds.isdigit() and int(seconds) > 0:
-            self._timer = asyncio.get_running_loop().call_later(int(seconds), self._expire)
-
-    def look(self) -> None:
-        if self._waiting is not None and etag(self._ask(self._waiting).body) != self._known:
-            self._expire()
-
-    def _expire(self) -> None:
-        request = self._waiting
-        self._settle()
-        if request is not None:
-            self._reply(request)
-            self._next()
-
-    def _settle(self) -> None:
-        self._waiting = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _reply(self, request: _Request) -> None:
-        self._send(self._ask(request), close=_closes(request), bodiless=request.method == "HEAD")
-
-    def _send(self, answer: Answer, close: bool, bodiless: bool = False) -> None:
-        assert self._transport is not None
-        body = answer.body.encode()
-        head = [
-            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
-            f"Metadata-Flavor: {_FLAVOR}",
-            "Server: Metadata Server for VM",
-            f"Content-Type: {answer.kind}",
-            f"ETag: {etag(answer.body)}",
-            f"Content-Length: {len(body)}",
-            *([f"Location: {answer.location}"] if answer.location else []),
-            *(["Connection: close"] if close else []),
-        ]
-        self._transport.write("\r\n".join([*head, "", ""]).encode("latin-1") + (b"" if bodiless else body))
-        if close:
-            self._transport.close()
+async def _read_request(reader: asyncio.StreamReader) -> _Request:
+    """Raises Shut or ValueError for what is no request, and EOFError or OSError at the end of the connection."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise Shut(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.") from None
+    first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    method, target, _ = first.split(" ")
+    pairs = (line.partition(":") for line in lines)
+    headers = headers_of(((name, value) for name, _, value in pairs), largest=_LARGEST)
+    return _Request(method, target, headers, await reader.readexactly(int(headers.get("content-length") or 0)))
 
 
-def _closes(request: _Request) -> bool:
-    return request.headers.get("connection", "").lower() == "close"
+def _on_the_wire(answer: Answer, *, close: bool, bodiless: bool) -> bytes:
+    body = answer.body.encode()
+    head = [
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+        f"Metadata-Flavor: {_FLAVOR}",
+        "Server: Metadata Server for VM",
+        f"Content-Type: {answer.kind}",
+        f"ETag: {etag(answer.body)}",
+        f"Content-Length: {len(body)}",
+        *([f"Location: {answer.location}"] if answer.location else []),
+        *(["Connection: close"] if close else []),
+    ]
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + (b"" if bodiless else body)
