@@ -37,7 +37,7 @@ def open_store(url: str | os.PathLike[str], deployment: str) -> Store:
 
 
 def _local(settings: Settings) -> Backend:
-    from kinetic_orchestration.platforms.google import secrets as secret_manager
+    from kinetic_orchestration.platforms.google.rest import secret_manager
     from kinetic_orchestration.platforms.local.backend import LocalBackend, SecretSource
 
     secrets = SecretSource(partial(secret_manager.check_here, settings), partial(secret_manager.values_here, settings))

@@ -22,7 +22,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.declare.limits import Limits
 from kinetic_orchestration.plan.declare.spec import TpuVm
 from kinetic_orchestration.plan.values import JobStatus, Output
-from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
@@ -276,7 +276,7 @@ class Scene:
         for resource in self.secrets_left():
             with contextlib.suppress(KineticError):
                 mark = request.mark(self.settings.store, self.settings.deployment)
-                if secrets.delete(self.settings, resource, {request.MARK: mark}):
+                if secret_manager.delete(self.settings, resource, {request.MARK: mark}):
                     continue
             left.append(f"gcloud secrets delete {resource.rpartition('/')[2]} --project={self.settings.project}")
         try:
@@ -318,6 +318,6 @@ class Scene:
         """The secrets of this run that are still in Secret Manager."""
         mark = request.mark(self.settings.store, self.settings.deployment)
         try:
-            return [found.resource for found in secrets.kept(self.settings, request.MARK, mark)]
+            return [found.resource for found in secret_manager.kept(self.settings, request.MARK, mark)]
         except KineticError:  # without Secret Manager there is none of ours
             return []

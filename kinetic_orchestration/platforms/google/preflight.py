@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import Asked
-from kinetic_orchestration.platforms.google.rest import Answer, Google, google
+from kinetic_orchestration.platforms.google.rest.client import Answer, Google, google
 from kinetic_orchestration.platforms.google.storage.location import bucket_of, location_of
 from kinetic_orchestration.platforms.google.storage.requests import impatient
 from kinetic_orchestration.platforms.google.storage.store import open_gcs

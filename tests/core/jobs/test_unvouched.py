@@ -25,7 +25,7 @@ from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.identity import of
 from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
 from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK, mark
 from kinetic_orchestration.platforms.read_only import Onlooker
@@ -71,7 +71,7 @@ class Here(Place):
 
     def keep(self, secret: str, **labels: str) -> str:
         ours = {MARK: mark(self.settings.store, self.settings.deployment), JOB: "job-000000000001"}
-        kept = secrets.put(self.settings, secret, "x", self.store.now() + 3600, ours | labels)
+        kept = secret_manager.put(self.settings, secret, "x", self.store.now() + 3600, ours | labels)
         self.asked = len(self.cloud.requests)
         return kept
 
@@ -182,8 +182,8 @@ def test_only_a_secret_with_our_label_and_the_jobs_name_is_deleted(here: Here) -
 @pytest.mark.parametrize("name", ["x/../y", "x?y", "x#y", "x%2Fy", "x y", "", "x/versions/1"])
 def test_no_part_of_a_secrets_path_is_anything_else(here: Here, name: str) -> None:
     for ask in (
-        lambda: secrets.delete(here.settings, f"projects/emulated/secrets/{name}", {}),
-        lambda: secrets.put(here.settings, name, "x", 0.0, {}),
+        lambda: secret_manager.delete(here.settings, f"projects/emulated/secrets/{name}", {}),
+        lambda: secret_manager.put(here.settings, name, "x", 0.0, {}),
     ):
         with pytest.raises(UsageError, match="is not the name of a secret"):
             ask()

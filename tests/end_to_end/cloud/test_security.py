@@ -20,7 +20,7 @@ from kinetic_orchestration.errors import JobError
 from kinetic_orchestration.host.process import topology
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Output
-from kinetic_orchestration.platforms.google import secrets
+from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import FOUR_HOSTS, WITHIN, lines, run, told, vm, wait_running
@@ -137,7 +137,7 @@ def test_a_credential_that_was_named_reaches_the_function_and_lies_nowhere_else(
     job = run(jobs.fingerprint, ["HF_TOKEN"], str(tmp_path / "go"), capture_env_vars=["HF_TOKEN"])
     wait_running(job)
     machine = vm(cloud, job)
-    (kept,) = secrets.kept(settings.load(), "kinetic-job", job.job_id)
+    (kept,) = secret_manager.kept(settings.load(), "kinetic-job", job.job_id)
     assert 0 < kept.expires - time.time() < 48 * 3600
     assert not [words for words in _command_lines() if value in words]
     assert value not in json.dumps([cloud.nodes(), cloud.queued_resources()])

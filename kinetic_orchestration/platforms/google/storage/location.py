@@ -11,7 +11,7 @@ from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import regions
 from kinetic_orchestration.plan.hardware.regions import Location
-from kinetic_orchestration.platforms.google.rest import google
+from kinetic_orchestration.platforms.google.rest.client import google
 
 _known: dict[tuple[str, str], Location] = {}
 _lock = threading.Lock()

@@ -21,8 +21,8 @@ from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.google import api_errors, preflight
-from kinetic_orchestration.platforms.google import secrets as secret_manager
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
+from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of

@@ -15,8 +15,9 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import BackendError, KineticError, UsageError
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import credentials, secrets
-from kinetic_orchestration.platforms.google.rest import google
+from kinetic_orchestration.platforms.google import credentials
+from kinetic_orchestration.platforms.google.rest import secret_manager
+from kinetic_orchestration.platforms.google.rest.client import google
 from kinetic_orchestration.testing import Emulator
 
 MARK = "c1fa96"[::-1]  # of values, in no file that travels with a job
@@ -31,7 +32,7 @@ def cloud(tmp_path: Path) -> Iterator[Emulator]:
 
 @pytest.fixture
 def here(cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.client.PAUSES", (0.01, 0.01))
     return settings.load({**cloud.environ(), "KINETIC_HOME": str(tmp_path / "home")})
 
 
@@ -44,43 +45,43 @@ def value(here: Settings, resource: str) -> str:
 
 def test_a_secret_is_kept_renewed_listed_and_removed(cloud: Emulator, here: Settings) -> None:
     soon, later = time.time() + 60, time.time() + 3600
-    first = secrets.put(here, "kinetic-job-1-TOKEN", "första", soon, LABELS)
+    first = secret_manager.put(here, "kinetic-job-1-TOKEN", "första", soon, LABELS)
     assert first == "projects/emulated/secrets/kinetic-job-1-TOKEN"
-    assert secrets.put(here, "kinetic-job-1-TOKEN", "zweite", later, LABELS) == first
+    assert secret_manager.put(here, "kinetic-job-1-TOKEN", "zweite", later, LABELS) == first
     assert value(here, first) == "zweite"
-    (kept,) = secrets.kept(here, "kinetic-mark", "0123abcd")
+    (kept,) = secret_manager.kept(here, "kinetic-mark", "0123abcd")
     assert (kept.resource, kept.labels["kinetic-job"]) == (first, "job-1")
     assert abs(kept.expires - later) < 2, "an attempt that comes later keeps it longer"
-    assert secrets.delete(here, first, LABELS)
-    assert secrets.delete(here, first, LABELS)
+    assert secret_manager.delete(here, first, LABELS)
+    assert secret_manager.delete(here, first, LABELS)
     cloud.ledger.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_what_is_forgotten_expires_by_itself(cloud: Emulator, here: Settings) -> None:
-    secrets.put(here, "kinetic-job-1-TOKEN", "x", time.time() + 4, LABELS)
+    secret_manager.put(here, "kinetic-job-1-TOKEN", "x", time.time() + 4, LABELS)
     cloud.wait_until_empty(60)
-    assert list(secrets.kept(here, "kinetic-mark", "0123abcd")) == []
+    assert list(secret_manager.kept(here, "kinetic-mark", "0123abcd")) == []
 
 
 def test_secrets_of_others_are_not_listed(cloud: Emulator, here: Settings) -> None:
     cloud.add_secret("hf-token", "theirs")
-    secrets.put(here, "a", "x", time.time() + 60, {**LABELS, "kinetic-mark": "another1"})
-    secrets.put(here, "b", "x", time.time() + 60, LABELS)
-    assert [kept.resource.rpartition("/")[2] for kept in secrets.kept(here, "kinetic-mark", "0123abcd")] == ["b"]
+    secret_manager.put(here, "a", "x", time.time() + 60, {**LABELS, "kinetic-mark": "another1"})
+    secret_manager.put(here, "b", "x", time.time() + 60, LABELS)
+    assert [kept.resource.rpartition("/")[2] for kept in secret_manager.kept(here, "kinetic-mark", "0123abcd")] == ["b"]
 
 
 def test_a_passing_failure_is_tried_again(cloud: Emulator, here: Settings) -> None:
     cloud.fail("CreateSecret", 14)
     cloud.fail("AddSecretVersion", 14)
-    resource = secrets.put(here, "a", "x", time.time() + 60, LABELS)
+    resource = secret_manager.put(here, "a", "x", time.time() + 60, LABELS)
     assert value(here, resource) == "x"
 
 
 def test_what_is_missing_is_named(cloud: Emulator, here: Settings) -> None:
     cloud.deny("client", "secretmanager.versions.add")
     with pytest.raises(BackendError, match=r"secretmanager\.versions\.add is missing: gcloud projects") as caught:
-        secrets.put(here, "a", "x", time.time() + 60, LABELS)
+        secret_manager.put(here, "a", "x", time.time() + 60, LABELS)
     assert caught.value.cause == "configuration"
     assert "roles/secretmanager.admin" in str(caught.value)
 
@@ -88,7 +89,7 @@ def test_what_is_missing_is_named(cloud: Emulator, here: Settings) -> None:
 def test_an_api_that_is_not_enabled_is_named(cloud: Emulator, here: Settings) -> None:
     cloud.disable("secretmanager.googleapis.com")
     with pytest.raises(BackendError, match=r"gcloud services enable secretmanager\.googleapis\.com"):
-        secrets.put(here, "a", "x", time.time() + 60, LABELS)
+        secret_manager.put(here, "a", "x", time.time() + 60, LABELS)
 
 
 # ---- on this machine -----------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def on_this_machine(secret: str, **options: Any) -> Any:
 @pytest.fixture
 def pointed(cloud: Emulator, home: Path, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """Use the emulated Secret Manager, with a store on this machine."""
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.client.PAUSES", (0.01, 0.01))
     for name in ("KINETIC_EMULATOR", "KINETIC_PROJECT"):
         monkeypatch.setenv(name, cloud.environ()[name])
     monkeypatch.setenv("KINETIC_BACKEND", "local")

@@ -15,8 +15,8 @@ import pytest
 from kinetic_orchestration.errors import BackendError
 from kinetic_orchestration.host.machine import attestation, bootstrap
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import secrets
-from kinetic_orchestration.platforms.google.rest import google
+from kinetic_orchestration.platforms.google.rest import secret_manager
+from kinetic_orchestration.platforms.google.rest.client import google
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, status_of
 from kinetic_orchestration.program.checkpoints import agreement
 from kinetic_orchestration.program.checkpoints.store import open_checkpoints
@@ -61,7 +61,7 @@ def settings(address: str, home: Path) -> Settings:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.client.PAUSES", (0.01, 0.01))
 
 
 GARBLED = [b'z"name": "one"}', b'["one"]', b"7"]
@@ -95,7 +95,7 @@ def test_googles_small_apis_are_asked_again(garbled: bytes, tmp_path: Path) -> N
 )
 def test_a_secret_that_cannot_be_read_is_infrastructure(body: bytes, tmp_path: Path) -> None:
     with answering(body) as address, pytest.raises(BackendError, match="cannot be read") as caught:
-        secrets.values_here(settings(address, tmp_path), {"TOKEN": "model"}, {})
+        secret_manager.values_here(settings(address, tmp_path), {"TOKEN": "model"}, {})
     assert caught.value.cause == "infrastructure"
 
 
@@ -105,7 +105,7 @@ def test_a_secret_that_cannot_be_read_is_infrastructure(body: bytes, tmp_path: P
 def test_a_list_of_secrets_that_cannot_be_read_is_infrastructure(entry: Any, tmp_path: Path) -> None:
     body = json.dumps({"secrets": [entry]}).encode()
     with answering(body) as address, pytest.raises(BackendError, match="cannot be read") as caught:
-        list(secrets.kept(settings(address, tmp_path), "kinetic-mark", "0123abcd"))
+        list(secret_manager.kept(settings(address, tmp_path), "kinetic-mark", "0123abcd"))
     assert caught.value.cause == "infrastructure"
 
 

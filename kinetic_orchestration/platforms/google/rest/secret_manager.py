@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.messages import warn_once
 from kinetic_orchestration.platforms.google import api_errors, credentials
 from kinetic_orchestration.platforms.google.api_errors import Asked
-from kinetic_orchestration.platforms.google.rest import Answer, google
+from kinetic_orchestration.platforms.google.rest.client import Answer, google
 from kinetic_orchestration.protocol import schema
 
 SERVICE = "secretmanager"

@@ -17,7 +17,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware.price_list import ON_DEMAND, SPOT, PriceList, Rate, check
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.platforms.google.api_errors import Asked
-from kinetic_orchestration.platforms.google.rest import google
+from kinetic_orchestration.platforms.google.rest.client import google
 
 COMPUTE_ENGINE = "6F81-5844-456A"
 SOURCE = "Google's Billing Catalog"
