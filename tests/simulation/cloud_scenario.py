@@ -37,6 +37,7 @@ from kinetic_orchestration.plan.values import (
     Plan,
     Retry,
 )
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.rate_limit import Pace
@@ -496,7 +497,7 @@ class CloudSchedule(Schedule):
     def __init__(self, seed: int, worlds: list[World]) -> None:
         world = self.world = World(seed)
         worlds[:] = [world]
-        tpu_vm._throttled.clear()
+        retries._throttled.clear()
         draw = world.random
         self.healed = world.now + draw.choice((100.0, 1500.0, 5000.0)) * draw.uniform(0.2, 1.0)
         asked = ZONES[: draw.choice((1, 2, 3, 4))]

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from kinetic_orchestration.errors import CredentialsError
 from kinetic_orchestration.plan.configuration.settings import Settings
-from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
+from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials, retries
 from kinetic_orchestration.platforms.google.api_errors import Status
 
 TIMEOUT = 20.0
-PAUSES = (0.2, 0.6, 1.8)  # before the second try and those after it
-PASSING = (408, 429, 500, 502, 503, 504)
 _CODES = {0: api_errors.UNAVAILABLE, 401: api_errors.UNAUTHENTICATED, 502: api_errors.UNAVAILABLE}
 
 
@@ -53,8 +51,8 @@ class Google:
         """Make a call, for example `call("GET", "secretmanager", "v1/projects/p/secrets")`."""
         url = f"{self._base(service)}/{path}"
         answer = self._once(service, method, url, body, params)
-        for pause in PAUSES:
-            if answer.status != 0 and answer.status not in PASSING:
+        for pause in retries.PAUSES:
+            if answer.status not in retries.TRANSIENT:
                 break
             time.sleep(pause)
             answer = self._once(service, method, url, body, params)

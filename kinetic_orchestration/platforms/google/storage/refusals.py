@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from kinetic_orchestration.errors import Corrupt, Denied, StoreError, Unreachable
-from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google import api_errors, retries
 
-_TRANSIENT: Final = {0, 408, 429, 500, 502, 503, 504}
-_NOT_HEARD: Final = {429}
 _SLOW_DOWN: Final = {"rateLimitExceeded", "userRateLimitExceeded"}
 _CORRUPT: Final = "corrupt"
 _POLICY: Final = "orgPolicyConstraintFailed"
@@ -38,12 +36,12 @@ class Told(NamedTuple):
 
     @property
     def transient(self) -> bool:
-        return self.status in _TRANSIENT or self.reason in _SLOW_DOWN
+        return self.status in retries.TRANSIENT or self.reason in _SLOW_DOWN
 
     @property
     def in_doubt(self) -> bool:
         """True if the request may have been carried out all the same."""
-        return self.transient and self.status not in _NOT_HEARD and self.reason not in _SLOW_DOWN
+        return self.transient and self.status != retries.REFUSED and self.reason not in _SLOW_DOWN
 
     @property
     def corrupt(self) -> bool:

@@ -17,6 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kinetic_orchestration.errors import KineticError
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import refused
 from kinetic_orchestration.platforms.google.storage.client import Client, client
 from kinetic_orchestration.platforms.google.storage.refusals import Told, refusal, told
@@ -24,12 +25,9 @@ from kinetic_orchestration.platforms.store import too_large
 from kinetic_orchestration.protocol.names import RECORD_LIMIT
 from kinetic_orchestration.protocol.records.bucket_metadata import moment_of
 
-PATIENCE: Final = 60.0
 SINGLE: Final = 8 << 20
 """What can be written in one request; the client library sends more than this in another way."""
 
-_PAUSE: Final = 0.25
-_LONGEST_PAUSE: Final = 8.0
 _CONNECT: Final = 5.0
 _ANSWER: Final = 20.0
 _BRIEF: Final = (2.0, 5.0)
@@ -51,7 +49,7 @@ class Piece(NamedTuple):
     crc32c: str
 
 
-_patience: ContextVar[float] = ContextVar("kinetic_patience", default=PATIENCE)
+_patience: ContextVar[float] = ContextVar("kinetic_patience", default=retries.PATIENCE)
 
 
 @contextlib.contextmanager
@@ -178,7 +176,7 @@ class Requests:
         began = time.monotonic()
         in_doubt = False
         torn = 0
-        pause = _PAUSE
+        pause = retries.FIRST_PAUSE
         while True:
             try:
                 return attempt(in_doubt)
@@ -192,7 +190,7 @@ class Requests:
                     raise refusal(what, verb, name, self.url, waited) from error
                 in_doubt = in_doubt or what.in_doubt
             time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, retries.LONGEST_PAUSE)
 
     def _decide(self, name: str, write: Callable[[str], int]) -> int | None:
         from google.api_core.exceptions import PreconditionFailed

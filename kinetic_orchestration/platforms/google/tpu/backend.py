@@ -20,7 +20,7 @@ from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
-from kinetic_orchestration.platforms.google import api_errors, preflight
+from kinetic_orchestration.platforms.google import api_errors, preflight, retries
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
@@ -30,13 +30,9 @@ from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_N
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
 
-THROTTLE = 5.0  # seconds to the next create call once their rate is limited; doubled by each further refusal,
-LONGEST_THROTTLE = 60.0  # up to this
 SHOWN = 60.0  # a queued resource is visible in every request this long after its operation ended,
 MOST_UNLISTED = 16  # nodes of a slice that are asked for one by one
 UNSHOWN = 900.0  # and this long after its creation was requested, if that operation never ends
-# Of all backends of this process, because the rate is the project's → until when, and for how long.
-_throttled: dict[tuple[str, str], tuple[float, float]] = {}
 
 GENERATIONS = ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8")
 
@@ -105,7 +101,7 @@ class TpuVmBackend:
     def submit(self, asked: Submission) -> str:
         job_id, intent, spec_digest = asked.job_id, asked.intent, asked.spec_digest
         placement, project = intent.placement, intent.placement["project"]
-        if time.monotonic() < _throttled.get(self._throttle_key(project), (0.0, 0.0))[0]:
+        if retries.is_throttled((self._settings.emulator, project)):
             return "waiting: the project makes as many TPU VMs a minute as it may"
         resource = request.resource_of(placement)
         what = self._asked(asked.plan, placement)
@@ -131,7 +127,7 @@ class TpuVmBackend:
         except Exception as raised:
             error = _told(raised)
         if error is None:
-            _throttled.pop(self._throttle_key(project), None)
+            retries.end_throttle((self._settings.emulator, project))
         return self._answered(error, resource, what, job_id, intent.attempt, spec_digest) if error is not None else ""
 
     def _keep(self, secrets: Mapping[str, str], job_id: str, intent: Intent) -> None:
@@ -152,7 +148,7 @@ class TpuVmBackend:
         """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
         trouble = api_errors.classify(error, asked)
         if trouble.action == api_errors.LATER:
-            self._throttle(asked.project)
+            retries.throttle((self._settings.emulator, asked.project))
             return f"waiting: {trouble.sentence}"
         if trouble.action in (api_errors.ADOPT, api_errors.AGAIN, api_errors.HERE):
             found, unsure = self._look(resource)
@@ -202,14 +198,6 @@ class TpuVmBackend:
     def _forget_missing(self, resource: str) -> None:
         for ended in (True, False):
             self._missed.pop((resource, ended), None)
-
-    def _throttle(self, project: str) -> None:
-        key = self._throttle_key(project)
-        pause = min(2 * _throttled.get(key, (0.0, THROTTLE / 2))[1], LONGEST_THROTTLE)
-        _throttled[key] = (time.monotonic() + pause, pause)
-
-    def _throttle_key(self, project: str) -> tuple[str, str]:
-        return self._settings.emulator, project
 
     def _asked(self, plan: Plan, placement: Mapping[str, Any]) -> Asked:
         account = str(plan.cloud.get("service_account") or "")

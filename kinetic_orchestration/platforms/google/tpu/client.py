@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
 from kinetic_orchestration.platforms.google.api_errors import Status
+from kinetic_orchestration.platforms.google.retries import client_retry
 from kinetic_orchestration.platforms.google.tpu import heard
 from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 
 PAGE = 1000
 READ_SECONDS = 20.0  # one read, with all its repetitions
 WRITE_SECONDS = 40.0
-RETRY_SECONDS = 8.0  # seconds of immediate retries; then the caller decides
 # All Google APIs support it: https://cloud.google.com/apis/docs/system-parameters
 MASK = "x-goog-fieldmask"
 EMULATOR_TOKEN = "x-emulator-token"
@@ -70,13 +70,13 @@ class Tpus:
         message = tpu_v2.CreateQueuedResourceRequest()
         json_format.ParseDict(dict(request), type(message).pb(message))
         made = self._client().create_queued_resource(
-            request=message, timeout=WRITE_SECONDS, retry=_retry(reading=False)
+            request=message, timeout=WRITE_SECONDS, retry=client_retry(reading=False)
         )
         return made.operation.name, _error_of(made.operation)
 
     def operation_error(self, name: str) -> tuple[bool, Status | None]:
         """Return True if an operation has ended, and its error."""
-        found = self._client().get_operation({"name": name}, timeout=READ_SECONDS, retry=_retry(reading=True))
+        found = self._client().get_operation({"name": name}, timeout=READ_SECONDS, retry=client_retry(reading=True))
         return bool(found.done), _error_of(found)
 
     def queued_resource(self, name: str) -> Queued | None:
@@ -123,11 +123,11 @@ class Tpus:
     def delete(self, name: str) -> None:
         """A queued resource, its nodes first. What comes of the operation is seen by looking."""
         self._client().delete_queued_resource(
-            request={"name": name, "force": True}, timeout=WRITE_SECONDS, retry=_retry(reading=False)
+            request={"name": name, "force": True}, timeout=WRITE_SECONDS, retry=client_retry(reading=False)
         )
 
     def delete_node(self, name: str) -> None:
-        self._client().delete_node(name=name, timeout=WRITE_SECONDS, retry=_retry(reading=False))
+        self._client().delete_node(name=name, timeout=WRITE_SECONDS, retry=client_retry(reading=False))
 
     def _client(self) -> Any:
         with self.acting():
@@ -288,22 +288,7 @@ def _plain(detail: Any) -> dict[str, Any]:
 
 
 def _reading() -> dict[str, Any]:
-    return {"timeout": READ_SECONDS, "retry": _retry(reading=True)}
-
-
-def _retry(*, reading: bool) -> Any:
-    """The errors after which a call is repeated immediately. A write is only repeated if the API says that it was not
-    accepted."""
-    from google.api_core import exceptions
-    from google.api_core.retry import Retry, if_exception_type
-    from google.protobuf.json_format import ParseError
-    from requests.exceptions import ConnectionError as Unconnected
-
-    passing: tuple[type[Exception], ...] = (exceptions.ServiceUnavailable, Unconnected)
-    if reading:
-        passing = (*passing, ParseError, exceptions.InternalServerError, exceptions.BadGateway)
-        passing = (*passing, exceptions.TooManyRequests)
-    return Retry(predicate=if_exception_type(*passing), initial=0.1, maximum=2.0, multiplier=2.0, timeout=RETRY_SECONDS)
+    return {"timeout": READ_SECONDS, "retry": client_retry(reading=True)}
 
 
 def _gather(pages: Iterator[Any], field: str, read: Any) -> Page:

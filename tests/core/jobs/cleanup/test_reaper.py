@@ -25,7 +25,7 @@ from kinetic_orchestration.jobs.following import actions
 from kinetic_orchestration.jobs.job import Job, open_job
 from kinetic_orchestration.jobs.trust import Trust
 from kinetic_orchestration.plan.configuration import settings
-from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.local.backend import LocalBackend
 from kinetic_orchestration.platforms.local.store import open_local
 from kinetic_orchestration.protocol import names, wire
@@ -224,7 +224,7 @@ def here(
 ) -> Iterator[Here]:
     """A deployment of its own, whose records and resources need not be old to be so."""
     enter_deployment(clouds, monkeypatch, request)
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
     monkeypatch.setattr(reaper, "AGAIN", 0.05)
     for patience in ("SETTLED", "UNCLAIMED"):
         monkeypatch.setattr(reaper, patience, -OLD)

@@ -61,7 +61,7 @@ def settings(address: str, home: Path) -> Settings:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.rest.client.PAUSES", (0.01, 0.01))
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.PAUSES", (0.01, 0.01))
 
 
 GARBLED = [b'z"name": "one"}', b'["one"]', b"7"]
@@ -74,7 +74,7 @@ def test_the_tpu_api_is_asked_again(garbled: bytes, tmp_path: Path, monkeypatch:
         node = Tpus(settings(address, tmp_path)).node(NODE)
     assert node is not None
     assert node.name == "one"
-    monkeypatch.setattr("kinetic_orchestration.platforms.google.tpu.client.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("kinetic_orchestration.platforms.google.retries.CLIENT_SECONDS", 0.05)
     with answering(garbled) as address, pytest.raises(Exception) as caught:
         Tpus(settings(address, tmp_path)).node(NODE)
     assert (status_of(caught.value) or (0,))[0] == 14

@@ -9,7 +9,8 @@ import pytest
 import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import JobError, JobTimedOut
 from kinetic_orchestration.plan.values import JobStatus
-from kinetic_orchestration.platforms.google.tpu import backend, zones
+from kinetic_orchestration.platforms.google import retries
+from kinetic_orchestration.platforms.google.tpu import zones
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import changes, placements, run, told, vm, wait_running, wait_until
 from tests.end_to_end.cloud.conftest import ZONES
@@ -19,7 +20,7 @@ from tests.end_to_end.cloud.conftest import ZONES
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zones, "FIRST_WAIT", 0.5)
     monkeypatch.setattr(zones, "PAUSE", 0.2)
-    monkeypatch.setattr(backend, "THROTTLE", 0.3)
+    monkeypatch.setattr(retries, "THROTTLE", 0.3)
 
 
 def where(job: Any) -> list[str]:

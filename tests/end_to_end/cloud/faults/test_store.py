@@ -13,7 +13,7 @@ import kinetic_orchestration as kinetic
 from kinetic_orchestration.errors import Denied, Unreachable
 from kinetic_orchestration.jobs.following import follower
 from kinetic_orchestration.plan.values import Event, JobStatus
-from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.protocol import names
 from kinetic_orchestration.testing import Emulator
 from tests.end_to_end.cloud.cases import (
@@ -174,7 +174,7 @@ def test_f32_a_store_that_is_away_for_longer_than_a_client_waits_is_told_and_end
 def test_f32_a_tpu_api_that_does_not_answer_ends_no_attempt_and_makes_no_slice(
     cloud: Emulator, jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how_many: int, code: int
 ) -> None:
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
     running = [run(jobs.until, str(tmp_path / "go")) for _ in range(how_many)]
     for job in running:
         wait_running(job)
@@ -201,7 +201,7 @@ def test_f32_a_tpu_api_that_does_not_answer_ends_no_attempt_and_makes_no_slice(
 def test_f32_a_job_that_waits_for_hardware_waits_on_while_the_api_does_not_answer(
     cloud: Emulator, jobs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
     cloud.stockout(ZONES[0], "wait")
     job = run(jobs.attempt)
     assert job.status() is JobStatus.PENDING

@@ -23,7 +23,7 @@ from kinetic_orchestration.jobs.following import actions, follower
 from kinetic_orchestration.jobs.watching.watchers import polling
 from kinetic_orchestration.plan.configuration import settings
 from kinetic_orchestration.plan.values import Freed, JobStatus
-from kinetic_orchestration.platforms.google.tpu import client
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.requests import refusals
@@ -44,7 +44,7 @@ Leave = Callable[..., JobHandle[Any]]
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.2)
     monkeypatch.setattr(reaper, "AGAIN", 0.1)
 
 
@@ -156,7 +156,7 @@ def test_f22_a_refused_delete_is_asked_for_again_by_whoever_waits_for_the_job_un
     cloud: Emulator, jobs: Any, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts never get through. The value is told once the slice goes."""
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)  # a 503 is not asked for again within the call
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.0)  # a 503 is not asked for again within the call
     cloud.fail("Delete*", refusal=refusal, times=None, caller="vm")
     cloud.fail("Delete*", refusal=refusal, times=2, caller="client")
     job = run(jobs.attempt)

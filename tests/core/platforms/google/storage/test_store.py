@@ -17,6 +17,7 @@ import pytest
 
 from kinetic_orchestration.errors import Corrupt, Denied, NewerWire, StoreError, Unreachable, UsageError
 from kinetic_orchestration.host.machine.bucket_records import CloudRecords
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.storage import requests as gcs_requests
 from kinetic_orchestration.platforms.google.storage import store as gcs
 from kinetic_orchestration.platforms.google.storage.store import GcsStore, open_gcs
@@ -191,7 +192,7 @@ def test_a_put_and_a_delete_whose_answers_are_lost_happen(store: GcsStore, stora
 def test_what_may_pass_is_tried_again(
     store: GcsStore, storage: StorageServer, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs_requests, "_PAUSE", 0.05)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.05)
     storage.fail("*", status)
     assert store.create("jobs/a", b"x") is not None
     storage.fail("*", status)
@@ -220,7 +221,7 @@ def test_a_503_on_a_read_is_never_gone(store: GcsStore, storage: StorageServer, 
     ):
         with pytest.raises(Unreachable, match=r"it answered 503 \(We encountered an internal error"):
             call()
-    assert time.monotonic() - began < gcs_requests.PATIENCE / 2  # for five requests
+    assert time.monotonic() - began < retries.PATIENCE / 2  # for five requests
     assert list(tmp_path.iterdir()) == []
 
 

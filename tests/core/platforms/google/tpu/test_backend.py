@@ -35,7 +35,7 @@ from kinetic_orchestration.plan.values import (
     Staged,
 )
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.platforms.google import api_errors
+from kinetic_orchestration.platforms.google import api_errors, retries
 from kinetic_orchestration.platforms.google.tpu import backend as tpu_vm
 from kinetic_orchestration.platforms.google.tpu import client
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request
@@ -59,7 +59,7 @@ def cloud(tmp_path: Path) -> Iterator[Emulator]:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", 0.3)
 
 
 class Here(NamedTuple):
@@ -249,7 +249,7 @@ def test_a_create_that_nobody_heard_is_made_again(cloud: Emulator, here: Here) -
 def test_a_create_that_is_unavailable_for_a_moment_is_repeated_at_once(
     cloud: Emulator, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "RETRY_SECONDS", WITHIN)
+    monkeypatch.setattr(retries, "CLIENT_SECONDS", WITHIN)
     cloud.fail("CreateQueuedResource", 14, times=1)
     intent = here.intent()
     assert here.submit(intent) == ""
@@ -259,7 +259,7 @@ def test_a_create_that_is_unavailable_for_a_moment_is_repeated_at_once(
 def test_a_limited_rate_is_waited_for_and_asks_nobody_meanwhile(
     cloud: Emulator, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tpu_vm, "_throttled", throttled := {})
+    monkeypatch.setattr(retries, "_throttled", throttled := {})
     cloud.create_rate(0)
     intent = here.intent()
     assert "CreateNode requests per minute" in here.submit(intent)
@@ -267,7 +267,7 @@ def test_a_limited_rate_is_waited_for_and_asks_nobody_meanwhile(
     assert cloud.count("CreateQueuedResource") == 1
     cloud.create_rate(None)
     [(key, (until, pause))] = throttled.items()
-    assert 0 < until - time.monotonic() <= pause == tpu_vm.THROTTLE
+    assert 0 < until - time.monotonic() <= pause == retries.THROTTLE
     throttled[key] = (until - pause, pause)  # as if it were over
     assert here.submit(intent) == ""
     assert intent.placement["zone"] == ZONES[0]
