@@ -72,7 +72,7 @@ class Google:
             raise credentials.refused(error) from error
         except (auth.GoogleAuthError, requests.RequestException) as error:
             return Answer(0, {"error": {"message": f"{type(error).__name__}: {error}", "status": "UNAVAILABLE"}})
-        call_hook.tell_of_http(service, reply, self._base(service))
+        call_hook.report_http(service, reply, self._base(service))
         try:
             found = reply.json() if reply.content else {}
         except ValueError:

@@ -35,7 +35,7 @@ class Client:
         session: Any = google.auth.transport.requests.AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
         for scheme in ("https://", "http://"):
             session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
-        session.hooks["response"].append(self._hear)
+        session.hooks["response"].append(self._receive)
         options = {"api_endpoint": endpoint} if endpoint else None
         # No verb here needs a project, and a client without one searches for one on disk and network.
         self.storage: Any = google.cloud.storage.Client(
@@ -49,9 +49,9 @@ class Client:
         """The headers of the last answer to this thread."""
         return getattr(self._last, "headers", {})
 
-    def _hear(self, response: Any, **_: Any) -> None:
+    def _receive(self, response: Any, **_: Any) -> None:
         self._last.headers = response.headers
-        call_hook.tell_of_http("storage", response, self._endpoint)
+        call_hook.report_http("storage", response, self._endpoint)
         self.clock.hear(response.headers.get("Date", ""), time.monotonic() - response.elapsed.total_seconds())
 
 

@@ -12,16 +12,15 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.platforms.google import api_errors, call_hook, credentials
 from kinetic_orchestration.platforms.google.api_errors import Status
 from kinetic_orchestration.platforms.google.retries import client_retry
-from kinetic_orchestration.platforms.google.tpu import heard
 from kinetic_orchestration.platforms.google.tpu.states import Node, Queued
 
 PAGE = 1000
@@ -40,6 +39,7 @@ _speaks_grpc = 0  # the process that opened a channel
 _inherited: list[Any] = []  # a parent's clients: neither used nor closed here, which would close what is its own
 _imports: list[threading.Thread] = []
 IMPORT_SECONDS = 10.0
+_T = TypeVar("_T")
 
 
 class Page(NamedTuple):
@@ -69,33 +69,28 @@ class Tpus:
 
         message = tpu_v2.CreateQueuedResourceRequest()
         json_format.ParseDict(dict(request), type(message).pb(message))
-        made = self._client().create_queued_resource(
-            request=message, timeout=WRITE_SECONDS, retry=client_retry(reading=False)
-        )
+        made = self._client().create_queued_resource(request=message, **_writing())
         return made.operation.name, _error_of(made.operation)
 
     def operation_error(self, name: str) -> tuple[bool, Status | None]:
         """Return True if an operation has ended, and its error."""
-        found = self._client().get_operation({"name": name}, timeout=READ_SECONDS, retry=client_retry(reading=True))
+        found = self._client().get_operation({"name": name}, **_reading())
         return bool(found.done), _error_of(found)
 
     def queued_resource(self, name: str) -> Queued | None:
-        from google.api_core.exceptions import NotFound
-
-        try:
-            found = self._client().get_queued_resource(name=name, **_reading())
-        except NotFound:
-            return None
-        return _queued(type(found).pb(found))
+        return self._get("queued_resource", _queued, name)
 
     def node(self, name: str) -> Node | None:
+        return self._get("node", _node, name)
+
+    def _get(self, what: str, read: Callable[[Any], _T], name: str) -> _T | None:
         from google.api_core.exceptions import NotFound
 
         try:
-            found = self._client().get_node(name=name, **_reading())
+            found = getattr(self._client(), f"get_{what}")(name=name, **_reading())
         except NotFound:
             return None
-        return _node(type(found).pb(found))
+        return read(type(found).pb(found))
 
     def queued_resources(self, project: str, zone: str) -> Page:
         """All of a zone, or of all zones with `-`."""
@@ -122,12 +117,10 @@ class Tpus:
 
     def delete(self, name: str) -> None:
         """A queued resource, its nodes first. What comes of the operation is seen by looking."""
-        self._client().delete_queued_resource(
-            request={"name": name, "force": True}, timeout=WRITE_SECONDS, retry=client_retry(reading=False)
-        )
+        self._client().delete_queued_resource(request={"name": name, "force": True}, **_writing())
 
     def delete_node(self, name: str) -> None:
-        self._client().delete_node(name=name, timeout=WRITE_SECONDS, retry=client_retry(reading=False))
+        self._client().delete_node(name=name, **_writing())
 
     def _client(self) -> Any:
         with self.acting():
@@ -170,7 +163,7 @@ def client(settings: Settings) -> Any:
     """The process's one client for these settings and the current credentials."""
     identity = credentials.credentials(settings)
     place = settings.emulator, settings.emulator_grpc, settings.quota_project
-    key = (os.getpid(), *place, id(identity), call_hook.listened())
+    key = (os.getpid(), *place, id(identity), call_hook.has_listeners())
     with _lock:
         if key not in _clients:
             _clients[key] = (_open(settings, identity), identity)  # the identity is kept, so that its id is its own
@@ -195,24 +188,24 @@ def _open(settings: Settings, identity: Any) -> Any:
     if not forked:
         _speaks_grpc = os.getpid()
     if settings.emulator_grpc and not forked:
-        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=_heard(emulated_channel(settings.emulator_grpc))))
+        return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=_reported(emulated_channel(settings.emulator_grpc))))
     if forked:
         return _over_rest(tpu_v2.TpuClient(credentials=identity, transport="rest"))
-    if not call_hook.listened():
+    if not call_hook.has_listeners():
         return tpu_v2.TpuClient(credentials=identity, transport="grpc")
     transport = partial(
-        TpuGrpcTransport, channel=lambda *at, **how: _heard(TpuGrpcTransport.create_channel(*at, **how))
+        TpuGrpcTransport, channel=lambda *at, **how: _reported(TpuGrpcTransport.create_channel(*at, **how))
     )
     return tpu_v2.TpuClient(credentials=identity, transport=transport)
 
 
-def _heard(channel: Any) -> Any:
-    return heard.channel(channel, status_of) if call_hook.listened() else channel
+def _reported(channel: Any) -> Any:
+    return call_hook.reporting_channel(channel, status_of) if call_hook.has_listeners() else channel
 
 
 def _over_rest(opened: Any, base: str = "") -> Any:
     """A REST client that reports its answers to the call hook as JSON."""
-    opened.transport._session.hooks["response"].append(lambda reply, **_: call_hook.tell_of_http("tpu", reply, base))
+    opened.transport._session.hooks["response"].append(lambda reply, **_: call_hook.report_http("tpu", reply, base))
     return opened
 
 
@@ -289,6 +282,10 @@ def _plain(detail: Any) -> dict[str, Any]:
 
 def _reading() -> dict[str, Any]:
     return {"timeout": READ_SECONDS, "retry": client_retry(reading=True)}
+
+
+def _writing() -> dict[str, Any]:
+    return {"timeout": WRITE_SECONDS, "retry": client_retry(reading=False)}
 
 
 def _gather(pages: Iterator[Any], field: str, read: Any) -> Page:
