@@ -587,8 +587,8 @@ class CloudSchedule(Schedule):
             request.DEPLOYMENT: DEPLOYMENT, request.JOB: "job-0123456789ab", request.ATTEMPT: "1",
             request.EXPIRES: str(int(now - 1e6)), request.SPEC: "0" * 20,
         }  # fmt: skip
-        other = request.name_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
-        ours = request.name_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
+        other = names.slice_of("gs://another/store", DEPLOYMENT, "job-0123456789ab", 1)
+        ours = names.slice_of(STORE, DEPLOYMENT, "job-0123456789ab", 1)
         told = {"job": "job-0123456789ab", "attempt": 1, "hosts_per_slice": 1, "deadline": 0.0, "boot": ""}
         for name, marks in (("a-training", {}), (other, labels), (f"{ours}x", labels), (ours, {})):
             body = {

@@ -42,8 +42,9 @@ from kinetic_orchestration.plan.messages import warn
 from kinetic_orchestration.platforms.google import call_hook
 from kinetic_orchestration.platforms.google.storage.location import location_of
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
-from kinetic_orchestration.platforms.google.tpu import rate_limit, request
+from kinetic_orchestration.platforms.google.tpu import rate_limit
 from kinetic_orchestration.platforms.registry import open_store
+from kinetic_orchestration.protocol import names
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -188,7 +189,7 @@ def run(wanted: Wanted, here: Settings, planned: Budget, say: Say, emulator: Fac
 
 def _new(wanted: Wanted, here: Settings, planned: Budget) -> tuple[Report, Recorder]:
     redactor = Redactor(known(here))
-    recorder = Recorder(redactor, f"kinetic-{request.mark(here.store, here.deployment)}-")
+    recorder = Recorder(redactor, f"kinetic-{names.mark(here.store, here.deployment)}-")
     report = Report(
         datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), versions(),
         {"accelerator": wanted.accelerator, "budget": wanted.usd, "spot": wanted.spot, "zones": list(here.zones)},

@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.storage.store import GcsStore
 from kinetic_orchestration.platforms.google.tpu import request, states
 from kinetic_orchestration.platforms.google.tpu.client import Tpus, client
+from kinetic_orchestration.protocol import names
 
 LOOK, LOOK_EMULATED = 4.0, 0.1  # seconds between two polls of a slice
 RELEASE = 600.0  # seconds that a deletion may take
@@ -275,7 +276,7 @@ class Scene:
         left = self._slices_left()
         for resource in self.secrets_left():
             with contextlib.suppress(KineticError):
-                mark = request.mark(self.settings.store, self.settings.deployment)
+                mark = names.mark(self.settings.store, self.settings.deployment)
                 if secret_manager.delete(self.settings, resource, {request.MARK: mark}):
                     continue
             left.append(f"gcloud secrets delete {resource.rpartition('/')[2]} --project={self.settings.project}")
@@ -316,7 +317,7 @@ class Scene:
 
     def secrets_left(self) -> list[str]:
         """The secrets of this run that are still in Secret Manager."""
-        mark = request.mark(self.settings.store, self.settings.deployment)
+        mark = names.mark(self.settings.store, self.settings.deployment)
         try:
             return [found.resource for found in secret_manager.kept(self.settings, request.MARK, mark)]
         except KineticError:  # without Secret Manager there is none of ours

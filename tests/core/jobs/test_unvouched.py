@@ -27,7 +27,7 @@ from kinetic_orchestration.plan.values import Freed, Intent, JobStatus
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu.backend import MOST_UNLISTED
-from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK, mark
+from kinetic_orchestration.platforms.google.tpu.request import JOB, MARK
 from kinetic_orchestration.platforms.read_only import Onlooker
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator
@@ -70,7 +70,7 @@ class Here(Place):
         return name
 
     def keep(self, secret: str, **labels: str) -> str:
-        ours = {MARK: mark(self.settings.store, self.settings.deployment), JOB: "job-000000000001"}
+        ours = {MARK: names.mark(self.settings.store, self.settings.deployment), JOB: "job-000000000001"}
         kept = secret_manager.put(self.settings, secret, "x", self.store.now() + 3600, ours | labels)
         self.asked = len(self.cloud.requests)
         return kept

@@ -18,7 +18,7 @@ from kinetic_orchestration.plan.configuration.settings import Settings
 from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.records import reserved_zone
-from kinetic_orchestration.plan.values import UNKNOWN, Freed, Intent, Observation, Past, Plan
+from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
 from kinetic_orchestration.platforms.backend import RateLimit, Submission
 from kinetic_orchestration.platforms.google import api_errors, preflight, retries
 from kinetic_orchestration.platforms.google.api_errors import Asked, Status
@@ -26,6 +26,7 @@ from kinetic_orchestration.platforms.google.rest import secret_manager
 from kinetic_orchestration.platforms.google.tpu import request, states, zones
 from kinetic_orchestration.platforms.google.tpu.client import Page, Tpus, status_of
 from kinetic_orchestration.platforms.google.tpu.rate_limit import pace_of
+from kinetic_orchestration.platforms.google.tpu.request import Owned
 from kinetic_orchestration.platforms.google.tpu.states import MISSING, WITHOUT_NODES, Node, Queued
 from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.protocol.system.parallel import REQUESTS
@@ -43,6 +44,7 @@ class TpuVmBackend:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._mark = names.mark(settings.store, settings.deployment)
         self._tpus = Tpus(settings)
         self._operations: dict[str, str] = {}  # name of a queued resource → the operation that makes it
         # One that was asked for and is not there, and whether its operation has ended → since when it is missed.
@@ -80,7 +82,7 @@ class TpuVmBackend:
             "backend": "tpu-vm",
             "project": plan.project,
             "zone": place.zone,
-            "name": request.name_of(plan.store, plan.deployment, job_id, attempt),
+            "name": names.slice_of(plan.store, plan.deployment, job_id, attempt),
             "hosts": plan.hosts,
             "slices": plan.slices,
             "wait": place.wait,
@@ -99,8 +101,8 @@ class TpuVmBackend:
     # ---- the create call
 
     def submit(self, asked: Submission) -> str:
-        job_id, intent, spec_digest = asked.job_id, asked.intent, asked.spec_digest
-        placement, project = intent.placement, intent.placement["project"]
+        placement = asked.intent.placement
+        project = placement["project"]
         if retries.is_throttled((self._settings.emulator, project)):
             return "waiting: the project makes as many TPU VMs a minute as it may"
         resource = request.resource_of(placement)
@@ -109,14 +111,14 @@ class TpuVmBackend:
             found, unsure = self._look(resource)
             if found is not None:
                 self._forget_missing(resource)
-                _adopt(found, resource, job_id, intent.attempt, spec_digest)
+                _adopt(found, asked)
                 return ""
             if unsure:
                 return "waiting: the Cloud TPU API does not answer"
             if wait := self._still_made(resource, what):
                 return wait
         try:
-            self._keep(asked.secrets, job_id, intent)
+            self._keep(asked)
         except BackendError as trouble:
             if trouble.cause in zones.WITHOUT_HOSTS:  # of Secret Manager's, and no zone's fault
                 return f"waiting: {trouble}"
@@ -128,36 +130,37 @@ class TpuVmBackend:
             error = _told(raised)
         if error is None:
             retries.end_throttle((self._settings.emulator, project))
-        return self._answered(error, resource, what, job_id, intent.attempt, spec_digest) if error is not None else ""
+        return self._refused(error, what, asked) if error is not None else ""
 
-    def _keep(self, secrets: Mapping[str, str], job_id: str, intent: Intent) -> None:
+    def _keep(self, asked: Submission) -> None:
         """Store the secrets for the hosts before the hosts exist; a repeated call finds them stored."""
-        if (job_id, intent.attempt) in self._kept:
+        attempt = asked.job_id, asked.intent.attempt
+        if attempt in self._kept:
             return
-        labels = {
-            request.DEPLOYMENT: request.label(self._settings.deployment),
-            request.MARK: request.mark(self._settings.store, self._settings.deployment),
-            request.JOB: request.label(job_id),
-        }
+        labels = {request.DEPLOYMENT: request.label(self._settings.deployment), **self._labels(asked.job_id)}
         with self._tpus.acting():
-            for variable, value in secrets.items():
-                secret_manager.put(self._settings, names.secret(job_id, variable), value, intent.deadline, labels)
-        self._kept.add((job_id, intent.attempt))
+            for variable, value in asked.secrets.items():
+                name = names.secret(asked.job_id, variable)
+                secret_manager.put(self._settings, name, value, asked.intent.deadline, labels)
+        self._kept.add(attempt)
 
-    def _answered(self, error: Status, resource: str, asked: Asked, job_id: str, attempt: int, spec_digest: str) -> str:
+    def _labels(self, job_id: str) -> dict[str, str]:
+        return {request.MARK: self._mark, request.JOB: request.label(job_id)}
+
+    def _refused(self, error: Status, what: Asked, asked: Submission) -> str:
         """Handle the refusal of a create call. Returns the state of the request, or raises BackendError."""
-        trouble = api_errors.classify(error, asked)
+        trouble = api_errors.classify(error, what)
         if trouble.action == api_errors.LATER:
-            retries.throttle((self._settings.emulator, asked.project))
+            retries.throttle((self._settings.emulator, what.project))
             return f"waiting: {trouble.sentence}"
         if trouble.action in (api_errors.ADOPT, api_errors.AGAIN, api_errors.HERE):
-            found, unsure = self._look(resource)
+            found, unsure = self._look(request.resource_of(asked.intent.placement))
             if found is not None:
-                _adopt(found, resource, job_id, attempt, spec_digest)
+                _adopt(found, asked)
                 return ""
             if unsure or trouble.action != api_errors.HERE:
                 return f"waiting: {trouble.sentence}; the call is made again"
-        raise BackendError(f"{asked.zone}: {trouble.sentence}", trouble.cause)
+        raise BackendError(f"{what.zone}: {trouble.sentence}", trouble.cause)
 
     def _look(self, resource: str) -> tuple[Queued | None, bool]:
         """Return the resource of this name, or None, and True if its existence is unknown."""
@@ -286,8 +289,7 @@ class TpuVmBackend:
         return pace_of(placement)
 
     def names_place(self, placement: Mapping[str, Any]) -> bool:
-        known = {*self._settings.zones, *(zone for some in _known_zones() for zone in some)}
-        return placement["project"] == self._settings.project and placement["zone"] in known
+        return placement["project"] == self._settings.project and placement["zone"] in self._zones_known()
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Hosts see the cancel record by themselves; what waits in a queue is released once the attempt is closed."""
@@ -337,9 +339,10 @@ class TpuVmBackend:
     def _is_ours(self, name: str, labels: Mapping[str, str]) -> bool:
         """Return True if this deployment gives that name to the job and attempt in the labels."""
         owned = request.owned(labels)
-        return owned is not None and name == request.name_of(
-            self._settings.store, self._settings.deployment, owned.job, owned.attempt
-        )
+        return owned is not None and name == self._name_of(owned)
+
+    def _name_of(self, owned: Owned) -> str:
+        return names.slice_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
 
     def leftovers(self) -> Iterator[dict[str, Any]]:
         """All queued resources and nodes of this deployment, in all zones of the project."""
@@ -358,10 +361,9 @@ class TpuVmBackend:
             owned = request.owned(node.labels)
             if owned is None:
                 continue
-            name = request.name_of(self._settings.store, self._settings.deployment, owned.job, owned.attempt)
-            index = node.name.removeprefix(name).removeprefix(
-                "-"
-            )  # of several slices; a name of its own is no leftover
+            name = self._name_of(owned)
+            # The index of several slices; a node with another name is not one of ours.
+            index = node.name.removeprefix(name).removeprefix("-")
             if (node.zone, name) not in seen and node.name.startswith(name) and (not index or index.isdecimal()):
                 seen.add((node.zone, name))
                 state = states.NODE_STATES.get(node.state, str(node.state))
@@ -370,20 +372,15 @@ class TpuVmBackend:
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yield the job and the secret's name for each secret that was stored for a job of this deployment."""
-        mark = request.mark(self._settings.store, self._settings.deployment)
         with self._tpus.acting():
-            found = list(secret_manager.kept(self._settings, request.MARK, mark))
+            found = list(secret_manager.kept(self._settings, request.MARK, self._mark))
         for kept in found:
             yield kept.labels.get(request.JOB, ""), kept.resource
 
     def forget(self, secret: str, job_id: str) -> bool:
         """Remove one of them, if its labels name this deployment and the job; True once it is gone."""
-        labels = {
-            request.MARK: request.mark(self._settings.store, self._settings.deployment),
-            request.JOB: request.label(job_id),
-        }
         with self._tpus.acting():
-            return secret_manager.delete(self._settings, secret, labels)
+            return secret_manager.delete(self._settings, secret, self._labels(job_id))
 
     def _leftover(self, project: str, found: Queued | Node, state: str, name: str = "") -> dict[str, Any]:
         owned = request.owned(found.labels)
@@ -432,13 +429,17 @@ class TpuVmBackend:
             return self._tpus.locations(project), False
         except Exception as raised:
             _told(raised)
-        return sorted({*self._settings.zones, *(zone for some in _known_zones() for zone in some)}), True
+        return sorted(self._zones_known()), True
+
+    def _zones_known(self) -> set[str]:
+        return {*self._settings.zones, *_known_zones()}
 
 
 @functools.cache
-def _known_zones() -> tuple[tuple[str, ...], ...]:
-    """The zones of each generation, as the table here has them."""
-    return tuple(tuple(accelerators.zones(accelerators.from_accelerator_type(name))) for name in GENERATIONS)
+def _known_zones() -> frozenset[str]:
+    """The zones of all generations, from the table of accelerators."""
+    types = map(accelerators.from_accelerator_type, GENERATIONS)
+    return frozenset(zone for type_ in types for zone in accelerators.zones(type_))
 
 
 def _zones_of(plan: Plan) -> Sequence[str]:
@@ -459,12 +460,13 @@ def _told(raised: Exception) -> Status:
     return status
 
 
-def _adopt(found: Queued, resource: str, job_id: str, attempt: int, spec_digest: str) -> None:
+def _adopt(found: Queued, asked: Submission) -> None:
     """Accept an existing resource as the requested one, if its labels match."""
-    owned = request.owned(found.labels)
-    if owned is not None and (owned.job, owned.attempt, owned.spec) == (job_id, attempt, spec_digest[:20]):
+    owned, wanted = request.owned(found.labels), (asked.job_id, asked.intent.attempt, asked.spec_digest[:20])
+    if owned is not None and (owned.job, owned.attempt, owned.spec) == wanted:
         return
     whose = f"job {owned.job}, attempt {owned.attempt}" if owned is not None else "somebody else, without our labels"
+    resource = request.resource_of(asked.intent.placement)
     raise BackendError(
         f"{resource} exists already and belongs to {whose}: look at it with gcloud compute tpus queued-resources "
         f"describe {found.name} --zone {found.zone}, and delete it if nobody needs it",

@@ -21,7 +21,7 @@ from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
-from kinetic_orchestration.protocol import names, wire
+from kinetic_orchestration.protocol import wire
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 METADATA_LIMIT = 256 << 10  # bytes of one metadata value
@@ -60,16 +60,6 @@ def check(plan: Plan) -> None:
         raise UsageError(
             f"spot capacity and the reservation {plan.cloud['reservation']!r} exclude each other: keep one of them"
         )
-
-
-def name_of(store: str, deployment: str, job_id: str, attempt: int) -> str:
-    """The name of an attempt's queued resource, and of its node. Another store or deployment gives another name."""
-    return names.slice_of(store, deployment, job_id, attempt)
-
-
-def mark(store: str, deployment: str) -> str:
-    """Eight letters that identify the resources of this deployment of this store among all others in a project."""
-    return names.mark(store, deployment)
 
 
 def parent_of(placement: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ from kinetic_orchestration.platforms.google.tpu import request as tpu_request
 from kinetic_orchestration.platforms.google.tpu.backend import TpuVmBackend
 from kinetic_orchestration.platforms.google.tpu.states import WHOM_TO_ASK
 from kinetic_orchestration.platforms.registry import open_backend
-from kinetic_orchestration.protocol import wire
+from kinetic_orchestration.protocol import names, wire
 from kinetic_orchestration.testing import Emulator, Refusal
 
 ZONES = ("us-east5-a", "us-east5-b", "europe-west4-a")
@@ -630,7 +630,7 @@ def test_leftovers_are_those_of_this_deployment_in_all_zones_and_no_others(cloud
         assert one["state"] in ("CREATING", "ACCEPTED", "PROVISIONING", "ACTIVE")
         assert 0 <= time.time() - one["created"] < 60
         assert abs(one["expires"] - time.time() - 3600) < 60
-        assert one["name"] == tpu_request.name_of(here.plan.store, "test", one["job"], 1)
+        assert one["name"] == names.slice_of(here.plan.store, "test", one["job"], 1)
     assert [one["job"] for one in elsewhere.leftovers()] == ["job-ffffffffffff"]
     cloud.sweep()
 

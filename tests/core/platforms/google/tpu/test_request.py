@@ -18,6 +18,7 @@ from kinetic_orchestration.plan.hardware import accelerators
 from kinetic_orchestration.plan.values import Intent, Limits, Plan, Retry, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.platforms.google.tpu import request as tpu_request
+from kinetic_orchestration.protocol.names import slice_of
 from kinetic_orchestration.protocol.wire.task import Environment
 
 pytestmark = pytest.mark.fast
@@ -51,7 +52,7 @@ def intent_of(plan: Plan, attempt: int = 1, **placement: Any) -> Intent:
         "backend": "tpu-vm",
         "project": plan.project,
         "zone": plan.zones[0],
-        "name": tpu_request.name_of(plan.store, plan.deployment, "job-0123456789ab", attempt),
+        "name": slice_of(plan.store, plan.deployment, "job-0123456789ab", attempt),
         "hosts": plan.hosts,
         "slices": plan.slices,
         "wait": 0.0,
@@ -153,16 +154,16 @@ def test_the_request_id_belongs_to_the_intent_so_that_a_repeated_create_is_one()
 
 def test_names_are_what_the_api_takes_and_differ_between_stores_deployments_jobs_and_attempts() -> None:
     names = {
-        tpu_request.name_of("gs://a", "prod", "job-0123456789ab", 1),
-        tpu_request.name_of("gs://b", "prod", "job-0123456789ab", 1),
-        tpu_request.name_of("gs://a", "Prod", "job-0123456789ab", 1),
-        tpu_request.name_of("gs://a", "prod", "job-ba9876543210", 1),
-        tpu_request.name_of("gs://a", "prod", "job-0123456789ab", 1_000_000),
+        slice_of("gs://a", "prod", "job-0123456789ab", 1),
+        slice_of("gs://b", "prod", "job-0123456789ab", 1),
+        slice_of("gs://a", "Prod", "job-0123456789ab", 1),
+        slice_of("gs://a", "prod", "job-ba9876543210", 1),
+        slice_of("gs://a", "prod", "job-0123456789ab", 1_000_000),
     }
     assert len(names) == 5
     for name in names:
         assert name.replace("-", "").isalnum() and name == name.lower() and name[0] == "k" and len(name) <= 61
-    assert tpu_request.name_of("gs://a/", "prod", "job-0123456789ab", 1) in names
+    assert slice_of("gs://a/", "prod", "job-0123456789ab", 1) in names
 
 
 def test_hosts_are_told_digests_and_where_to_look_and_nothing_secret() -> None:
