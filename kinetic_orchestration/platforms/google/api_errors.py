@@ -129,10 +129,6 @@ def _say_quota_project(found: Mapping[str, str], asked: Asked) -> str:
     )
 
 
-def _say_reserved(found: Mapping[str, str], asked: Asked) -> str:
-    return "the reservation has not enough free: wait for its other users, ask for less, or leave the reservation out"
-
-
 def grant(role: str, project: str) -> str:
     return (
         f"gcloud projects add-iam-policy-binding {project or 'PROJECT'} --member=user:YOU --role={role} "
@@ -163,6 +159,7 @@ CONSTRAINTS = {
 
 LOGIN = "log in anew: gcloud auth application-default login"
 RATE = "the rate of calls is limited"
+RESERVED = "the reservation has not enough free: wait for its other users, ask for less, or leave the reservation out"
 
 # The first matching row applies. Rows about permissions come first: 403 and 400 have many reasons.
 ROWS: tuple[Row, ...] = (
@@ -233,7 +230,7 @@ def classify(status: Status, asked: Asked = NOTHING) -> Trouble:
     cause, action = row.cause, row.action
     advice = row.advice if isinstance(row.advice, str) else row.advice(facts, asked)
     if asked.reserved and _RESERVED.search(status.message):
-        cause, action, advice = wire.CONFIGURATION, FATAL, _say_reserved(facts, asked)
+        cause, action, advice = wire.CONFIGURATION, FATAL, RESERVED
     scope = _scope(status.message) or asked.zone if action == DROP else ""
     return Trouble(cause, action, _sentence(status, advice), scope)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kinetic_orchestration.plan.hardware import accelerators
+from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.testing.cloud.clock import Clock
 from kinetic_orchestration.testing.cloud.faults import At, Caller
 from kinetic_orchestration.testing.cloud.state import resources
@@ -128,7 +129,5 @@ def _zones(given: Mapping[str, int | None] | Iterable[str] | None) -> dict[str, 
 
 def _counts(known: Quota, zone: str, generation: str, spot: bool) -> bool:
     return (
-        known.scope in (zone, refusals.region(zone))
-        and known.generation in ("", generation)
-        and known.spot in (None, spot)
+        known.scope in (zone, region_of(zone)) and known.generation in ("", generation) and known.spot in (None, spot)
     )

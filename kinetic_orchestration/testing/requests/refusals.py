@@ -110,8 +110,9 @@ def expired(name: str) -> Refusal:
 
 
 def quota(generation: str, spot: bool, scope: str, limit: int, project: str) -> Refusal:
-    where, per = ("zone", "Zone") if is_zone(scope) else ("region", "Region")
-    name = f"{_QUOTA_NAMES.get(generation, ('TPU', 'TPUPreemptible'))[spot]}PerProjectPer{per}ForTPUAPI"
+    where = "zone" if scope.count("-") >= 2 else "region"  # us-east5-a and us-east5
+    per = f"PerProjectPer{where.capitalize()}"
+    name = f"{_QUOTA_NAMES.get(generation, ('TPU', 'TPUPreemptible'))[spot]}{per}ForTPUAPI"
     text = f"Quota limit '{name}' has been exceeded. Limit: {limit} in {where} {scope}."
     violation = {"subject": f"project:{project}", "description": text}
     return Refusal(8, text, {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [violation]})
@@ -289,15 +290,6 @@ def bad_mask(mask: str, path: str) -> Refusal:
 def bad_filter(text: str) -> Refusal:
     told = "comparisons of fields, joined by AND, OR and NOT, are understood"
     return Refusal(3, f"Invalid filter '{text[:200]}': {told}.")
-
-
-def is_zone(scope: str) -> bool:
-    """us-east5-a is a zone, us-east5 a region."""
-    return scope.count("-") >= 2
-
-
-def region(zone: str) -> str:
-    return zone.rpartition("-")[0]
 
 
 def _info(reason: str, *, domain: str = "googleapis.com", **metadata: str) -> dict[str, Any]:

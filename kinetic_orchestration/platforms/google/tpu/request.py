@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import Unsupported, UsageError
 from kinetic_orchestration.plan.configuration.settings import duration
 from kinetic_orchestration.plan.declare.spec import not_on_cloud
+from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Intent, Plan, Staged
 from kinetic_orchestration.platforms.backend import Submission
 from kinetic_orchestration.protocol import wire
@@ -226,11 +227,6 @@ def _network(cloud: Mapping[str, Any], placement: Mapping[str, Any]) -> dict[str
 
 def _reservation(name: str, placement: Mapping[str, Any]) -> str:
     return name if "/" in name else f"{parent_of(placement)}/reservations/{name}"
-
-
-def region_of(zone: str) -> str:
-    """us-east5 of us-east5-a."""
-    return zone.rsplit("-", 1)[0]
 
 
 def startup_script() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kinetic_orchestration.errors import NoPlace
+from kinetic_orchestration.plan.hardware.regions import region_of
 from kinetic_orchestration.plan.values import Past
 from kinetic_orchestration.platforms.google import api_errors
 from kinetic_orchestration.protocol import wire
@@ -63,16 +64,11 @@ def following(zones: Sequence[str], past: Past, seed: str, *, patience: float = 
         return before._replace(tries=tries, wait=_jittered(PAUSE * tries, seed))
     if trouble is not None and action == api_errors.DROP and not stay:
         scope = trouble.scope or before.zone
-        gone = tuple(zone for zone in zones if zone not in before.dropped and in_scope(zone, scope))
+        gone = tuple(zone for zone in zones if zone not in before.dropped and scope in (zone, region_of(zone)))
         before = before._replace(dropped=(*before.dropped, *(gone or (before.zone,))))
     elif trouble is not None and action == api_errors.DROP:
         raise NoPlace(f"there is no other place for a reservation's slice: {past.reason}")
     return _next((before.zone,) if stay else zones, before, past.reason, seed, patience)
-
-
-def in_scope(zone: str, scope: str) -> bool:
-    """Return True if a zone is the given zone or in the given region."""
-    return zone == scope or zone.rsplit("-", 1)[0] == scope
 
 
 def _before(past: Past) -> Place:
