@@ -238,14 +238,16 @@ class LocalBackend:
     def _leases(self, besides: Path) -> dict[str, str]:
         """The job of each leased device. If a host was killed and its program survives it, the lease stays."""
         found: dict[str, str] = {}
-        for other in self._runs.iterdir() if self._runs.is_dir() else ():
-            if other.name[0] == "." or other == besides:
-                continue
-            for lock in _locks(other).values():
-                ids = _devices_of(lock).get("ids", [])
-                if ids and (_held(lock) or processes.marked(marker(other))):
-                    found |= dict.fromkeys(map(str, ids), other.name.rpartition("-")[0])
+        for other, lock in self._locks_of_others(besides):
+            ids = _devices_of(lock).get("ids", [])
+            if ids and (_held(lock) or processes.marked(marker(other))):
+                found |= dict.fromkeys(map(str, ids), other.name.rpartition("-")[0])
         return found
+
+    def _locks_of_others(self, besides: Path) -> Iterator[tuple[Path, str]]:
+        for other in self._runs.iterdir() if self._runs.is_dir() else ():
+            if other.name[0] != "." and other != besides:
+                yield from ((other, lock) for lock in _locks(other).values())
 
     def leases(self) -> dict[str, str]:
         """The job of each leased device, by the device's id, for users."""
@@ -422,13 +424,7 @@ class LocalBackend:
     def _must_wait(self, hosts: int, run: Path) -> str:
         """Limit the hosts that a machine emulates at a time; a single job may be larger, up to `check_size`."""
         allowed = self._max_hosts or max(16, 8 * cores())
-        others = sum(
-            1
-            for other in self._runs.iterdir()
-            if other.name[0] != "." and other != run
-            for lock in _locks(other).values()
-            if _held(lock)
-        )
+        others = sum(_held(lock) for _, lock in self._locks_of_others(run))
         if others and others + hosts > allowed:
             return f"waiting for a place: this machine takes {allowed} hosts at once, and other jobs have them"
         return ""
@@ -553,7 +549,12 @@ def _held(lock: str) -> bool:
 
 
 def _devices_of(lock: str) -> dict[str, Any]:
-    """Read a host's devices from its lock's file, which names them from the first moment on."""
+    """A host's devices, which its lock's file names from the first moment on."""
+    return dict(_owner(lock).get("devices") or {})
+
+
+def _owner(lock: str) -> dict[str, Any]:
+    """The content of a lock's file; empty if it cannot be read, also after the time that writing it may take."""
     for _ in range(100):
         try:
             text = Path(lock).read_text(encoding="utf-8")
@@ -563,17 +564,9 @@ def _devices_of(lock: str) -> dict[str, Any]:
             return {}
         with contextlib.suppress(ValueError):
             owner = json.loads(text)
-            return dict(owner.get("devices") or {}) if isinstance(owner, dict) else {}
-        time.sleep(0.001)  # it is just being written
+            return owner if isinstance(owner, dict) else {}
+        time.sleep(0.001)
     return {}
-
-
-def _owner(lock: str) -> dict[str, Any] | None:
-    try:
-        owner = json.loads(Path(lock).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return owner if isinstance(owner, dict) else None
 
 
 def _ending_of(launcher: subprocess.Popen[bytes]) -> str:
