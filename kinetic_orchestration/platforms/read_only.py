@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kinetic_orchestration.errors import BackendError
-from kinetic_orchestration.plan.hardware.accelerators import Slice
 from kinetic_orchestration.plan.values import UNKNOWN, Freed, Observation, Past, Plan
-from kinetic_orchestration.platforms.backend import Backend, RateLimit, Submission
+from kinetic_orchestration.platforms.backend import Backend, Submission
 
 
 class Onlooker:
@@ -22,47 +21,23 @@ class Onlooker:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.charges, self.shared, self.parallel = backend.charges, backend.shared, backend.parallel
+        self.check, self.require, self.emulates = backend.check, backend.require, backend.emulates
+        self.dry_run, self.names_place, self.rate_limit = backend.dry_run, backend.names_place, backend.rate_limit
 
     @property
     def kind(self) -> object:
         """A key that gives it a watcher of its own: it sees less than other backends."""
         return Onlooker, type(self.backend)
 
-    @property
-    def charges(self) -> bool:
-        return self.backend.charges
-
-    @property
-    def shared(self) -> bool:
-        return self.backend.shared
-
-    @property
-    def parallel(self) -> int:
-        return self.backend.parallel
-
-    def check(self, plan: Plan) -> None:
-        self.backend.check(plan)
-
-    def require(self, plan: Plan) -> None:
-        self.backend.require(plan)
-
     def prepare(self) -> None:
         """There is no first call."""
-
-    def emulates(self, slice_: Slice) -> bool:
-        return self.backend.emulates(slice_)
-
-    def dry_run(self, plan: Plan) -> str:
-        return self.backend.dry_run(plan)
 
     def place(self, plan: Plan, job_id: str, attempt: int, previous: Past | None = None) -> dict[str, Any]:
         raise _refused(f"attempt {attempt} of {job_id} is given no place")
 
     def submit(self, asked: Submission) -> str:
         raise _refused(f"attempt {asked.intent.attempt} of {asked.job_id} is not started")
-
-    def names_place(self, placement: Mapping[str, Any]) -> bool:
-        return self.backend.names_place(placement)
 
     def observe(self, placements: Sequence[Mapping[str, Any]]) -> list[Observation]:
         """Observe the places that our settings name; of others nothing is known, and nothing follows from that."""
@@ -73,9 +48,6 @@ class Onlooker:
             for index, observation in zip(ours, observed, strict=True):
                 seen[index] = observation
         return seen
-
-    def rate_limit(self, placement: Mapping[str, Any]) -> RateLimit | None:
-        return self.backend.rate_limit(placement)
 
     def cancel(self, placement: Mapping[str, Any]) -> None:
         """Do nothing: hosts poll the record by themselves."""
