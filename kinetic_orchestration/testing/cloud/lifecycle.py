@@ -103,7 +103,7 @@ class Lifecycle(Quotas):
         `shows` is the state that the node has afterwards: `DELETING` is followed by its removal, and `gone` removes it
         immediately. With `suspends=False` its queued resource does not change.
         """
-        found = self._some_node(node)
+        found = self._chosen("node", self._nodes, node)
         self._plant(shows)
         if notice is None:
             self._preempted(found, shows, suspends)
@@ -116,7 +116,7 @@ class Lifecycle(Quotas):
     @step
     def suspend(self, name: str, by: Literal["SERVICE", "USER"] = "SERVICE") -> None:
         """A queued resource loses its nodes."""
-        queued = self._some_queued(name)
+        queued = self._chosen("queued resource", self._queued, name)
         for node in self._nodes_of(queued):
             self._start_deleting(node)
         self._suspend(queued, by)
@@ -124,7 +124,7 @@ class Lifecycle(Quotas):
     @step
     def maintenance(self, node: str, seconds: float | None = None, notice: float = 0.0) -> None:
         """The node is under repair for `seconds`, then its hosts boot again; announced `notice` seconds before."""
-        found = self._some_node(node)
+        found = self._chosen("node", self._nodes, node)
         for machine in found.booted():
             machine.maintenance("TERMINATE_ON_HOST_MAINTENANCE")
         self._later(notice, lambda: self._repair(found, self.timing.repair if seconds is None else seconds))
@@ -132,7 +132,7 @@ class Lifecycle(Quotas):
     @step
     def reboot(self, node: str, worker: int | None = None) -> None:
         """One host, or all of them, boots again; the API does not show it."""
-        found = self._some_node(node)
+        found = self._chosen("node", self._nodes, node)
         self._tell("node", found.name, f"host {worker} boots again" if worker is not None else "its hosts boot again")
         for machine in found.booted(worker):
             machine.reboot()
@@ -140,7 +140,7 @@ class Lifecycle(Quotas):
     @step
     def power_off(self, node: str, worker: int | None = None) -> None:
         """One host, or all of them, is dead; the node stays READY and costs on."""
-        for machine in self._some_node(node).booted(worker):
+        for machine in self._chosen("node", self._nodes, node).booted(worker):
             machine.destroy()
 
     # Queued resources
@@ -436,26 +436,18 @@ class Lifecycle(Quotas):
     def _exists(self, queued: Queued) -> bool:
         return self._queued.get(queued.name) is queued
 
-    def _the_queued(self, name: str) -> Queued:
-        if name not in self._queued:
+    @staticmethod
+    def _named(among: Mapping[str, T], name: str) -> T:
+        """Look up an entry for a caller of the API, by its full name."""
+        if name not in among:
             raise refusals.missing(name)
-        return self._queued[name]
+        return among[name]
 
-    def _the_node(self, name: str) -> Node:
-        if name not in self._nodes:
-            raise refusals.missing(name)
-        return self._nodes[name]
-
-    def _some_node(self, name: str) -> Node:
-        found = self._find(self._nodes, name)
+    def _chosen(self, kind: str, among: Mapping[str, T], name: str) -> T:
+        """Look up an entry for a test, by its full name or by its id alone."""
+        found = self._find(among, name)
         if found is None:
-            raise LookupError(f"there is no node {name}; there are: {', '.join(self._nodes) or 'none'}")
-        return found
-
-    def _some_queued(self, name: str) -> Queued:
-        found = self._find(self._queued, name)
-        if found is None:
-            raise LookupError(f"there is no queued resource {name}; there are: {', '.join(self._queued) or 'none'}")
+            raise LookupError(f"there is no {kind} {name}; there are: {', '.join(among) or 'none'}")
         return found
 
     @staticmethod

@@ -110,14 +110,14 @@ class Cloud(Script):
         return earlier.operation if earlier is not None else None
 
     def _get_queued_resource(self, request: Json, _: Caller) -> Json:
-        return self._the_queued(request["name"]).to_json()
+        return self._named(self._queued, request["name"]).to_json()
 
     def _list_queued_resources(self, request: Json, _: Caller) -> Json:
         return _listing("queuedResources", self._queued, request)
 
     def _delete_queued_resource(self, request: Json, _: Caller) -> Json:
         resources.request_id(request)
-        queued = self._the_queued(request["name"])
+        queued = self._named(self._queued, request["name"])
         nodes = self._nodes_of(queued)
         if queued.state == "DELETING":
             return self._pending(queued.name, "delete").to_json()
@@ -132,7 +132,7 @@ class Cloud(Script):
         return operation.to_json()
 
     def _reset_queued_resource(self, request: Json, _: Caller) -> Json:
-        queued = self._the_queued(request["name"])
+        queued = self._named(self._queued, request["name"])
         if queued.state != "ACTIVE":
             raise refusals.not_while("reset", str(queued.state))
         for node in self._nodes_of(queued):
@@ -169,13 +169,13 @@ class Cloud(Script):
         return self._then(operation, self.timing.provision, node, self._ready)
 
     def _get_node(self, request: Json, _: Caller) -> Json:
-        return self._the_node(request["name"]).to_json()
+        return self._named(self._nodes, request["name"]).to_json()
 
     def _list_nodes(self, request: Json, _: Caller) -> Json:
         return _listing("nodes", self._nodes, request)
 
     def _delete_node(self, request: Json, _: Caller) -> Json:
-        node = self._the_node(request["name"])
+        node = self._named(self._nodes, request["name"])
         if node.state == "DELETING":
             return self._pending(node.name, "delete").to_json()
         operation = self._operation(node.name, "delete")
@@ -199,7 +199,7 @@ class Cloud(Script):
 
     def _begin(self, request: Json, verb: str, before: str, shown: str) -> tuple[Node, Operation]:
         """Start an operation on a node that has to be in the state `before`; it shows another until the end."""
-        node = self._the_node(request["name"])
+        node = self._named(self._nodes, request["name"])
         if node.state != before:
             raise refusals.not_while(verb, str(node.state))
         operation = self._operation(node.name, verb, "Node")
@@ -220,7 +220,7 @@ class Cloud(Script):
 
     def _update_node(self, request: Json, _: Caller) -> Json:
         change = request.get("node", {})
-        node = self._the_node(change.get("name", ""))
+        node = self._named(self._nodes, change.get("name", ""))
         if node.state != "READY":
             raise refusals.not_while("update", str(node.state))
         for path in request.get("updateMask", "").split(","):
@@ -239,7 +239,7 @@ class Cloud(Script):
         return operation.to_json()
 
     def _get_guest_attributes(self, request: Json, _: Caller) -> Json:
-        node = self._the_node(request["name"])
+        node = self._named(self._nodes, request["name"])
         path = request.get("queryPath", "").strip("/")
         workers = [resources.worker(worker) for worker in request.get("workerIds", [])] or range(len(node.machines))
         found = []
@@ -281,10 +281,7 @@ class Cloud(Script):
         return _location(project, zone)
 
     def _get_operation(self, request: Json, _: Caller) -> Json:
-        found = self._operations.get(request["name"])
-        if found is None:
-            raise refusals.missing(request["name"])
-        return found.to_json()
+        return self._named(self._operations, request["name"]).to_json()
 
     def _list_operations(self, request: Json, _: Caller) -> Json:
         if request.get("returnPartialSuccess") and not request["name"].endswith("/locations/-"):
@@ -292,8 +289,7 @@ class Cloud(Script):
         return _listing("operations", self._operations, request | {"parent": request["name"]})
 
     def _delete_operation(self, request: Json, _: Caller) -> Json:
-        if self._operations.pop(request["name"], None) is None:
-            raise refusals.missing(request["name"])
+        del self._operations[self._named(self._operations, request["name"]).name]
         return {}
 
     # Inspection by tests
@@ -320,7 +316,7 @@ class Cloud(Script):
     @step
     def hosts(self, node: str) -> list[Host | None]:
         """The machines of a node; None in place of one that never booted."""
-        return list(self._some_node(node).machines)
+        return list(self._chosen("node", self._nodes, node).machines)
 
     def count(self, method: str, caller: str = "*") -> int:
         """The number of calls of a method."""

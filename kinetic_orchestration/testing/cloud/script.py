@@ -159,12 +159,12 @@ class Script(Lifecycle):
             found.health = found.health if health is None else health
             return
         self._plant(state)
-        self._become(self._some_queued(name), state)
+        self._become(self._chosen("queued resource", self._queued, name), state)
 
     @step
     def symptom(self, node: str, kind: str, worker: int = 0, details: str = "") -> None:
         """A symptom, such as HBM_OUT_OF_MEMORY, is seen on a worker."""
-        self._some_node(node).symptoms.append(
+        self._chosen("node", self._nodes, node).symptoms.append(
             {
                 "createTime": resources.stamp(self._now),
                 "symptomType": kind,

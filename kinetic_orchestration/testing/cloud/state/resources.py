@@ -45,15 +45,8 @@ _RUNTIME = re.compile(
     r"|v2-(alpha|nightly)[a-z0-9.-]*"
 )
 _MOST_SLICES = 1000
-_STATE_DATA = {
-    "CREATING": "creatingData",
-    "ACCEPTED": "acceptedData",
-    "PROVISIONING": "provisioningData",
-    "DELETING": "deletingData",
-    "ACTIVE": "activeData",
-    "SUSPENDING": "suspendingData",
-    "SUSPENDED": "suspendedData",
-}
+# The states with a field of data of their own, such as creatingData, besides FAILED.
+_WITH_DATA = ("CREATING", "ACCEPTED", "PROVISIONING", "DELETING", "ACTIVE", "SUSPENDING", "SUSPENDED")
 
 
 class Place(NamedTuple):
@@ -109,7 +102,7 @@ class Node:
             "createTime": stamp(self.created),
             "id": str(self.number),
             "apiVersion": "V2",
-            "schedulingConfig": self._scheduling(),
+            "schedulingConfig": {key: True for key in ("spot", "reserved") if getattr(self, key)},
         }
         if self.health != "HEALTH_UNSPECIFIED":
             shown["health"] = self.health
@@ -121,9 +114,6 @@ class Node:
             "multisliceNode": self.multislice,
         }
         return shown | {key: value for key, value in optional.items() if value}
-
-    def _scheduling(self) -> Json:
-        return {key: True for key, holds in (("spot", self.spot), ("reserved", self.reserved)) if holds}
 
 
 @dataclass
@@ -168,8 +158,8 @@ class Queued:
         state: Json = {"state": self.state}
         if self.state == "FAILED" and self.error is not None:
             state["failedData"] = {"error": self.error.to_json()}
-        elif self.state in _STATE_DATA:
-            state[_STATE_DATA[str(self.state)]] = {}
+        elif self.state in _WITH_DATA:
+            state[f"{str(self.state).lower()}Data"] = {}
         if self.initiator:
             state["stateInitiator"] = self.initiator
         kept = {key: value for key, value in self.body.items() if key not in ("name", "createTime", "state")}
