@@ -236,7 +236,7 @@ class Emulator(Cloud):
 
     def _host_failed(self, machine: Machine, error: Exception) -> None:
         with self.changed:
-            self._tell("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
+            self._record("VM", f"{machine.node}/{machine.worker}", f"the emulator failed: {error!r}")
 
 
 def _remove_orphans() -> None:

@@ -24,7 +24,7 @@ _LOOK = 1.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic_orchestration.testing.cloud.clock import Happening
+    from kinetic_orchestration.testing.cloud.clock import Event
     from kinetic_orchestration.testing.emulator import Emulator
 
 
@@ -38,13 +38,13 @@ def emulator(arguments: Namespace) -> int:
         if arguments.faults:
             random_faults(cloud, arguments.seed, rate=arguments.faults, limit=sys.maxsize, within=60.0)
         if not arguments.print_env:  # first, as the reader of the addresses may be quicker than the next line here
-            cloud.told = lambda happening: _show(happening, as_json=arguments.json)
+            cloud.listener = lambda event: _show(event, as_json=arguments.json)
         _show_environment(cloud, arguments)
         if not arguments.print_env:
             note("running; Ctrl-C ends it and everything in it")
         while not asked_to_end.wait(_LOOK):
             pass  # a signal that came just before a wait does not end it
-        cloud.told = None
+        cloud.listener = None
         return _settle(cloud, arguments)
 
 
@@ -67,12 +67,12 @@ def _keep_to_owner(stream: TextIO) -> None:
             os.fchmod(stream.fileno(), stat.S_IMODE(mode) & 0o700)
 
 
-def _show(happening: Happening, *, as_json: bool) -> None:
+def _show(event: Event, *, as_json: bool) -> None:
     if as_json:
-        show_json_line({**happening._asdict(), "time": datetime.fromtimestamp(happening.time).isoformat()})
+        show_json_line({**event._asdict(), "time": datetime.fromtimestamp(event.time).isoformat()})
     else:
-        clock = time.strftime("%H:%M:%S", time.localtime(happening.time))
-        print(f"{clock}  {happening.kind:<15}  {_short(happening.name)}  {happening.what}")
+        clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+        print(f"{clock}  {event.kind:<15}  {_short(event.name)}  {event.what}")
     sys.stdout.flush()
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound="Clock")
 
 
-class Happening(NamedTuple):
+class Event(NamedTuple):
     """One line of what happened."""
 
     time: float
@@ -46,8 +46,8 @@ class Clock:
     """The time, what is to happen when, and the history of what did."""
 
     def __init__(self, clock: Callable[[], float], pause: Callable[[float], object]) -> None:
-        self.history: deque[Happening] = deque(maxlen=10_000)
-        self.told: Callable[[Happening], None] | None = None
+        self.history: deque[Event] = deque(maxlen=10_000)
+        self.listener: Callable[[Event], None] | None = None
         # Notified at every step; its lock is the one of the cloud.
         self.changed = threading.Condition(threading.RLock())
         self._clock, self._pause = clock, pause
@@ -80,8 +80,8 @@ class Clock:
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self._now + seconds, next(self._numbers), action))
 
-    def _tell(self, kind: str, name: str, what: str) -> None:
-        happening = Happening(self._now, kind, name, what)
-        self.history.append(happening)
-        if self.told is not None:
-            self.told(happening)
+    def _record(self, kind: str, name: str, what: str) -> None:
+        event = Event(self._now, kind, name, what)
+        self.history.append(event)
+        if self.listener is not None:
+            self.listener(event)

@@ -108,7 +108,7 @@ class Lifecycle(Quotas):
         if notice is None:
             self._preempted(found, shows, suspends)
             return
-        self._tell("node", found.name, f"will be preempted in {notice:g} s")
+        self._record("node", found.name, f"will be preempted in {notice:g} s")
         for machine in found.booted():
             machine.preempt(notice)
         self._later(notice, lambda: self._preempted(found, shows, suspends))
@@ -133,7 +133,7 @@ class Lifecycle(Quotas):
     def reboot(self, node: str, worker: int | None = None) -> None:
         """One host, or all of them, boots again; the API does not show it."""
         found = self._chosen("node", self._nodes, node)
-        self._tell("node", found.name, f"host {worker} boots again" if worker is not None else "its hosts boot again")
+        self._record("node", found.name, f"host {worker} boots again" if worker is not None else "its hosts boot again")
         for machine in found.booted(worker):
             machine.reboot()
 
@@ -223,7 +223,7 @@ class Lifecycle(Quotas):
         if self._exists(queued) and queued.state == "DELETING" and not queued.stuck and not self._nodes_of(queued):
             del self._queued[queued.name]
             self.ledger.deleted("queued resource", queued.name)
-            self._tell("queued resource", queued.name, "deleted")
+            self._record("queued resource", queued.name, "deleted")
             self._finish_all(queued.name, "delete")
 
     # Nodes and their hosts
@@ -245,7 +245,7 @@ class Lifecycle(Quotas):
         )
         self._nodes[name] = node
         self.ledger.created("node", name)
-        self._tell("node", name, "CREATING")
+        self._record("node", name, "CREATING")
         return node
 
     def _ready(self, node: Node) -> None:
@@ -361,7 +361,7 @@ class Lifecycle(Quotas):
         self.ledger.idle(node.name)
         del self._nodes[node.name]
         self.ledger.deleted("node", node.name)
-        self._tell("node", node.name, "deleted")
+        self._record("node", node.name, "deleted")
         self._finish_all(node.name, "delete")
         queued = self._queued.get(node.queued)
         if queued is not None:
@@ -380,13 +380,13 @@ class Lifecycle(Quotas):
         node.state = state
         if state == "READY":
             self.ledger.ready(node.name, node.hardware.chips)
-        self._tell("node", node.name, str(state))
+        self._record("node", node.name, str(state))
 
     def _become(self, queued: Queued, state: State, why: str = "") -> None:
         queued.state = state
         if state not in ("SUSPENDING", "SUSPENDED"):
             queued.initiator = ""
-        self._tell("queued resource", queued.name, f"{state}: {why}" if why else str(state))
+        self._record("queued resource", queued.name, f"{state}: {why}" if why else str(state))
 
     # Operations
 

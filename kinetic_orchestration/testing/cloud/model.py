@@ -91,7 +91,7 @@ class Cloud(Script):
         self._demand_quota(wanted, queued.place, queued.spot, "call")
         self._queued[queued.name] = queued
         self.ledger.created("queued resource", queued.name)
-        self._tell("queued resource", queued.name, "CREATING")
+        self._record("queued resource", queued.name, "CREATING")
         operation = self._operation(queued.name, "create", "QueuedResource")
         if request.get("requestId"):
             self._answers[parent, request["requestId"]] = Answered(request, operation)
