@@ -25,7 +25,7 @@ from kinetic_orchestration.testing.apis.signing import ISSUER, Signer
 from kinetic_orchestration.testing.cloud.lifecycle import CREATES_PER_MINUTE, Timing
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.machine import Host, Hosts, Machine
-from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.requests.access import Access
 from kinetic_orchestration.testing.storage.server import StorageServer
 from kinetic_orchestration.testing.vms.vm import Machines, Vm, unmount
 
@@ -75,7 +75,7 @@ class Emulator(Cloud):
             seed=seed,
         )
         self.signer = Signer()
-        self.door = Door()
+        self.access = Access()
         self.neighbours = Neighbours(self, time.time)
 
     def __enter__(self) -> Self:
@@ -88,10 +88,10 @@ class Emulator(Cloud):
     def open(self) -> None:
         with contextlib.ExitStack() as running:
             self.root = self._make_root(running)
-            self.storage = running.enter_context(StorageServer(door=self.door))
-            self.grpc = server.GrpcServer(self, self.door)
+            self.storage = running.enter_context(StorageServer(access=self.access))
+            self.grpc = server.GrpcServer(self, self.access)
             running.callback(self.grpc.close)
-            self.rest = server.RestServer(self, self.neighbours, self.signer, self.door)
+            self.rest = server.RestServer(self, self.neighbours, self.signer, self.access)
             running.callback(self.rest.close)
             if self._with_hosts:
                 self._machines = running.enter_context(_Room(self._machine_room(running), self._host_failed))
@@ -121,7 +121,7 @@ class Emulator(Cloud):
             token=server.token,
             sign_identity=self.sign_identity,
             environ=self.addresses(),
-            door=self.door,
+            access=self.access,
             **self._host_options,  # type: ignore[arg-type]
         )
         return running.enter_context(room)

@@ -2,7 +2,7 @@
 
 They translate the messages of the unmodified client library to the model's proto-JSON and back, and refusals to the
 errors of each protocol. The access token identifies the caller: `emulator-token/<node>/<worker>` is a VM, any other
-token a client. The `Door` decides whether a request is admitted. This module decides nothing.
+token a client. `Access` decides whether a request is admitted. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kinetic_orchestration.testing.cloud.faults import CLIENT, Caller
 from kinetic_orchestration.testing.cloud.model import Cloud
 from kinetic_orchestration.testing.cloud.state.resources import Json
 from kinetic_orchestration.testing.requests import field_masks, journal, parameters, refusals, unserved
-from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.requests.access import Access, AccessRefused, demand_json, headers_of
 from kinetic_orchestration.testing.requests.journal import Exchange
 from kinetic_orchestration.testing.requests.parameters import Parameters
 from kinetic_orchestration.testing.requests.refusals import LostAnswer, Refusal
@@ -48,7 +48,7 @@ TOKEN = "emulator-token"
 _THREADS = 32
 _TAKEN = "\0taken "
 _BEARER = re.compile(rf"Bearer {TOKEN}/([^/]+)/(\d+)")
-_SHUT_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
+_REFUSED_CODES = {400: 3, 403: 7, 413: 3, 415: 3, 501: 12}
 # Of all APIs, and without meaning: "Do not use this field unless explicitly documented otherwise."
 _UNHEEDED = ("extraLocationTypes",)
 _CODES = {414: 3, 431: 3, 501: 12, 505: 12}
@@ -134,12 +134,12 @@ _RPCS = (
 class GrpcServer:
     """Cloud TPU API v2 over gRPC, in plain text on loopback."""
 
-    def __init__(self, cloud: Cloud, door: Door) -> None:
+    def __init__(self, cloud: Cloud, access: Access) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "emulated Cloud TPU gRPC")
         # Without this another emulator could be handed the same port.
         options = (("grpc.so_reuseport", 0),)
-        self._server = grpc.server(self._threads, (_Methods(cloud, door),), options=options)
-        self.address = door.grpc(self._server.add_insecure_port("127.0.0.1:0"))
+        self._server = grpc.server(self._threads, (_Methods(cloud, access),), options=options)
+        self.address = access.grpc(self._server.add_insecure_port("127.0.0.1:0"))
         self._server.start()
 
     def close(self) -> None:
@@ -148,19 +148,19 @@ class GrpcServer:
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, cloud: Cloud, door: Door) -> None:
-        self._door = door
+    def __init__(self, cloud: Cloud, access: Access) -> None:
+        self._access = access
         self._handlers = {rpc.grpc_path: _handler(cloud, rpc) for rpc in _RPCS}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         sent = dict(handler_call_details.invocation_metadata)
         # Browsers do not speak gRPC, so :authority, which this library hides, adds nothing to the token.
-        if "origin" in sent or not self._door.opens(sent.get(EMULATOR_TOKEN, "")):
-            return _SHUT
+        if "origin" in sent or not self._access.opens(sent.get(EMULATOR_TOKEN, "")):
+            return _REFUSED
         return self._handlers.get(handler_call_details.method)
 
 
-def _shut_out(_: bytes, context: grpc.ServicerContext) -> Any:
+def _refuse(_: bytes, context: grpc.ServicerContext) -> Any:
     context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "The emulator answers only whoever has its token: in KINETIC_EMULATOR_GRPC it stands before the @, and each "
@@ -168,7 +168,7 @@ def _shut_out(_: bytes, context: grpc.ServicerContext) -> Any:
     )
 
 
-_SHUT = grpc.unary_unary_rpc_method_handler(_shut_out)
+_REFUSED = grpc.unary_unary_rpc_method_handler(_refuse)
 
 
 def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
@@ -209,15 +209,15 @@ def _handler(cloud: Cloud, rpc: _Rpc) -> grpc.RpcMethodHandler:
 class RestServer:
     """All APIs over plain HTTP on loopback."""
 
-    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer, door: Door) -> None:
+    def __init__(self, cloud: Cloud, neighbours: Neighbours, signer: Signer, access: Access) -> None:
         self.cloud = cloud
-        self.door = door
+        self.access = access
         self.neighbours = neighbours
         self.signer = signer
         self._journal = journal.asked_for()
         self._server = _Server(self)
         self.port: int = self._server.server_address[1]
-        self.url = door.url(self.port)
+        self.url = access.url(self.port)
         self._thread = threading.Thread(target=self._server.run, name="emulated Google Cloud REST", daemon=True)
         self._thread.start()
 
@@ -338,9 +338,9 @@ class _Handler(BaseHTTPRequestHandler):
         owner = self.server.owner
         try:
             if self.headers.defects:
-                raise Shut(400, "The headers of the request cannot be read.")
+                raise AccessRefused(400, "The headers of the request cannot be read.")
             headers = headers_of(self.headers.items(), largest=_LARGEST)
-            target = owner.door.enter(self.path, headers, owner.port)
+            target = owner.access.enter(self.path, headers, owner.port)
             demand_json(headers)
             body = self.rfile.read(int(headers.get("content-length") or 0))
             asked = self.command, target, headers.get("content-type", ""), body
@@ -350,10 +350,10 @@ class _Handler(BaseHTTPRequestHandler):
                 owner.note(*asked, journal.LOST, b"", "")
                 raise
             owner.note(*asked, status, page, kind)
-        except Shut as shut:
+        except AccessRefused as refused:
             self.close_connection = True  # its body was not read
-            refusal = Refusal(_SHUT_CODES[shut.status], shut.message)
-            status, page, kind = shut.status, Parameters().refused(refusal), parameters.JSON
+            refusal = Refusal(_REFUSED_CODES[refused.status], refused.message)
+            status, page, kind = refused.status, Parameters().refused(refusal), parameters.JSON
         except LostAnswer:
             self.close_connection = True
             return

@@ -19,7 +19,7 @@ _HELP = (
 )
 
 
-class Shut(Exception):
+class AccessRefused(Exception):
     """An HTTP status, and the reason why a caller is refused."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -28,7 +28,7 @@ class Shut(Exception):
         self.message = message
 
 
-class Door:
+class Access:
     def __init__(self, token: str = "") -> None:
         self.token = token or secrets.token_urlsafe(24)
 
@@ -50,13 +50,13 @@ class Door:
         """
         own = (f"127.0.0.1:{port}", f"localhost:{port}")
         if headers.get("host", "").lower() not in own:
-            raise Shut(403, f"The emulator is asked as {own[0]} only, not as {headers.get('host', '')!r}.")
+            raise AccessRefused(403, f"The emulator is asked as {own[0]} only, not as {headers.get('host', '')!r}.")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in tuple(f"http://{name}" for name in own):
-            raise Shut(403, f"The emulator answers no page of the web, and {origin!r} is one.")
+            raise AccessRefused(403, f"The emulator answers no page of the web, and {origin!r} is one.")
         first, slash, rest = target.removeprefix("/").partition("/")
         if not self.opens(first):
-            raise Shut(403, f"The emulator answers only whoever has its token: {_HELP}.")
+            raise AccessRefused(403, f"The emulator answers only whoever has its token: {_HELP}.")
         return slash + rest or "/"
 
     def opens(self, token: str | bytes) -> bool:
@@ -78,19 +78,19 @@ def headers_of(fields: Iterable[tuple[str, str]], *, largest: int | None) -> dic
     for name, value in fields:
         key = name.lower()
         if not _NAME.fullmatch(name):
-            raise Shut(400, f"{name!r} is no name of a header.")
+            raise AccessRefused(400, f"{name!r} is no name of a header.")
         if key in found and key in _ONCE:
-            raise Shut(400, f"The header {name} is there twice.")
+            raise AccessRefused(400, f"The header {name} is there twice.")
         found[key] = value.strip()
     length, coding = found.get("content-length"), found.get("transfer-encoding")
     if coding is not None and length is not None:
-        raise Shut(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
+        raise AccessRefused(400, "A request has a Content-Length or a Transfer-Encoding, not both.")
     if coding is not None and (largest is not None or coding.lower() != "chunked"):
-        raise Shut(501, f"Transfer-Encoding {coding!r} is not understood here: send a Content-Length.")
+        raise AccessRefused(501, f"Transfer-Encoding {coding!r} is not understood here: send a Content-Length.")
     if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
-        raise Shut(400, f"Content-Length {length!r} is no number of bytes.")
+        raise AccessRefused(400, f"Content-Length {length!r} is no number of bytes.")
     if largest is not None and int(length or 0) > largest:
-        raise Shut(413, f"The body has {length} bytes, and {largest} are the most.")
+        raise AccessRefused(413, f"The body has {length} bytes, and {largest} are the most.")
     return found
 
 
@@ -99,4 +99,6 @@ def demand_json(headers: Mapping[str, str]) -> None:
     has_body = headers.get("content-length", "0").strip() not in ("", "0") or "transfer-encoding" in headers
     kind = headers.get("content-type", "")
     if has_body and kind.partition(";")[0].strip().lower() != "application/json":
-        raise Shut(415, f"The body of this request is JSON: its Content-Type is to be application/json, not {kind!r}.")
+        raise AccessRefused(
+            415, f"The body of this request is JSON: its Content-Type is to be application/json, not {kind!r}."
+        )

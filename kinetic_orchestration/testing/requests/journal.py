@@ -1,8 +1,8 @@
 """A journal of the messages between the emulated cloud and its callers: off unless a folder is named for it.
 
 Every server of an emulator appends each exchange, before its answer is sent, to a file of its process: the bytes on the
-wire, without the door's token, headers and the contents of objects. It still holds secrets: only the owner can read the
-folder, and the user who asked for it removes it. It knows no API.
+wire, without the emulator's token, headers and the contents of objects. It still holds secrets: only the owner can read
+the folder, and the user who asked for it removes it. It knows no API.
 """
 
 from __future__ import annotations

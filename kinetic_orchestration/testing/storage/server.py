@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 from kinetic_orchestration.errors import UsageError
 from kinetic_orchestration.protocol.system import copies
 from kinetic_orchestration.testing.requests import journal, parameters, unserved
-from kinetic_orchestration.testing.requests.access import Door, Shut, demand_json, headers_of
+from kinetic_orchestration.testing.requests.access import Access, AccessRefused, demand_json, headers_of
 from kinetic_orchestration.testing.requests.journal import Exchange
 from kinetic_orchestration.testing.requests.parameters import Parameters
 from kinetic_orchestration.testing.requests.refusals import Refusal
@@ -158,13 +158,13 @@ class StorageServer:
     space, a pattern of `bucket/object`: "insert *", "get */verdict.json", "* results/*".
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None, *, door: Door | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str] | None = None, *, access: Access | None = None) -> None:
         """Create a server. With a `root`, objects are files there and outlive the server's process; else they are in
         memory."""
         self.skew = 0.0
         """By how many seconds the store's clock is ahead of this machine's."""
         self._root = None if root is None else Path(root)
-        self._door = door or Door()
+        self._access = access or Access()
         self._journal = journal.asked_for()
         self._calls: list[Call] = []
         self._rules: list[_Rule] = []
@@ -207,7 +207,7 @@ class StorageServer:
         """The value of STORAGE_EMULATOR_HOST."""
         if self._proxy is None:
             raise RuntimeError("the storage server is not started")
-        return self._door.url(self._proxy.port)
+        return self._access.url(self._proxy.port)
 
     def environ(self) -> dict[str, str]:
         """The variables by which Google's client libraries, and ours, find this server."""
@@ -311,11 +311,11 @@ class StorageServer:
         assert self._proxy is not None
         try:
             headers = headers_of(fields, largest=None)
-            target = self._door.enter(target, headers, self._proxy.port)
+            target = self._access.enter(target, headers, self._proxy.port)
             if not target.startswith(("/upload/", "/resumable/")):  # their bodies are objects
                 demand_json(headers)
-        except Shut as shut:
-            return _worded(shut.status, "forbidden", shut.message, "")
+        except AccessRefused as refused:
+            return _worded(refused.status, "forbidden", refused.message, "")
         return target
 
     def upstream(self) -> tuple[tuple[str, int], int]:
@@ -445,7 +445,7 @@ class StorageServer:
         """Some links lack the token: the server makes them from the Host that it was asked as."""
         assert self._proxy is not None
         bare = b"http://127.0.0.1:%d/" % self._proxy.port
-        token = self._door.token.encode() + b"/"
+        token = self._access.token.encode() + b"/"
         return body.replace(bare + token, bare).replace(bare, bare + token) if bare in body else body
 
     def note(self, request: Request, status: int) -> None:
@@ -459,7 +459,7 @@ class StorageServer:
         return _worded(status, "badRequest", message, "")
 
     def failed(self, line: str, error: Exception) -> Answer:
-        said = f"{line.replace(f'/{self._door.token}', '')}: {error!r}"
+        said = f"{line.replace(f'/{self._access.token}', '')}: {error!r}"
         _log.exception("the emulated storage failed at %s", said)
         with self._lock:
             self._calls.append(Call("other", "", 500, "", "", said))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Door, Shut, headers_of
+from kinetic_orchestration.testing.requests.access import Access, AccessRefused, headers_of
 
 _ROOT = "/computeMetadata/v1/"
 _FLAVOR = "Google"
@@ -80,7 +80,7 @@ class MetadataServer:
         self,
         loop: Loop,
         machine: Machine,
-        door: Door,
+        access: Access,
         *,
         token: Callable[[str, int], str],
         sign_identity: Callable[[str, Machine], str],
@@ -97,9 +97,9 @@ class MetadataServer:
         self._loop = loop
         self._connections: set[asyncio.StreamWriter] = set()
         listening = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._door = door
+        self._access = access
         self._port: int = listening.getsockname()[1]
-        self.address = door.address(self._port)
+        self.address = access.address(self._port)
         self._closing = asyncio.Event()
         self._changed = asyncio.Event()
         loop.start(self._serve(listening))
@@ -123,8 +123,8 @@ class MetadataServer:
                     request = await _read_request(reader)
                 except ValueError:
                     answer = _page(400, "/")
-                except Shut as shut:
-                    answer = Answer(shut.status, f"{shut.message}\n")
+                except AccessRefused as refused:
+                    answer = Answer(refused.status, f"{refused.message}\n")
                 else:
                     self.requests += 1
                     answer = await self._answer_to(request)
@@ -208,9 +208,9 @@ class MetadataServer:
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """One request answered at once: a long poll asks here until the answer differs."""
         try:
-            return self._answer(method, self._door.enter(target, headers, self._port), headers, body)
-        except Shut as shut:
-            return Answer(shut.status, f"{shut.message}\n")
+            return self._answer(method, self._access.enter(target, headers, self._port), headers, body)
+        except AccessRefused as refused:
+            return Answer(refused.status, f"{refused.message}\n")
 
     def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
         parts = urlsplit(target)
@@ -241,7 +241,7 @@ class MetadataServer:
             as_json = query.get("alt") == "json"
             return Answer(200, json.dumps(value), "application/json") if as_json else Answer(200, _text(value))
         if not path.endswith("/") and not recursive:
-            return Answer(301, f"{path}/\n", location=f"/{self._door.token}{path}/")
+            return Answer(301, f"{path}/\n", location=f"/{self._access.token}{path}/")
         if not recursive and "alt" not in query:
             return Answer(200, "".join(f"{name}\n" for name in _listing(value)))
         if query.get("alt") == "text":
@@ -370,7 +370,7 @@ async def _read_request(reader: asyncio.StreamReader) -> _Request:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise Shut(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.") from None
+        raise AccessRefused(431, f"The head of the request has more than {_HEAD_LIMIT} bytes.") from None
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, _ = first.split(" ")
     pairs = (line.partition(":") for line in lines)

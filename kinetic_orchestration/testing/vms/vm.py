@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from kinetic_orchestration.errors import KineticError
 from kinetic_orchestration.protocol.system import copies, processes
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.requests.access import Access
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 _INIT = str(Path(__file__).with_name("init.py"))
@@ -154,7 +154,7 @@ class Vm:
         self.boot_id = ""
         self.boots = 0
         self.metadata = MetadataServer(
-            room.loop, machine, room.door, token=room.token, sign_identity=room.sign_identity
+            room.loop, machine, room.access, token=room.token, sign_identity=room.sign_identity
         )
         self._room = room
         self._folder = folder
@@ -404,7 +404,7 @@ class Machines:
         *,
         token: Callable[[str, int], str],
         sign_identity: Callable[[str, Machine], str],
-        door: Door | None = None,
+        access: Access | None = None,
         environ: Mapping[str, str] | None = None,
         index: Mapping[str, str] | None = None,
         python: str = "",
@@ -415,7 +415,7 @@ class Machines:
         self.root = root
         self.token = token
         self.sign_identity = sign_identity
-        self.door = door or Door()
+        self.access = access or Access()
         self.environ = dict(environ or {})
         self.index = dict(route_to_index(copies.environ()) if index is None else index)
         self.python = python

@@ -20,7 +20,7 @@ from kinetic_orchestration.platforms.google.tpu.client import emulated_channel
 from kinetic_orchestration.testing import Emulator
 from kinetic_orchestration.testing.apis.server import _RPCS
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.requests.access import Access
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 from tests.support.exchanges.recorder import Recorder
 
@@ -104,7 +104,7 @@ def test_a_metadata_server_outlives_it_too(no_thread_ends: None) -> None:
         project="p", zone=ZONE, node="n", accelerator_type="v6e-8", topology="2x4", runtime_version="v2-alpha-tpuv6e"
     )
     loop = Loop("test-metadata")
-    server = MetadataServer(loop, machine, Door(), token=lambda *_: "", sign_identity=lambda *_: "")
+    server = MetadataServer(loop, machine, Access(), token=lambda *_: "", sign_identity=lambda *_: "")
     try:
         address = f"http://{server.address}"
         place = urlsplit(address)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kinetic_orchestration.testing.cloud.state.machine import Machine
-from kinetic_orchestration.testing.requests.access import Door
+from kinetic_orchestration.testing.requests.access import Access
 from kinetic_orchestration.testing.vms.metadata import Loop, MetadataServer
 
 MACHINE = Machine(
@@ -54,7 +54,7 @@ def serve(loop: Loop) -> Iterator[Callable[..., MetadataServer]]:
     servers = []
 
     def make(machine: Machine = MACHINE) -> MetadataServer:
-        servers.append(MetadataServer(loop, machine, Door(), token=_token, sign_identity=_identity))
+        servers.append(MetadataServer(loop, machine, Access(), token=_token, sign_identity=_identity))
         return servers[-1]
 
     yield make

@@ -54,9 +54,9 @@ def metadata() -> Iterator[Any]:
     loop = Loop("a metadata server of a test")
     machine = Machine("p", ZONE, "q", "v6e-8", "2x4", "v2-alpha-tpuv6e")
     with Emulator(zones=[ZONE], hosts=False) as cloud:
-        door = getattr(cloud, "door", None)
+        access = getattr(cloud, "access", None)
         server = MetadataServer(
-            loop, machine, *([door] if door else []), token=lambda *_: "t", sign_identity=lambda *_: "signed"
+            loop, machine, *([access] if access else []), token=lambda *_: "t", sign_identity=lambda *_: "signed"
         )
         yield server
         server.close()
