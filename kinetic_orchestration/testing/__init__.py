@@ -7,7 +7,7 @@
         ...
         cloud.ledger.assert_nothing_left()
 
-The public names, loaded when they are first used. docs/emulator.md lists what is imitated, and what is not.
+The public names, loaded when they are first used. docs/pipelines/emulator.md lists what is imitated, and what is not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _HOMES = {
     "random_faults": "cloud.faults",
 }
 
-_REFUSALS = "refusals"  # a module of rows that `fail(refusal=)` takes, by the name that docs/emulator.md gives it
+# The module of rows that `fail(refusal=)` takes, by the name that docs/pipelines/emulator.md gives it.
+_REFUSALS = "refusals"
 
 __all__ = ["Cloud", "Emulator", "Ledger", "Machine", "Refusal", "Timing", "random_faults"]
 

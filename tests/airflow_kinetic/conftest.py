@@ -85,7 +85,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterato
     dags = shutil.copytree(HERE / "dags", folder / "dags", ignore=shutil.ignore_patterns("__pycache__"))
     for example in [*EXAMPLES.glob("airflow_*.py"), *EXAMPLES.glob("*_airflow.py"), EXAMPLES / "keras_rings.py"]:
         shutil.copy(example, dags)
-    for file, program in pages.programs("docs/airflow.md").items():
+    for file, program in pages.programs("docs/pipelines/airflow.md").items():
         (dags / f"page_{file}").write_text(program, encoding="utf-8")
     [program] = [block for block in pages.blocks("README.md") if "task.kinetic" in block]
     (dags / "page_readme.py").write_text(program, encoding="utf-8")

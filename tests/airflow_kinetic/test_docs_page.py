@@ -1,4 +1,4 @@
-"""docs/airflow.md: every program of it is a DAG that loads, and its tables say what is there."""
+"""docs/pipelines/airflow.md: every program of it is a DAG that loads, and its tables say what is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_kinetic.get_provider_info import DEFAULTS
 from tests.airflow_kinetic.conftest import Airflow
 from tests.support import pages
 
-PAGE = pages.page("docs/airflow.md")
+PAGE = pages.page("docs/pipelines/airflow.md")
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts Airflow
 
@@ -54,7 +54,7 @@ def test_its_retry_policy_tells_the_causes_apart(airflow: Airflow, home: Path) -
 
 
 def test_every_program_of_the_page_is_a_dag_file_of_its_own() -> None:
-    assert len(pages.programs("docs/airflow.md")) == len(pages.blocks("docs/airflow.md"))
+    assert len(pages.programs("docs/pipelines/airflow.md")) == len(pages.blocks("docs/pipelines/airflow.md"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The example pipelines, to their ends on this machine, and every program of docs/dagster.md."""
+"""The example pipelines, to their ends on this machine, and every program of docs/pipelines/dagster.md."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from dagster_kinetic import KineticJobComponent, KineticResource
 from tests.support import pages
 
 EXAMPLES = pages.ROOT / "example_pipelines"
-PROGRAMS = pages.programs("docs/dagster.md")
+PROGRAMS = pages.programs("docs/pipelines/dagster.md")
 
 pytestmark = [pytest.mark.usefixtures("shared_home"), pytest.mark.timeout(500), pytest.mark.turn(3)]
 
@@ -152,7 +152,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
 
 def test_every_program_of_the_page_is_a_file_of_its_own() -> None:
-    assert len(PROGRAMS) == len(pages.blocks("docs/dagster.md"))
+    assert len(PROGRAMS) == len(pages.blocks("docs/pipelines/dagster.md"))
 
 
 @pytest.mark.parametrize("file", [file for file, text in PROGRAMS.items() if "\ndefs = " in text])
@@ -193,7 +193,7 @@ def test_the_fleet_and_the_pipes_of_the_page_run(load):
 def test_the_yaml_of_the_page_loads(tmp_path):
     import yaml
 
-    [text] = pages.blocks("docs/dagster.md", "yaml")
+    [text] = pages.blocks("docs/pipelines/dagster.md", "yaml")
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.scaffold_component(KineticJobComponent, defs_path="ranker")
         (folder / "defs.yaml").write_text(text)

@@ -110,8 +110,8 @@ def here_for(wanted: Wanted, *, only_looking: bool = False) -> Settings:
     here = settings.load(store=wanted.store, deployment=deployment, zones=zones)
     if here.backend != "tpu-vm" or not here.project or not here.store.startswith("gs://"):
         raise UsageError(
-            "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… "
-            "(docs/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
+            "a verification runs on Cloud TPU, or on the emulator of it: set KINETIC_PROJECT and KINETIC_STORE=gs://… ("
+            "docs/cloud/cloud-tpu.md has the steps from a bare project), or paste what `ko emulator --print-env` prints"
         )
     if not here.zones:
         near = _near(accelerators.parse(wanted.accelerator), here, only_looking=only_looking)

@@ -1,7 +1,8 @@
 """SKUs in the shape of Google's Billing Catalog, as `services.skus.list` returns them.
 
-The descriptions and prices are those that users have published of 2026-08 (docs/emulator.md names the sources). Between
-the rows that a price is read from lie those that look like one: reserved, committed, flex-start and TPU7x.
+The descriptions and prices are those that users have published of 2026-08 (docs/pipelines/emulator.md names the
+sources). Between the rows that a price is read from lie those that look like one: reserved, committed, flex-start and
+TPU7x.
 """
 
 from __future__ import annotations

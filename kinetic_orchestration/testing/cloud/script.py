@@ -1,4 +1,4 @@
-"""The methods by which a test scripts failures of the emulated cloud. docs/emulator.md explains them.
+"""The methods by which a test scripts failures of the emulated cloud. docs/pipelines/emulator.md explains them.
 
 Each method states one fact about the cloud; `lifecycle` decides the consequences.
 """

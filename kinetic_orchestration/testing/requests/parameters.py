@@ -1,6 +1,7 @@
 """The query parameters that every Google API takes, and their meaning for the call and for its answer.
 
-Shared by all servers of the emulated cloud. It does not know APIs. docs/emulator.md names the source of each rule.
+Shared by all servers of the emulated cloud. It does not know APIs.
+docs/pipelines/emulator.md names the source of each rule.
 """
 
 from __future__ import annotations

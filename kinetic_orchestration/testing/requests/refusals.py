@@ -1,7 +1,7 @@
 """The refusals of the emulated cloud, verbatim where Google's words are known: one function per row.
 
 A refusal is a google.rpc.Status: a code, a message, and details as proto-JSON. It does not know the protocol that
-carries it. docs/emulator.md names the source of each row.
+carries it. docs/pipelines/emulator.md names the source of each row.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ PERMISSIONS: Final = {
     "bucket": "storage.buckets.get",
 }
 
-# (status, reason, message) in Google's words; docs/emulator.md names the sources.
+# (status, reason, message) in Google's words; docs/pipelines/emulator.md names the sources.
 _REFUSALS: Final = {
     "permission": (
         403, "forbidden",

@@ -201,7 +201,7 @@ def test_interrupting_the_kernel_cancels_the_job(notebook: Notebook) -> None:
 
 
 def test_the_cells_of_the_page_run_and_a_later_one_finds_the_job_of_an_earlier(notebook: Notebook) -> None:
-    first, submit, fetch, *hosted = pages.blocks("docs/notebooks.md")
+    first, submit, fetch, *hosted = pages.blocks("docs/start/notebooks.md")
     assert {re.findall(r"from (\S+) import", text)[-1] for text in hosted} == {"google.colab", "kaggle_secrets"}
     told = notebook.run(first)
     assert "a line of the host\n" in told["stdout"] and told["stdout"].endswith("40\n"), told

@@ -1,4 +1,4 @@
-"""Stand-ins of torch, transformers and lightning, 4.6 GB that the default tests do without: of each call that docs/frameworks.md
+"""Stand-ins of torch, transformers and lightning, 4.6 GB that the default tests do without: of each call that docs/training/frameworks.md
 makes the parameters by name, and files where the real ones write theirs. tests/end_to_end/frameworks/test_on_trainers.py
 runs the page with the real ones, and holds these parameters against theirs.
 """

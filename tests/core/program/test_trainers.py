@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_the_pages_trainers_go_on_where_the_attempt_before_ended(
     host: Callable[..., Host], run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    block = programs("docs/frameworks.md")["trainers.py"]
+    block = programs("docs/training/frameworks.md")["trainers.py"]
     use = "print(*(f(None, [], until).began for f in (with_transformers, with_lightning)))\n"
     for attempt, until, began in ((1, 12, "0 0"), (2, 22, "10 12")):
         there = host(attempt)

@@ -17,7 +17,7 @@ from tests.end_to_end.cloud.cases import WITHIN, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "cloud-tpu.md").read_text(encoding="utf-8").replace("\\\n", "")
+PAGE = (Path(__file__).parents[3] / "docs" / "cloud" / "cloud-tpu.md").read_text(encoding="utf-8").replace("\\\n", "")
 ROLES = {
     name: set(permissions.split(","))
     for name, permissions in re.findall(r"iam roles create (\w+) .*?--permissions=\s*(\S+)", PAGE)

@@ -60,5 +60,5 @@ def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_its_page(nam
     begin = (EXAMPLES / name).read_text(encoding="utf-8").partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    text = page("docs/" + name.removeprefix("environments_").replace(".py", ".md"))
+    text = page("docs/pipelines/" + name.removeprefix("environments_").replace(".py", ".md"))
     assert f"({SOURCE}/blob/main/example_pipelines/{name})" in text

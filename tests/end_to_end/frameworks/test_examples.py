@@ -45,7 +45,7 @@ def test_an_example_says_what_it_shows_and_what_to_change_and_is_on_the_page(pat
     begin = text.partition('"""')[2].partition('"""')[0]
     assert begin.startswith("Shows ") and f"python example_pipelines/{path.name}" in begin
     assert re.search(r"(?i)for a real slice", begin)
-    assert f"({SOURCE}/blob/main/example_pipelines/{path.name})" in page("docs/frameworks.md")
+    assert f"({SOURCE}/blob/main/example_pipelines/{path.name})" in page("docs/training/frameworks.md")
     named = re.search(r'with_name\("(training_\w+\.txt)"\)', text)
     assert named is None or (EXAMPLES / named[1]).is_file()
 

@@ -20,7 +20,7 @@ REQUIREMENTS = ["torch==2.13.0", "transformers>=5,<6", "accelerate>=1,<2", "ligh
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    return programs("docs/frameworks.md")["trainers.py"]
+    return programs("docs/training/frameworks.md")["trainers.py"]
 
 
 @pytest.fixture

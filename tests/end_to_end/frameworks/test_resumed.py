@@ -210,7 +210,7 @@ def in_flax(name: str, dies: bool) -> dict[str, Any]:
 
 
 def in_orbax(source: str) -> Part:
-    """The example of docs/training.md: killed while Orbax writes, just before the wait for it."""
+    """The example of docs/training/training.md: killed while Orbax writes, just before the wait for it."""
 
     def part(name: str, dies: bool) -> dict[str, Any]:
         import jax
@@ -269,7 +269,7 @@ def test_flax_with_grain_and_orbax_in_both_ways_come_to_the_same_weights(
     import training_flax as example
 
     train, points = example.train, example.points()
-    source = programs("docs/training.md")["in_orbax.py"]
+    source = programs("docs/training/training.md")["in_orbax.py"]
 
     def program() -> dict[str, list[dict[str, Any]]]:
         return each_killed_once({

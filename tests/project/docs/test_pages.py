@@ -57,35 +57,41 @@ def test_the_readmes_first_two_commands_are_one_line_each() -> None:
 
 
 def test_every_setting_is_in_its_table_with_its_variable_and_nothing_else_is() -> None:
-    told = {row[0]: row[1].strip("`") for row in rows(page("docs/settings.md")) if re.fullmatch(r"`[A-Z_]+`", row[1])}
+    told = {
+        row[0]: row[1].strip("`")
+        for row in rows(page("docs/reference/settings.md"))
+        if re.fullmatch(r"`[A-Z_]+`", row[1])
+    }
     assert told == {name: row.variable for name, row in SETTINGS.items()}
 
 
 @pytest.mark.parametrize("name", [name for name, row in SETTINGS.items() if row.default])
 def test_the_default_of_a_setting_is_the_one_in_the_table(name: str) -> None:
-    assert f"`{SETTINGS[name].default}`" in next(row[2] for row in rows(page("docs/settings.md")) if row[0] == name)
+    assert f"`{SETTINGS[name].default}`" in next(
+        row[2] for row in rows(page("docs/reference/settings.md")) if row[0] == name
+    )
 
 
 def test_every_field_of_tpu_vm_and_every_limit_is_explained() -> None:
-    text = page("docs/settings.md")
+    text = page("docs/reference/settings.md")
     told = {name for row in rows(text, "## What only Cloud TPU understands") for name in re.findall(r"`(\w+)`", row[0])}
     assert told == {entry.name for entry in fields(TpuVm)}
     assert f"Limits({', '.join(entry.name for entry in fields(Limits))})" in text
 
 
 def test_every_option_of_run_is_in_its_table_and_nothing_else_is() -> None:
-    table = rows(page("docs/python.md"), "## The options of `run`")[1:]
+    table = rows(page("docs/start/python.md"), "## The options of `run`")[1:]
     assert {name for row in table for name in re.findall(r"`(\w+)`", row[0])} == OPTION_NAMES
 
 
 def test_everything_that_a_host_can_ask_is_in_its_table() -> None:
-    table = rows(page("docs/python.md"), "## On the host")[1:]
+    table = rows(page("docs/start/python.md"), "## On the host")[1:]
     told = {name for row in table for name in re.findall(r"`(\w+)", row[0])}
     assert told == {name for name in dir(HostContext) if not name.startswith("_")}
 
 
 def test_the_program_of_the_python_page_runs(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(programs("docs/python.md")["job.py"], encoding="utf-8")
+    (tmp_path / "job.py").write_text(programs("docs/start/python.md")["job.py"], encoding="utf-8")
     done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     words = ["a", "training", "step", "of", "a", "pipeline"]
@@ -112,7 +118,7 @@ def test_every_option_that_the_docs_use_with_a_command_exists() -> None:
 
 
 def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_method() -> None:
-    text = page("docs/emulator.md")
+    text = page("docs/pipelines/emulator.md")
     options = set(commands()["emulator"]._option_string_actions) - {"-h", "--help", "--debug"}
     assert options == {name for row in rows(text, "## In two minutes") for name in re.findall(r"`(--[a-z-]+)", row[0])}
     for row in rows(text, "## What can go wrong")[1:]:
@@ -121,7 +127,7 @@ def test_every_option_of_the_emulator_is_in_its_table_and_every_fault_is_a_metho
 
 
 def test_the_prices_are_those_of_the_estimates() -> None:
-    text = page("docs/cloud-tpu.md")
+    text = page("docs/cloud/cloud-tpu.md")
     assert PRICES_DATE in text
     told = {
         (row[0], region): tuple(None if cell == "–" else float(cell) for cell in row[2:])
@@ -131,7 +137,7 @@ def test_the_prices_are_those_of_the_estimates() -> None:
     assert told == {(name, region): pair for name, regions in PRICES.items() for region, pair in regions.items()}
 
 
-@pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud-tpu.md", "first.py")])
+@pytest.mark.parametrize(("name", "file"), [("README.md", "train.py"), ("docs/cloud/cloud-tpu.md", "first.py")])
 def test_the_first_program_of_a_page_can_be_planned(
     name: str, file: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +152,7 @@ def test_the_first_program_of_a_page_can_be_planned(
 
 def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
     project = tomllib.loads(page("pyproject.toml"))["project"]
-    told = {row[0]: row[1:] for row in rows(page("docs/evaluating.md"), "## Which versions")}
+    told = {row[0]: row[1:] for row in rows(page("docs/choose/evaluating.md"), "## Which versions")}
     assert project["requires-python"] == ">=3.11,<3.14"
     assert told["Python, where you submit"][0] == "3.11 to 3.13"
     bounds = " ".join(line for lines in project["optional-dependencies"].values() for line in lines)
@@ -155,7 +161,9 @@ def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
         least, below = re.findall(rf"(?:^| ){package}>=([\d.]+),<(\d+)", bounds)[0]
         assert told[row][0].startswith(f"{least} and later, below {below}")
         assert f"\n{package}=={told[row][1].partition(';')[0]}\n" in constraints
-    assert project["version"].startswith(re.findall(r"This is version (\d+\.\d+)\.", page("docs/evaluating.md"))[0])
+    assert project["version"].startswith(
+        re.findall(r"This is version (\d+\.\d+)\.", page("docs/choose/evaluating.md"))[0]
+    )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -188,6 +196,12 @@ def test_the_site_and_the_pages_name_the_repository_that_the_package_names() -> 
         assert all(address.startswith(f"{SOURCE}/") for address in named), path.name
 
 
+def test_no_folder_of_the_docs_has_more_than_nine_entries_and_no_page_is_outside_the_folders_but_the_first() -> None:
+    folders = [ROOT / "docs", *(path for path in (ROOT / "docs").rglob("*") if path.is_dir())]
+    assert not [folder.name for folder in folders if len(list(folder.iterdir())) > 9]
+    assert [path.name for path in (ROOT / "docs").glob("*.*")] == ["index.md"]
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.svg")), ids=lambda path: path.name)
 def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -196,12 +210,12 @@ def test_a_picture_is_whole_and_loads_nothing_from_elsewhere(path: Path) -> None
 
 
 def test_the_picture_of_an_attempt_has_its_phases_and_its_verdicts() -> None:
-    shown = set(re.findall(r'font-weight="600"[^>]*>([^<]+)<', page("docs/attempt.svg")))
+    shown = set(re.findall(r'font-weight="600"[^>]*>([^<]+)<', page("docs/images/attempt.svg")))
     assert {"submitted", QUEUED, PROVISIONING, "preparing", "running"} <= shown
     assert {wire.COMMITTED, wire.ABORTED, wire.CLOSED} <= shown
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("add-*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("add-*.md")), ids=lambda path: path.name)
 def test_every_file_and_test_that_a_how_to_page_names_is_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     tracked = r"(?:kinetic_orchestration|dagster_kinetic|airflow_kinetic|tests|docs)/[\w./-]*"
@@ -224,7 +238,7 @@ API = {
 
 @pytest.mark.parametrize("package", API)
 def test_every_public_name_is_on_its_page_of_the_api(package: str) -> None:
-    text = page(f"docs/api/{API[package]}.md")
+    text = page(f"docs/reference/api/{API[package]}.md")
     tree = ast.parse(page(f"{package.replace('.', '/')}/__init__.py"))
     public = next(
         ast.literal_eval(node.value)
@@ -236,7 +250,7 @@ def test_every_public_name_is_on_its_page_of_the_api(package: str) -> None:
 
 
 def test_each_protocol_of_a_platform_is_on_its_page_of_the_api() -> None:
-    text = page("docs/api/platforms.md")
+    text = page("docs/reference/api/platforms.md")
     assert "\n::: kinetic_orchestration.platforms.backend.Backend\n" in text
     assert "\n::: kinetic_orchestration.platforms.store.Store\n" in text
 
@@ -246,7 +260,7 @@ ROOMS = ("api", "cli", "host", "jobs", "packaging", "plan", "platforms", "progra
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> None:
-    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", page("docs/architecture.md"), re.M))
+    rows = dict(re.findall(r"^\| `([a-z_/]+)/` \| (.*) \|$", page("docs/develop/architecture.md"), re.M))
     folders = {path.parent for path in (PACKAGE / room).rglob("[a-z]*.py")}
     assert folders
     for folder in folders:
@@ -257,7 +271,7 @@ def test_every_module_of_a_room_is_in_its_folders_row_of_the_map(room: str) -> N
 
 
 def test_every_module_of_the_emulator_is_on_the_map() -> None:
-    text = page("docs/architecture.md")
+    text = page("docs/develop/architecture.md")
     folder = PACKAGE / "testing"
     for module in folder.rglob("[a-z]*.py"):
         name = module.relative_to(folder).with_suffix("").as_posix()  # of a module in a folder, with the folder
@@ -267,7 +281,9 @@ def test_every_module_of_the_emulator_is_on_the_map() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> None:
-    (tmp_path / "test_training.py").write_text(programs("docs/emulator.md")["test_training.py"], encoding="utf-8")
+    (tmp_path / "test_training.py").write_text(
+        programs("docs/pipelines/emulator.md")["test_training.py"], encoding="utf-8"
+    )
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(tmp_path / "test_training.py")]
     done = subprocess.run(
         command,
@@ -281,7 +297,7 @@ def test_the_emulators_first_test_passes_as_the_page_has_it(tmp_path: Path) -> N
 
 
 def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
-    (tmp_path / "connect.py").write_text(programs("docs/emulator.md")["connect.py"], encoding="utf-8")
+    (tmp_path / "connect.py").write_text(programs("docs/pipelines/emulator.md")["connect.py"], encoding="utf-8")
     with Emulator(hosts=False) as cloud:
         cloud.environ()
         named = {name: value for name, value in os.environ.items() if not name.startswith(("KINETIC_", "GOOGLE_"))}
@@ -302,7 +318,7 @@ def test_a_client_of_ones_own_connects_as_the_page_says(tmp_path: Path) -> None:
 def test_the_methods_that_the_emulator_does_not_serve_are_in_its_table_with_the_reason() -> None:
     told = {
         (f"{api}.{method}", why)
-        for api, methods, why in rows(page("docs/emulator.md"), "### Methods that are not served")[1:]
+        for api, methods, why in rows(page("docs/pipelines/emulator.md"), "### Methods that are not served")[1:]
         for method in methods.replace("`", "").split(", ")
     }
     assert told == {(f"{row.resource}.{method}", row.why) for row in unserved.TABLE for method in row.methods}
@@ -318,7 +334,7 @@ def test_each_page_says_at_its_top_on_what_it_was_proven(path: Path) -> None:
     assert PROVEN in "\n".join(path.read_text(encoding="utf-8").splitlines()[:12])
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/evaluating.md", "docs/cloud-tpu.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/choose/evaluating.md", "docs/cloud/cloud-tpu.md"])
 def test_where_somebody_chooses_it_is_said_what_ends(name: str) -> None:
     chosen = page(name).partition("## Where it runs")[2] if name == "README.md" else page(name)
     assert re.search(r"fixes only.{0,40}ends at v6e", chosen, re.S)
@@ -357,7 +373,7 @@ def test_the_project_says_alpha() -> None:
 
 
 def test_every_cell_of_the_comparison_has_its_source_and_what_was_not_proven_comes_first() -> None:
-    text = page("docs/comparison.md")
+    text = page("docs/choose/comparison.md")
     tables = [table for table in re.split(r"\n## .*\n", text)[1:] if table.strip()]
     assert len(tables) == 2
     for table in tables:

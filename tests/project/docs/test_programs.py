@@ -46,5 +46,5 @@ def test_a_program_that_another_imports_is_on_the_same_page() -> None:
 
 
 def test_a_fence_within_a_list_is_found_without_its_indentation() -> None:
-    assert any(block.startswith("import kinetic_orchestration") for block in blocks("docs/training.md"))
+    assert any(block.startswith("import kinetic_orchestration") for block in blocks("docs/training/training.md"))
     assert all(not block.startswith(" ") for name in NAMES for block in blocks(name))

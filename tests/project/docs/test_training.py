@@ -1,4 +1,4 @@
-"""docs/training.md: its programs run, and its tables say what is there."""
+"""docs/training/training.md: its programs run, and its tables say what is there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_program_runs(file: str, expected: str, home: Path, tmp_path: Path)
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
-    (folder / file).write_text(programs("docs/training.md")[file])
+    (folder / file).write_text(programs("docs/training/training.md")[file])
     done = subprocess.run(
         [sys.executable, file], cwd=folder, capture_output=True, text=True, timeout=500,
         env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
@@ -34,7 +34,7 @@ def test_each_program_runs(file: str, expected: str, home: Path, tmp_path: Path)
 
 
 def test_there_is_a_row_for_every_option() -> None:
-    table = page("docs/training.md").partition("\n## Options\n")[2].partition("\n## ")[0]
+    table = page("docs/training/training.md").partition("\n## Options\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     told = {name: row[2].strip() for row in rows for name in re.findall(r"`(\w+)`", row[1])}
     of_loop = inspect.signature(kinetic.Training).parameters

@@ -135,7 +135,7 @@ def test_a_folder_with_more_than_nine_entries_has_a_reason() -> None:
 
 
 def test_the_page_has_the_sections_of_the_benchmarks_and_the_figures_that_have_targets() -> None:
-    text = page("docs/figures.md")
+    text = page("docs/choose/figures.md")
     line = next(line for line in text.splitlines() if line.startswith(".venv/bin/python tests/benchmarks/run.py"))
     assert re.findall(r"\[(\w+)\]", line) == list(run.SECTIONS)
     part = text.partition("## Structure")[2].partition("\n## ")[0]

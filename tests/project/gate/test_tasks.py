@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.pages import ROOT, SOURCE, page
 
-PAGES = ["CONTRIBUTING.md", "docs/developing.md", "docs/releasing.md"]
+PAGES = ["CONTRIBUTING.md", "docs/develop/developing.md", "docs/develop/releasing.md"]
 WORKFLOWS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
 
 

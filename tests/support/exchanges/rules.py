@@ -34,7 +34,7 @@ SYSTEM = "tpu.v2"
 """https://cloud.google.com/apis/docs/system-parameters: those that this document names for each of its methods are of
 all APIs, also of those whose documents name fewer; and each may have a $ before its name."""
 ALT = re.compile(r"json(;enum-encoding=int)?|media", re.IGNORECASE)
-"""google-cloud-tpu itself sends `$alt=json;enum-encoding=int`. For the case of letters see docs/emulator.md."""
+"""google-cloud-tpu itself sends `$alt=json;enum-encoding=int`. For the case of letters see docs/pipelines/emulator.md."""
 UPLOAD_ID = {"upload_id": {"type": "string"}}
 """https://cloud.google.com/storage/docs/performing-resumable-uploads: Google's own addresses of uploads name them."""
 NUMBERS = ("int64", "uint64")

@@ -1,4 +1,4 @@
-"""Every public name of Keras Kinetic becomes what docs/keras-kinetic.md says."""
+"""Every public name of Keras Kinetic becomes what docs/reference/keras-kinetic.md says."""
 
 from __future__ import annotations
 
