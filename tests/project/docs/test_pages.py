@@ -166,12 +166,17 @@ def test_the_versions_to_choose_by_are_those_of_the_project() -> None:
     )
 
 
+def targets(text: str) -> list[str]:
+    """Return where the links and pictures of a page lead, those of its reference definitions included."""
+    return re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text) + re.findall(r"(?m)^\[[^]]+\]: (\S+)$", text)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
+    for target in targets(text):
         name, _, anchor = target.partition("#")
-        if ours := re.fullmatch(rf"{re.escape(SOURCE)}/(blob|tree)/main/(.+)", name):
+        if ours := re.fullmatch(rf"{re.escape(SOURCE)}/(blob|raw|tree)/main/(.+)", name):
             there = ROOT / ours[2]
             assert there.is_dir() if ours[1] == "tree" else there.is_file(), f"{path.name} links to {target}"
         elif "://" in target:
@@ -187,11 +192,20 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in map(slug, headings), f"{path.name} links to {target}"
 
 
+def test_each_link_of_the_readme_is_a_whole_address_and_has_its_definition() -> None:
+    """A package index shows README without the files beside it."""
+    text = page("README.md")
+    assert all(target.startswith("https://") for target in targets(text))
+    defined = re.findall(r"(?m)^\[([^]]+)\]: ", text)
+    used = {mark or shown for shown, mark in re.findall(r"\[([^]\n]+)\]\[([^]\n]*)\]", text)}
+    assert used == set(defined) and len(defined) == len(set(defined))
+
+
 def test_the_site_and_the_pages_name_the_repository_that_the_package_names() -> None:
     assert f"\nrepo_url: {SOURCE}\n" in page("mkdocs.yml")
     for path in PAGES:
         named = re.findall(
-            r"https://[^/\s]+/[^/\s]+/kinetic-orchestration/(?:blob|tree)/", path.read_text(encoding="utf-8")
+            r"https://[^/\s]+/[^/\s]+/kinetic-orchestration/(?:blob|raw|tree)/", path.read_text(encoding="utf-8")
         )
         assert all(address.startswith(f"{SOURCE}/") for address in named), path.name
 
