@@ -308,11 +308,11 @@ def _worker(kind: str, *arguments: str, **options: Any) -> subprocess.Popen[str]
 def _trigger(job_id: str, spec: str = "") -> Any:
     """A trigger as a triggerer creates it from the database."""
     from airflow_kinetic.shared.configuration import DEFAULT_CONNECTION
-    from airflow_kinetic.shared.location import Place
+    from airflow_kinetic.shared.location import JobLocation
     from airflow_kinetic.triggers.kinetic import KineticJobTrigger
     from kinetic_orchestration.plan.values import Cursor
 
-    place, cursor = Place.here(DEFAULT_CONNECTION, None)._asdict(), Cursor()._replace(spec=spec).to_json()
+    place, cursor = JobLocation.resolve(DEFAULT_CONNECTION, None)._asdict(), Cursor()._replace(spec=spec).to_json()
     made = KineticJobTrigger(job_id=job_id, place=place, cursor=cursor, deferred=time.time())
     return KineticJobTrigger(**json.loads(json.dumps(made.serialize()[1])))
 

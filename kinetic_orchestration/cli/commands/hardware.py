@@ -96,7 +96,7 @@ def prices(arguments: Namespace) -> int:
     here = settings.load(store="", deployment="local")  # of no store
     listed = here.listed
     if arguments.refresh:
-        from kinetic_orchestration.platforms.google import billing_catalog
+        from kinetic_orchestration.platforms.google.rest import billing_catalog
 
         with working("asking Google's Billing Catalog"):
             fetched = billing_catalog.fetch(here, listed)

@@ -1,4 +1,4 @@
-"""Keras Kinetic's public names that differ here, and their equivalents: the table behind docs/reference/keras-kinetic.md.
+"""Keras Kinetic's public names that differ here, and their equivalents, as docs/reference/keras-kinetic.md lists them.
 
 `OTHER` has another meaning or name, `ABSENT` does not exist here and names the alternative. All other names mean
 the same. Parameters and methods of absent names need no entry of their own. Names and facts only; the names were read

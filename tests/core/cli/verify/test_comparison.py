@@ -161,7 +161,7 @@ def test_what_takes_longer_than_the_code_allows_is_a_line_for_its_longest() -> N
 
 
 def test_a_second_recording_adds_and_takes_nothing_away() -> None:
-    from tests.verify import recorded  # it imports Google's client
+    from tests.core.cli.verify import recorded  # it imports Google's client
 
     both = recorded.merged(EMULATOR, comparison.facts([entry("tpu GetNode", {"state": "READY", "spot": True})], [], []))
     assert both.fields["tpu GetNode · OK · READY"]["apiVersion"] == comparison.ALWAYS

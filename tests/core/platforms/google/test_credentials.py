@@ -21,8 +21,8 @@ from google.oauth2 import service_account
 
 from kinetic_orchestration.errors import CredentialsError, Denied
 from kinetic_orchestration.platforms.google import credentials as module
+from kinetic_orchestration.platforms.google import retries
 from kinetic_orchestration.platforms.google.credentials import as_now, credentials, handed_in, project
-from kinetic_orchestration.platforms.google.storage import requests
 from kinetic_orchestration.platforms.google.storage.store import open_gcs
 from kinetic_orchestration.testing.storage.server import StorageServer
 
@@ -249,7 +249,7 @@ def test_credentials_that_were_revoked_say_what_helps(
         began = time.monotonic()
         with handed_in(robot), pytest.raises(CredentialsError, match=r"Invalid JWT Signature.*application-default"):
             open_gcs(address, "prod")
-        assert time.monotonic() - began < requests.PATIENCE / 2
+        assert time.monotonic() - began < retries.PATIENCE / 2
         assert storage.calls == []
 
 
