@@ -36,9 +36,9 @@ def be_the_guard(assignment: Assignment, lock: int, agent: int, private: dict[st
     processes.end_descendants(guard)
     try:
         if status != 0:
-            speak_for(assignment, private, os.waitstatus_to_exitcode(status))
+            report_for(assignment, private, os.waitstatus_to_exitcode(status))
     finally:
-        leave(assignment)
+        clean_up(assignment)
         os._exit(0)
 
 
@@ -54,16 +54,16 @@ def be_the_agent(
     except Exception:
         import traceback
 
-        speak_for(assignment, private, code, traceback.format_exc())
+        report_for(assignment, private, code, traceback.format_exc())
     finally:
         if os.getppid() != guard:  # it was killed, and what it would have done is left to us
             if code:
-                speak_for(assignment, private, code)
-            leave(assignment)
+                report_for(assignment, private, code)
+            clean_up(assignment)
         os._exit(code)
 
 
-def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
+def report_for(assignment: Assignment, private: dict[str, dict[str, str]], code: int, evidence: str = "") -> None:
     """Report in place of an agent that died, immediately, so that no process waits for it."""
     from kinetic_orchestration.host.host import Host
     from kinetic_orchestration.protocol import wire
@@ -73,7 +73,7 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
         evidence = f"the disk of the store stayed full ({assignment.store})\n{evidence}"
     host = Host(assignment, private)
     how = f"by {processes.signal_name(-code)}" if code < 0 else f"with exit code {code}"
-    host.speak(
+    host.write_verdict(
         wire.Verdict(
             wire.ABORTED, assignment.boot + "/guard", time.time(),
             cause=wire.PREEMPTION if code == -signal.SIGTERM else wire.INFRASTRUCTURE, host=assignment.host,
@@ -84,15 +84,15 @@ def speak_for(assignment: Assignment, private: dict[str, dict[str, str]], code: 
         mark_full(lock_of(assignment), False)
 
 
-def leave(assignment: Assignment) -> None:
+def clean_up(assignment: Assignment) -> None:
     """Remove everything of this host from the machine, and the machine itself if it was made for this host. The lock's
     file stays, as a mark, if a full disk prevented the last message.
     """
     remove_tree(os.path.join(assignment.run, f"host-{assignment.host}"))
     if assignment.resource:
-        from kinetic_orchestration.host.machine.self_delete import retire
+        from kinetic_orchestration.host.machine.self_delete import delete_own_slice
 
-        retire(assignment)
+        delete_own_slice(assignment)
     if is_marked_full(lock_of(assignment)):
         return
     try:

@@ -1,4 +1,4 @@
-"""Agent of one host of one attempt: prepares, has the program run (`minder`), and obeys the rules.
+"""Agent of one host of one attempt: prepares, has the program run (`supervisor`), and follows the rules.
 
 One loop: move the program's output, read the records, decide (`rules`), act. It needs the store and nothing else; the
 submitter may be gone.
@@ -20,8 +20,8 @@ from kinetic_orchestration.host.devices.reports import Reports
 from kinetic_orchestration.host.machine.machine import Promise, Unplaced
 from kinetic_orchestration.host.machine.open_machine import machine_of
 from kinetic_orchestration.host.process import pipes
-from kinetic_orchestration.host.process.environ import orders
-from kinetic_orchestration.host.process.supervisor import Minder
+from kinetic_orchestration.host.process.environ import start_message
+from kinetic_orchestration.host.process.supervisor import Supervisor
 from kinetic_orchestration.host.view.open_records import open_view
 from kinetic_orchestration.protocol import names, rules, wire
 from kinetic_orchestration.protocol.assignment import Assignment
@@ -60,9 +60,9 @@ class Host:
         self._task: Task | None = None
         self.opening = Opening(assignment, self.view, self.machine)
         self.reports = Reports(assignment, self.view, self._note)
-        self.minder = Minder(assignment, self.scratch, self.log, self.reports.hear)
+        self.supervisor = Supervisor(assignment, self.scratch, self.log, self.reports.hear)
         if started is not None:
-            self.minder.take_on(started)
+            self.supervisor.adopt(started)
         self.preempted = ""  # the notice
         self.cancelled = ""  # the reason
         self.shares_machine = True  # with the other hosts, also where each is an imitation of a machine
@@ -87,7 +87,7 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self.minder.wake_out, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.supervisor.wake_out, warn_on_full_buffer=False)
         try:
             os.makedirs(self.scratch, exist_ok=True)
             processes.adopt_orphans()
@@ -109,14 +109,14 @@ class Host:
         within = 0.0
         while True:
             self._pump(within)
-            self._look()
+            self._poll()
             move = rules.decide(self._view())
             if isinstance(move, rules.Start):
                 self._start()
             elif isinstance(move, rules.Abort):
                 if move.cause == wire.PREEMPTION:
                     # Before a word to the store, which may take longer than the machine has left.
-                    self.minder.ask_to_end(move.cause, rules.GRACE[move.cause])
+                    self.supervisor.ask_to_end(move.cause, rules.GRACE[move.cause])
                 self._decide(move.cause, move.reason, move.host)
             elif isinstance(move, rules.Commit):
                 self._commit()
@@ -150,8 +150,8 @@ class Host:
     def _open(self) -> None:
         """Open the host. Other hosts may see each step, so the order counts."""
         self._task = self.opening.read()
-        self.minder.command, self.minder.emulated = bool(self.task.argv), self.task.emulated
-        self.reports.entitle(self.task.name)
+        self.supervisor.command, self.supervisor.emulated = bool(self.task.argv), self.task.emulated
+        self.reports.set_title(self.task.name)
         self.machine.begin(self.task)
         self._keep_or_end_program()
         self.shares_machine = self.opening.shares_machine()
@@ -170,8 +170,8 @@ class Host:
     def _keep_or_end_program(self) -> None:
         """Keep or end a process that was started for the program before it was known what to run, and in what."""
         foreign = any(name in os.environ for name in pipes.FOREIGN)
-        if self.minder.child and not self.machine.suits(self.task, self.minder.python, foreign=foreign):
-            self.minder.drop()
+        if self.supervisor.child and not self.machine.suits(self.task, self.supervisor.python, foreign=foreign):
+            self.supervisor.drop()
 
     def _on_notice(self, text: str) -> None:
         self.preempted = self.preempted or text
@@ -179,7 +179,7 @@ class Host:
         self._wake()
 
     def _wake(self) -> None:
-        self.minder.wake()
+        self.supervisor.wake()
 
     def _preparing(self) -> Preparation:
         from kinetic_orchestration.host.prepare.preparation import Preparation
@@ -192,50 +192,52 @@ class Host:
     # ---- run ---------------------------------------------------------------------------------------------
 
     def _spawn(self, python: str, kind: str) -> None:
-        self.minder.spawn(python, kind, self.preparation.secrets(), isolated=self.task.environment is not None)
+        self.supervisor.spawn(python, kind, self.preparation.secrets(), isolated=self.task.environment is not None)
 
     def _start_ahead(self) -> None:
         """Start Python while code or data are still being fetched."""
         python, failed = self.preparation.python, self.exit or self.preparation.unready
-        if python and not self.task.argv and not self.minder.running and failed is None and self.verdict is None:
-            if self.minder.child and self.minder.python != python:
-                self.minder.drop()
-            if not self.minder.child:
+        if python and not self.task.argv and not self.supervisor.running and failed is None and self.verdict is None:
+            if self.supervisor.child and self.supervisor.python != python:
+                self.supervisor.drop()
+            if not self.supervisor.child:
                 self._spawn(python, pipes.FUNCTION)
 
     def _start(self) -> None:
         task, ready = self.task, self.preparation.ready
         assert ready is not None
-        if self.minder.child and not task.argv and self.minder.python != ready.python:
-            self.minder.drop()
-        if not self.minder.child:
+        if self.supervisor.child and not task.argv and self.supervisor.python != ready.python:
+            self.supervisor.drop()
+        if not self.supervisor.child:
             if task.argv:  # what it becomes may be older than the agent is able to run, or no Python at all
                 self._spawn(sys.executable, pipes.COMMAND)
             else:
                 self._spawn(ready.python, pipes.FUNCTION)
         extra = {**self.preparation.compile_cache(), "KINETIC_ATTEMPT": str(self.at.attempt - self.promise.moved)}
         place = self.preparation.addresses, self.peers.ports(self.shares_machine)
-        message = orders(self.at, task, ready, *place, extra, self.minder.files, sys.path[0], copies.environ())
+        message = start_message(
+            self.at, task, ready, *place, extra, self.supervisor.files, sys.path[0], copies.environ()
+        )
         message["env"] = {**self.preparation.secrets(), **message["env"]}  # a process that was started ahead lacks them
-        self.minder.begin(message)
-        self.run_began = self.minder.active
+        self.supervisor.begin(message)
+        self.run_began = self.supervisor.active
         self._set_state(wire.RUNNING)
         self.reports.begin(task, ready.python, message["env"])
 
     def _pump(self, within: float) -> None:
         """Move the program's output into the log for up to `within` seconds; return early when anything happens."""
-        for pid, status in self.minder.pump(within):
+        for pid, status in self.supervisor.pump(within):
             self.reports.ended(pid)
-            if pid == self.minder.child:
+            if pid == self.supervisor.child:
                 self._on_exit(os.waitstatus_to_exitcode(status))
 
     def _on_exit(self, code: int) -> None:
         """Handle the program's exit: read its last output, then that of the processes it left running."""
         self.reports.stop()
-        self.minder.last_words()
-        if not self.minder.running:
+        self.supervisor.read_remaining()
+        if not self.supervisor.running:
             if not self.preparation.python:  # it was only a guess, such as a command of that name which is no Python
-                self.minder.give_up()
+                self.supervisor.give_up()
             elif self.exit is None and self.verdict is None:
                 reason = f"the program's process ended with exit code {code} before it was told to start"
                 self.exit = rules.Exit(code or 1, wire.INFRASTRUCTURE, reason)
@@ -250,53 +252,53 @@ class Host:
         if self.at.host in self.peers.exits:
             return
         self.log.flush()  # whoever sees the exit finds all that was said before it
-        self.peers.ended(self.exit.code)
+        self.peers.record_exit(self.exit.code)
         if self.at.hosts > 1:
-            self.view.keep_exit(wire.encode({"code": self.exit.code}))
+            self.view.write_exit(wire.encode({"code": self.exit.code}))
 
     def _blamed(self, exit_: rules.Exit) -> rules.Exit:
         """Return the exit with its cause: a failure of the program may be its machine's."""
         if exit_.code == 0 or exit_.cause != wire.USER or not self.machine.is_own:
             return exit_
         self.preempted = self.preempted or self.machine.notice()
-        return outcome.blame_driver(exit_, self._report(), self.minder.tail)
+        return outcome.blame_driver(exit_, self._report(), self.supervisor.tail)
 
     def _report(self) -> rules.Report | None:
-        return self.minder.report()
+        return self.supervisor.report()
 
-    # ---- look and decide ---------------------------------------------------------------------------------
+    # ---- poll and decide ---------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Take in what others have written."""
-        self.outcome.look()
+        self.outcome.read_verdict()
         self.cancelled = ""
         if (data := self.view.cancel()) is not None:
             self.cancelled = wire.reason_of_cancel(data)
-        self.peers.look(running=self.minder.running)
+        self.peers.read_states(running=self.supervisor.running)
         if self.owners is not None:
-            goes_on = not self.cancelled and self.verdict is None
-            self.cancelled = self.owners.look(goes_on=goes_on) or self.cancelled
+            continues = not self.cancelled and self.verdict is None
+            self.cancelled = self.owners.check(continues=continues) or self.cancelled
         if self.exit is None:
-            self.exit = self.preparation.unready or self._mute()
-        if self.minder.running:
+            self.exit = self.preparation.unready or self._refused_beat()
+        if self.supervisor.running:
             if self.exit is None:
-                self._hear_report()
-            self.peers.look_at_beats()
-        listens = self.minder.running and self.exit is None
-        if told := self.silence.look(self.minder.active, self.task.stall, listens=listens):
-            self._note(told)
+                self._read_report()
+            self.peers.read_beats()
+        listens = self.supervisor.running and self.exit is None
+        if message := self.silence.measure(self.supervisor.active, self.task.stall, listens=listens):
+            self._note(message)
             self._dump_stacks()
 
-    def _hear_report(self) -> None:
+    def _read_report(self) -> None:
         """Read the report of a program that has not exited yet, and may never exit if its function failed."""
         report = self._report()
         if report is not None and report.code != 0:
             self.exit = self._blamed(rules.exit_of_report(report))
             self._record_exit()
-        elif report is not None or self.minder.waits():
-            self.peers.has_returned()
+        elif report is not None or self.supervisor.waits():
+            self.peers.record_return()
 
-    def _mute(self) -> rules.Exit | None:
+    def _refused_beat(self) -> rules.Exit | None:
         denied, cause = self.view.denied()
         if not denied:
             return None
@@ -313,7 +315,7 @@ class Host:
             preempted=self.preempted,
             owner_silence=0.0 if self.owners is None else self.owners.silence,
             prepared=self.preparation.ready is not None,
-            running=self.minder.running,
+            running=self.supervisor.running,
             started=frozenset(self.peers.started),
             exit=self.exit,
             echo=self._is_echo(),
@@ -322,10 +324,10 @@ class Host:
             quiet=self.peers.ages_of_beats(),
             barrier_age=now - self.began,
             barrier_limit=self.task.provision,
-            run_age=now - self.run_began if self.minder.running else 0.0,
+            run_age=now - self.run_began if self.supervisor.running else 0.0,
             run_limit=self.promise.limit(self.task.run, self.run_began - self.began),
             run_limit_of=", for which limits.cost pays" if self.promise.affordable else "",
-            silence=self.silence.seconds if self.minder.running else 0.0,
+            silence=self.silence.seconds if self.supervisor.running else 0.0,
             stall_limit=stall_limit,
             stall_limit_of=stall_limit_of,
         )
@@ -333,7 +335,7 @@ class Host:
     def _is_echo(self) -> bool:
         if self.exit is None or self.exit.code == 0:
             return False
-        return outcome.is_echo(self.exit, self._report(), self.minder.tail, self.at.hosts)
+        return outcome.is_echo(self.exit, self._report(), self.supervisor.tail, self.at.hosts)
 
     def _decide(self, cause: str, reason: str, host: int) -> None:
         failure = None
@@ -341,16 +343,18 @@ class Host:
             report = self._report()
             if report is not None and report.kind == "tampered":
                 self.preparation.discard_payload()
-            failure = self.outcome.failure(report, reason, self.exit, self.minder.tail, self.minder.files["outcome"])
+            failure = self.outcome.failure(
+                report, reason, self.exit, self.supervisor.tail, self.supervisor.files["outcome"]
+            )
         elif cause == wire.STALL:
             self._dump_stacks()
         self.outcome.abort(cause, reason, host, failure)
 
     def _commit(self) -> None:
         _, ended = self.peers.exits[self.at.host]
-        self.outcome.try_to_commit(self._report(), ended, self.minder.files["outcome"])
+        self.outcome.try_to_commit(self._report(), ended, self.supervisor.files["outcome"])
 
-    def speak(self, verdict: wire.Verdict) -> None:
+    def write_verdict(self, verdict: wire.Verdict) -> None:
         """Write a verdict for a host whose agent no longer can, from a process that never opened the host."""
         self.outcome.write(verdict)
         self._farewell(cut=True)
@@ -359,16 +363,16 @@ class Host:
 
     def _end(self, grace: float) -> None:
         """End the program: ask, wait, then SIGKILL all descendants of this host."""
-        if self.verdict is not None and self.verdict.cause == wire.STALL and self.minder.child:
+        if self.verdict is not None and self.verdict.cause == wire.STALL and self.supervisor.child:
             self._dump_stacks()
-        if self.minder.child and grace:
-            self.minder.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
+        if self.supervisor.child and grace:
+            self.supervisor.ask_to_end(self.verdict.cause if self.verdict is not None else "", grace)
             deadline = time.monotonic() + grace
-            while self.minder.lives() and time.monotonic() < deadline:
+            while self.supervisor.is_alive() and time.monotonic() < deadline:
                 self._pump(min(TICK, grace))
                 self._beat()
         self.reports.stop()
-        if left := self.minder.kill():
+        if left := self.supervisor.kill():
             self._note(f"processes {left} did not end")
 
     def _farewell(self, cut: bool = False) -> None:
@@ -397,12 +401,12 @@ class Host:
         offset = self.records.now() - time.monotonic()
         spans = {} if self._preparation is None else self._preparation.spans()
         prepared = {what: [began + offset, ended + offset] for what, (began, ended) in spans.items()}
-        return {"prepared": prepared, "spent": self.minder.spent}
+        return {"prepared": prepared, "spent": self.supervisor.spent}
 
     # ---- small things ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        (at, before), news = self.beaten, (self.state, self.minder.lacks_room())
+        (at, before), news = self.beaten, (self.state, self.supervisor.lacks_room())
         now = time.monotonic()
         if news == before and now - at < BEAT:
             return
@@ -416,15 +420,15 @@ class Host:
             self.at.boot,
             self.log.segment,
             self.log.offset,
-            self.records.now() - (time.monotonic() - self.minder.active),
-            **self.minder.shown(),
+            self.records.now() - (time.monotonic() - self.supervisor.active),
+            **self.supervisor.shown(),
             exit=None if ended is None else ended[0],
             returned=self.at.host in self.peers.returned,
             verdict=self.verdict is not None,
             began=self._ran().get("began", 0.0),
             devices=self.reports.newest,
-            spent=self.minder.spent or None,
-            full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.minder.lacks_room() else None,  # in one line
+            spent=self.supervisor.spent or None,
+            full=repr(self.scratch)[1:-1][:LONGEST_PATH] if self.supervisor.lacks_room() else None,  # in one line
         )
 
     def _set_state(self, state: str) -> None:
@@ -435,11 +439,11 @@ class Host:
         self.preempted = f"this host received {processes.signal_name(number)}"
 
     def _dump_stacks(self) -> None:
-        waited = self.minder.ask_for_stacks()
+        waited = self.supervisor.ask_for_stacks()
         deadline = time.monotonic() + 5.0
-        while waited and self.minder.child and not self.preempted and time.monotonic() < deadline:
+        while waited and self.supervisor.child and not self.preempted and time.monotonic() < deadline:
             self._pump(0.02)
-            waited -= self.minder.read_stacks()
+            waited -= self.supervisor.read_stacks()
 
     def _note(self, text: str) -> None:
         self.log.write(frames.NOTE, text.encode() + b"\n")

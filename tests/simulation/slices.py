@@ -270,7 +270,7 @@ class Ground:
         agent, task = SimulatedHost(self, box), self.world.current
         assert task is not None
         try:
-            agent.speak(
+            agent.write_verdict(
                 wire.Verdict(
                     wire.ABORTED, agent.at.boot + "/guard", self.world.now, cause=wire.INFRASTRUCTURE, host=box.index,
                     reason=f"the agent of host {box.index} was ended by SIGKILL",
@@ -302,8 +302,8 @@ class SimulatedHost(host.Host):
             f"{place.intent.boot}/{box.index}", "/simulated", "/simulated", "", "A=b",
         )  # fmt: skip
         super().__init__(at, {}, view=FileView(ground.store, at, _Silence()))  # type: ignore[arg-type]
-        os.close(self.minder.wake_in)
-        os.close(self.minder.wake_out)
+        os.close(self.supervisor.wake_in)
+        os.close(self.supervisor.wake_out)
         self.ground, self.world, self.box = ground, ground.world, box
         self.program: Program | None = None
         self.looked = 0.0
@@ -330,9 +330,9 @@ class SimulatedHost(host.Host):
     def _preparing(self) -> Preparation:
         return SimulatedPreparation(self)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self.looked = self.world.now
-        super()._look()
+        super()._poll()
         if self.verdict is not None and self.box.zombie:
             self.world.reached.add("a zombie found a verdict")
 
@@ -353,7 +353,7 @@ class SimulatedHost(host.Host):
         stuck = self.box.fate == "stuck" and not self.ground.calm
         if stuck:
             self.ground._harm(self.box, "stuck")
-        self.minder.child = 1 << 40  # no process has this id
+        self.supervisor.child = 1 << 40  # no process has this id
         self.program = Program(
             ends=float("inf") if stuck else self.world.now + draw.choice(self.ground.durations) * draw.random(),
             code=int(draw.random() < self.ground.user_failure / self.at.hosts),
@@ -361,21 +361,21 @@ class SimulatedHost(host.Host):
             stuck=stuck,
             reaction=draw.choice((0.1, 3.0, 60.0)),
         )
-        self.minder.running = True
-        self.run_began = self.minder.active = time.monotonic()
+        self.supervisor.running = True
+        self.run_began = self.supervisor.active = time.monotonic()
         self._set_state(wire.RUNNING)
 
     def _check_alone(self) -> None:
         """Check that an attempt's program finds its devices free on one machine: the previous attempt's has ended."""
         for other in self.ground.running:
-            lives = other.minder.child and other.box.task is not None and not other.box.task.dead
+            lives = other.supervisor.child and other.box.task is not None and not other.box.task.dead
             same = other.at.job == self.at.job and other.box.place.machine == self.box.place.machine
             if lives and same and other.at.attempt != self.at.attempt:
                 raise Violation(f"{self.box.name} starts its program beside that of {other.box.name}")
         self.ground.running.append(self)
 
     def _pump(self, within: float) -> None:
-        now, program = self.world.now, self.program if self.minder.child else None
+        now, program = self.world.now, self.program if self.supervisor.child else None
         waited = 1.0 + min(5.0, (time.monotonic() - self.began) / 20.0)  # agents that wait long look less often
         wake = now + self.ground.poll * waited * (0.05 + self.world.random.random())
         if within > host.TICK:
@@ -386,15 +386,15 @@ class SimulatedHost(host.Host):
         if self.world.now >= program.ends:
             self._on_exit(program.code)
         elif not program.stuck:
-            self.minder.active = time.monotonic()
+            self.supervisor.active = time.monotonic()
 
     def _on_exit(self, code: int) -> None:
-        self.minder.child = 0
+        self.supervisor.child = 0
         truth = self.ground.truth(self.at.job, self.at.attempt)
         truth.exits[self.at.host] = code
         if self.program is not None and self.at.host == 0 and code == 0:
             truth.values.add(self.program.value)
-            self.minder.files["outcome"] = self.program.value
+            self.supervisor.files["outcome"] = self.program.value
             self.ground.on_value()
         if self.exit is None:
             self.exit = self._blamed(rules.exit_of(code, self._report(), command=False))
@@ -402,7 +402,7 @@ class SimulatedHost(host.Host):
         self._record_exit()
 
     def _report(self) -> rules.Report | None:
-        if self.program is None or self.minder.child:
+        if self.program is None or self.supervisor.child:
             return None
         if self.program.code:
             return rules.Report("exception", self.program.code, message="boom")
@@ -418,13 +418,13 @@ class SimulatedHost(host.Host):
     def _end(self, grace: float) -> None:
         if self.box.task is not None and self.box.task.dead:
             raise Killed
-        if self.minder.child and grace and self.program is not None:
+        if self.supervisor.child and grace and self.program is not None:
             deadline = self.world.now + grace
             self.program.ends = min(self.program.ends, self.world.now + self.program.reaction)
-            while self.minder.child and self.world.now < deadline:
+            while self.supervisor.child and self.world.now < deadline:
                 self._pump(deadline - self.world.now)
                 self._beat()
-        self.minder.child = 0
+        self.supervisor.child = 0
 
     def _dump_stacks(self) -> None:
         pass

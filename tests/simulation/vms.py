@@ -193,7 +193,7 @@ class Machine:
         if (
             agent is None
             or agent.program is None
-            or not agent.minder.child
+            or not agent.supervisor.child
             or agent.program.stuck
             or agent.program.echo
         ):
@@ -230,7 +230,7 @@ class Machine:
         if not clean:
             agent = VmHost(self.ground, self, self._assignment())
             try:
-                agent.speak(
+                agent.write_verdict(
                     wire.Verdict(
                         wire.ABORTED, agent.at.boot + "/guard", world.now, cause=wire.INFRASTRUCTURE, host=self.index,
                         reason=f"the agent of host {self.index} was ended by SIGKILL",
@@ -239,7 +239,7 @@ class Machine:
                 world.reached.add("a guard spoke for its agent")
             except RecordsError:
                 pass
-        self_delete.retire(self._assignment())
+        self_delete.delete_own_slice(self._assignment())
 
     # ---- what it may ask -----------------------------------------------------------------------------------
 
@@ -495,8 +495,8 @@ class VmHost(SimulatedHost):
 
     def __init__(self, ground: Any, box: Any, at: Assignment) -> None:
         host.Host.__init__(self, at, {})
-        os.close(self.minder.wake_in)
-        os.close(self.minder.wake_out)
+        os.close(self.supervisor.wake_in)
+        os.close(self.supervisor.wake_out)
         self.ground, self.world, self.box = ground, ground.world, box
         self.program: Program | None = None
         self.looked = 0.0
@@ -519,7 +519,7 @@ class VmHost(SimulatedHost):
         return prepare.Ready("", "", [], [], "", [], [])
 
     def _pump(self, within: float) -> None:
-        now, program = self.world.now, self.program if self.minder.child else None
+        now, program = self.world.now, self.program if self.supervisor.child else None
         left = max(0.5, self.ground.poll * (0.3 + self.world.random.random()))
         if within > host.TICK:
             left = min(left, within)
@@ -534,7 +534,7 @@ class VmHost(SimulatedHost):
             self._on_exit(program.code)
         elif not program.stuck and self.world.random.random() < 0.5:
             self.printed += 1
-            self.minder.write(frames.OUT, f"line {self.printed}\n".encode())
+            self.supervisor.write(frames.OUT, f"line {self.printed}\n".encode())
             self.ground.lines[self.at.job, self.at.attempt, self.at.host] = self.printed
 
     def _hear_others(self, program: Program) -> None:
@@ -554,7 +554,7 @@ class VmHost(SimulatedHost):
         super()._on_exit(code)
 
     def _report(self) -> rules.Report | None:
-        if self.program is not None and not self.minder.child and self.program.code and self.program.echo:
+        if self.program is not None and not self.supervisor.child and self.program.code and self.program.echo:
             self.world.reached.add("a program died of another's death")
             return rules.Report("exception", 1, "ConnectionResetError", ECHO)
         return super()._report()

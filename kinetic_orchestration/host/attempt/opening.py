@@ -60,7 +60,7 @@ class Opening:
         records, name = self._view.records, names.spec(self._at.job)
         if self._promised is None:
             self._promised = Ahead(self._machine.promise, records, in_background=records.parallel > 1)
-        self._placed = Ahead(self._machine.address, in_background=self._machine.asks_ahead)
+        self._placed = Ahead(self._machine.address, in_background=self._machine.requests_address)
         try:
             spec = read_intact(records, name, self._at.spec) if self._spec is None else self._spec.result()
         except TooLarge as error:
@@ -96,7 +96,7 @@ class Opening:
             "boot": self._at.boot,
             "pid": os.getpid(),
             "machine": processes.machine(),
-            **self._machine.life(),
+            **self._machine.start_facts(),
         }
         if self._at.host == 0 and self._at.hosts > 1 and shares_machine:
             record["ports"] = _free_ports(self._at.hosts)

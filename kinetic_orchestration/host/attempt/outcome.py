@@ -33,7 +33,7 @@ class Outcome:
         self._proof, self._prove_at = "", 0.0
         self._uncommitted = 0.0  # since when the value could not be written
 
-    def look(self) -> None:
+    def read_verdict(self) -> None:
         """Read the verdict, in case another host has written it."""
         if self.verdict is None:
             self.verdict = _verdict(self._view.verdict())
@@ -52,7 +52,7 @@ class Outcome:
         else:
             self.verdict = _verdict(read_bounded(records, name))
         records.ring(self.at.job)
-        self._view.stir()
+        self._view.poll_soon()
 
     def abort(self, cause: str, reason: str, host: int, failure: wire.Failure | None = None) -> None:
         self.write(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.protocol.records.base import Record
     from kinetic_orchestration.protocol.wire.task import Task
 
-KEEPER_LOOK = 1.0
+KEEPER_PACE = 1.0
 
 
 class Owner:
@@ -59,11 +59,11 @@ class Owners:
         """Seconds for which the owner has been silent."""
         return 0.0 if self._owner is None else self._owner.silence
 
-    def look(self, *, goes_on: bool) -> str:
+    def check(self, *, continues: bool) -> str:
         """Read the owner's beat. If the job goes on, return why it must end because no process took it, else ""."""
         if self._owner is not None and (beat := self._view.owner()) is not None:
             self._owner.heard(*beat)
-        return self._end_untaken() if self._checks_keeper and goes_on else ""
+        return self._end_untaken() if self._checks_keeper and continues else ""
 
     def _end_untaken(self) -> str:
         """End a job that was handed over and that no process took, and return the reason; "" if it may go on.
@@ -72,7 +72,7 @@ class Owners:
         machine that wakes from its sleep, the process that was to take the job may wake later.
         """
         now = time.monotonic()
-        if now - self._keeper_read < KEEPER_LOOK:
+        if now - self._keeper_read < KEEPER_PACE:
             return ""
         self._keeper_read = now
         if (found := self._view.keeper()) is None:
@@ -82,7 +82,7 @@ class Owners:
             self._keeper_seen = kept.generation, now
         if reason := wire.untaken(kept.data, min(moment - kept.updated, now - self._keeper_seen[1])):
             cancel = {"reason": reason, "by": "host 0", "writer": self._at.boot, "anew": True}
-            with contextlib.suppress(OSError):  # written again at the next look
+            with contextlib.suppress(OSError):  # written again at the next check
                 self._view.records.create(names.cancel(self._at.job), wire.encode(cancel))
                 self._view.records.ring(self._at.job)
                 return reason

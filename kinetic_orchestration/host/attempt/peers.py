@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
 
-LOOK_AT_OTHERS = 5.0
+BEATS_PACE = 5.0
 
 
 class Peers:
@@ -29,7 +29,7 @@ class Peers:
         self._beats: dict[int, tuple[int, float]] = {}  # of the others: generation, and when it was seen to change
         self._read = 0.0  # when the beats were
 
-    def look(self, *, running: bool) -> None:
+    def read_states(self, *, running: bool) -> None:
         """Read which hosts have started and, while this host's program is running, whose programs have ended."""
         if len(self.started) < self._at.hosts:
             for host in range(self._at.hosts):
@@ -40,15 +40,15 @@ class Peers:
                 if host not in self.exits and (code := self._view.exit(host)) is not None:
                     self.exits[host] = (code, time.monotonic())
 
-    def look_at_beats(self) -> None:
+    def read_beats(self) -> None:
         """Measure the silence of the other hosts, if that is due. Time counts by this host's monotonic clock, and only
         while it looks: hosts that were all stopped for a while (a laptop's sleep, a paused container) would take each
         other for dead when they wake.
         """
-        now = self._view.looked()
-        if self._at.hosts == 1 or now - self._read <= LOOK_AT_OTHERS:
+        now = self._view.beats_read_at()
+        if self._at.hosts == 1 or now - self._read <= BEATS_PACE:
             return
-        stopped = now - self._read > LOOK_AT_OTHERS + rules.LOST / 2
+        stopped = now - self._read > BEATS_PACE + rules.LOST / 2
         self._read = now
         for host in range(self._at.hosts):
             generation, beat = self._view.beat_of(host)
@@ -57,11 +57,11 @@ class Peers:
             if host != self._at.host and (stopped or self._beats.get(host, (-1, now))[0] != generation):
                 self._beats[host] = generation, now
 
-    def ended(self, code: int) -> None:
+    def record_exit(self, code: int) -> None:
         """Record that this host's program has ended."""
         self.exits[self._at.host] = (code, time.monotonic())
 
-    def has_returned(self) -> None:
+    def record_return(self) -> None:
         """Record that this host's function has returned, or that its program waits for the others'."""
         self.returned.setdefault(self._at.host, time.monotonic())
 

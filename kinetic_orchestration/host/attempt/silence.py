@@ -41,7 +41,7 @@ class Silence:
             return 0.0, ""
         return rules.DESERTED, f", as {_programs_of(waiting)} done and waiting for the others"
 
-    def look(self, active: float, own: float, *, listens: bool) -> str:
+    def measure(self, active: float, own: float, *, listens: bool) -> str:
         """Measure the silence. Return the message to log before stacks are shown; "" for none.
 
         active: when this host's program showed progress. own: the user's limit. listens: True if the program runs, and

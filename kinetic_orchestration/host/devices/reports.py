@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kinetic_orchestration.host.devices.recorder import Recorder
-    from kinetic_orchestration.host.devices.sampler import Gauges
+    from kinetic_orchestration.host.devices.sampler import Sampler
     from kinetic_orchestration.host.view.view import View
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.wire.task import Task
@@ -42,10 +42,10 @@ class Reports:
         self._program: tuple[str, str, dict[str, str]] = ("", "", {})
         self._began = 0.0
         self._due = float("inf")
-        self._sampler: Gauges | None = None
+        self._sampler: Sampler | None = None
         self._picture: Recorder | None = None  # host 0's
 
-    def entitle(self, name: str) -> None:
+    def set_title(self, name: str) -> None:
         """Give the picture its title."""
         self._title = name
 
@@ -81,7 +81,7 @@ class Reports:
             from kinetic_orchestration.host.devices import sampler
 
             if self._sampler is None:
-                self._sampler = sampler.Gauges(*self._program, now)
+                self._sampler = sampler.Sampler(*self._program, now)
             found = self._sampler.sample(now)
             if self._sampler.note:
                 self._note(self._sampler.note)

@@ -28,7 +28,7 @@ ACCELERATORS = ("tpu", "gpu")
 LONGEST_END = 1.0  # of a reader that was killed: one that hangs in a driver does not end, and its agent has to go on
 
 
-class Gauges:
+class Sampler:
     """Samples the descendants of this process, and its machine's accelerators."""
 
     def __init__(self, kind: str, python: str, environ: Mapping[str, str], now: float) -> None:
@@ -92,7 +92,7 @@ class Gauges:
                 ],
             )  # fmt: skip
         except OSError as error:
-            self._tell(f"{error.strerror}: {python}")
+            self._report_failure(f"{error.strerror}: {python}")
         finally:
             os.close(end)
 
@@ -110,12 +110,12 @@ class Gauges:
 
     def _hear(self, found: dict[str, Any], now: float) -> None:
         if "note" in found:
-            self._tell(str(found["note"]))
+            self._report_failure(str(found["note"]))
         else:
             lists = {key: [float(each) for each in found[key][:MOST_DEVICES]] for key in ("busy", "used", "total")}
             self._devices, self._heard = {"kind": str(found["kind"]), **lists}, now
 
-    def _tell(self, why: str) -> None:
+    def _report_failure(self, why: str) -> None:
         self.note = self.note or f"what the accelerators do is not known: {why}"[:500]
 
 
@@ -143,10 +143,10 @@ def _tree(root: int, besides: int) -> tuple[int, int] | None:
             os.close(stat)
     ended = os.times()
     ticks, pages = int((ended.children_user + ended.children_system) * os.sysconf("SC_CLK_TCK")), 0
-    look = [root]
-    while look:
-        for pid, used, resident in found.get(look.pop(), ()):
+    waiting = [root]
+    while waiting:
+        for pid, used, resident in found.get(waiting.pop(), ()):
             if pid != besides:
                 ticks, pages = ticks + used, pages + resident
-                look.append(pid)
+                waiting.append(pid)
     return ticks, pages

@@ -48,7 +48,7 @@ class Machine:
     is_own = False  # it has no other host, and what fails on it may be its own failure
     vouches = False  # it can prove to others that it said something
     shares_cache = False  # of what JAX compiled, with machines of other jobs
-    asks_ahead = False  # its address is a request away
+    requests_address = False  # its address is a request away
 
     def __init__(self, at: Assignment) -> None:
         self._at = at
@@ -89,7 +89,7 @@ class Machine:
         """Return why the machine is being taken away; "" if it is not."""
         return ""
 
-    def life(self) -> dict[str, float]:
+    def start_facts(self) -> dict[str, float]:
         """Return the facts about its machine that a host records when it starts."""
         return {}
 

@@ -23,7 +23,7 @@ LOOK = 0.25
 SLOWEST_LOOK = 2.0
 
 
-def retire(at: Assignment) -> None:
+def delete_own_slice(at: Assignment) -> None:
     """Returns when the slice is gone, which a process on it does not live to see."""
     from kinetic_orchestration.host.machine import bootstrap
 

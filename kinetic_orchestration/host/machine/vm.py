@@ -25,7 +25,7 @@ class Vm(Machine):
 
     def __init__(self, at: Assignment) -> None:
         super().__init__(at)
-        self.asks_ahead = at.hosts > 1
+        self.requests_address = at.hosts > 1
         self._rights: tuple[Ahead[str], Ahead[dict[str, str]]] | None = None
 
     def promise(self, records: Records) -> Promise | None:
@@ -81,7 +81,7 @@ class Vm(Machine):
     def notice(self) -> str:
         return metadata.notice()
 
-    def life(self) -> dict[str, float]:
+    def start_facts(self) -> dict[str, float]:
         return {"up": _age(self._at.home)}
 
     def vouch(self, claim: str) -> str:

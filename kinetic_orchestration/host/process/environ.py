@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kinetic_orchestration.protocol.wire.task import Task
 
 
-def orders(
+def start_message(
     at: Assignment,
     task: Task,
     ready: Ready,

@@ -31,7 +31,7 @@ LAST_WORDS = 2.0  # for what the program left running and still prints
 EMULATION = b" peer ranks. Expected number of connected peer ranks is"
 
 
-class Minder:
+class Supervisor:
     """Supervisor of one program. Its loop sleeps in `pump`, from which `wake` brings it back."""
 
     command = emulated = False  # of what is to be run, once that is known
@@ -60,10 +60,10 @@ class Minder:
     # ---- its start ---------------------------------------------------------------------------------------
 
     def spawn(self, python: str, kind: str, secrets: dict[str, str], *, isolated: bool) -> None:
-        self.take_on(program.start(python, kind, self._marker, secrets, isolated=isolated))
+        self.adopt(program.start(python, kind, self._marker, secrets, isolated=isolated))
         self.python = python
 
-    def take_on(self, started: program.Program) -> None:
+    def adopt(self, started: program.Program) -> None:
         self.child, self._go = started.pid, started.go
         for end, stream in ((started.out, frames.OUT), (started.err, frames.ERR)):
             os.set_blocking(end, False)
@@ -115,7 +115,7 @@ class Minder:
                 self.write(stream, whole)
         return list(processes.reap())
 
-    def last_words(self) -> None:
+    def read_remaining(self) -> None:
         """Read the last output of a program that has ended, and that of its remaining processes soon after."""
         self.child = 0
         now = time.monotonic()
@@ -199,7 +199,7 @@ class Minder:
             if not isinstance(told, dict):  # torn, when the disk was full
                 continue
             if kind == frames.SPENT:
-                self._hear_spent(told)
+                self._read_spent(told)
                 continue
             if kind != frames.PROFILE:
                 self._log.write(kind, payload)
@@ -211,7 +211,7 @@ class Minder:
         for kind, payloads in heard.items():
             self._hear(kind, payloads)
 
-    def _hear_spent(self, told: dict[str, Any]) -> None:
+    def _read_spent(self, told: dict[str, Any]) -> None:
         spent = {**self.spent, str(told.get("name")): told.get("spent")}
         try:
             wire.SPENT(spent)
@@ -261,7 +261,7 @@ class Minder:
                     os.replace(notice + ".tmp", notice)
             processes.send(-self.child if self.command else self.child, signal.SIGTERM)  # a shell tells nobody
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return True while the program runs, or any process of a command, which may take the same time to end."""
         return bool(self.child) or (self.command and not processes.childless())
 

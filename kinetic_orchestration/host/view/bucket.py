@@ -69,7 +69,7 @@ class BucketView:
         """`wake` is called when something new was seen; `compose` gives this host's beat, on any thread."""
         self.records = records
         self.log = SegmentWriter(
-            records, at.job, at.attempt, at.host, watched=self.watched, begun=self.stir, hosts=at.hosts
+            records, at.job, at.attempt, at.host, watched=self.watched, begun=self.poll_soon, hosts=at.hosts
         )
         self.at = at
         self.trouble = ""
@@ -132,7 +132,7 @@ class BucketView:
         signal = self._seen.signals.get(names.beat(self.at.job, self.at.attempt, host))
         return (0, None) if signal is None else (signal.generation, wire.Beat.read(signal.data))
 
-    def looked(self) -> float:
+    def beats_read_at(self) -> float:
         return self._seen.at
 
     def watched(self) -> bool:
@@ -149,7 +149,7 @@ class BucketView:
     def beat(self, compose: Callable[[], wire.Beat], *, changed: bool) -> None:
         """Show a beat early if it has news; otherwise this host's beats keep their own rate."""
         if changed:
-            self.stir()
+            self.poll_soon()
 
     def denied(self) -> tuple[str, str]:
         """Return why this host cannot write its beat, once the refusal is not transient, and the cause. If it has
@@ -160,7 +160,7 @@ class BucketView:
             return "", ""
         return denied.why, wire.INFRASTRUCTURE if self._written > 1 else wire.CONFIGURATION
 
-    def stir(self) -> None:
+    def poll_soon(self) -> None:
         self._changed = time.monotonic()
         self._due.set()
 
@@ -173,7 +173,7 @@ class BucketView:
         self._shown = (0.0, b"")
         self._show()
 
-    def keep_exit(self, data: bytes) -> None:
+    def write_exit(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # the beat tells the others
             self.records.create(self._own("exit.json"), data)
 

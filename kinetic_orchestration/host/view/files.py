@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from kinetic_orchestration.host.view.retrying_records import Patient
+    from kinetic_orchestration.host.view.retrying_records import RetryingRecords
     from kinetic_orchestration.host.view.view import Log
     from kinetic_orchestration.protocol.assignment import Assignment
     from kinetic_orchestration.protocol.records.base import Record
@@ -67,7 +67,7 @@ class LogWriter:
 class FileView:
     """Reads and writes on request, without a thread."""
 
-    def __init__(self, records: Patient, at: Assignment, log: Log | None = None) -> None:
+    def __init__(self, records: RetryingRecords, at: Assignment, log: Log | None = None) -> None:
         """`log`: of this host; by default it is written to the records."""
         records.waits = functools.partial(mark_full, lock_of(at))
         self.records = records
@@ -108,7 +108,7 @@ class FileView:
             return 0, None
         return (0, None) if record is None else (record.generation, wire.Beat.read(record.data))
 
-    def looked(self) -> float:
+    def beats_read_at(self) -> float:
         """Return when the others' beats were last read, by this machine's monotonic clock."""
         return time.monotonic()
 
@@ -126,14 +126,14 @@ class FileView:
         """Return no reason: on files, a beat that cannot be written ends the host at once."""
         return "", ""
 
-    def stir(self) -> None:
+    def poll_soon(self) -> None:
         """Do nothing: on files no process reads beats alone."""
 
     def close(self) -> None:
         """Ring, as this host's last beat is written."""
         self.records.ring(self.at.job)
 
-    def keep_exit(self, data: bytes) -> None:
+    def write_exit(self, data: bytes) -> None:
         self.records.create(self._own("exit.json"), data)
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:

@@ -24,9 +24,9 @@ def open_records(store: str) -> Any:
         from kinetic_orchestration.host.machine.bucket_records import CloudRecords
 
         return CloudRecords(store)
-    from kinetic_orchestration.host.view.retrying_records import Patient
+    from kinetic_orchestration.host.view.retrying_records import RetryingRecords
 
-    return Patient(store)
+    return RetryingRecords(store)
 
 
 def open_view(at: Assignment, compose: Callable[[], wire.Beat], wake: Callable[[], None]) -> View:

@@ -25,7 +25,7 @@ PASSING = (
 )  # fmt: skip
 
 
-class Patient(FileRecords):
+class RetryingRecords(FileRecords):
     """File records that retry while the file system refuses for a moment: a job is worth more than a minute.
 
     `waits` is told when the disk turns out to be full, and when there was room again for all that its threads write.

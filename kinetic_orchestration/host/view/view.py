@@ -40,7 +40,7 @@ class View(Protocol):
     def beat_of(self, host: int) -> tuple[int, wire.Beat | None]:
         """Return the generation of a host's last beat, and the beat if it can be read."""
 
-    def looked(self) -> float:
+    def beats_read_at(self) -> float:
         """Return when the others' beats were last looked at, by this machine's steady clock."""
 
     def cadence(self) -> float:
@@ -52,13 +52,13 @@ class View(Protocol):
     def denied(self) -> tuple[str, str]:
         """Return why this host cannot show that it lives, and whose matter that is; "" twice while it can."""
 
-    def stir(self) -> None:
+    def poll_soon(self) -> None:
         """Make the next look and the next beat come soon."""
 
     def close(self) -> None:
         """Show the last beat."""
 
-    def keep_exit(self, data: bytes) -> None:
+    def write_exit(self, data: bytes) -> None:
         """Write what this host's program ended with, for hosts that do not hear it by beats."""
 
     def deliver(self, what: str, path: str, *, digest: str, size: int, keep: bool) -> None:

@@ -287,7 +287,7 @@ class Beat(NamedTuple):
     verdict: bool = False  # this host has read one: the others should check
     began: float = 0.0  # when the program did, by the store's time
     rate: float = 0.0  # of what is done, a second
-    devices: dict[str, Any] | None = None  # what they do: the newest sample of `gauges`, with its time
+    devices: dict[str, Any] | None = None  # what they do: the newest sample of `sampler`, with its time
     spent: dict[str, list[float]] | None = None  # what the time of the program's trainings went to
     full: str | None = None  # a folder on whose disk the program waits for room, to write its function's outcome
 

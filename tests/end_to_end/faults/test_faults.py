@@ -146,11 +146,11 @@ def test_f16_a_host_that_is_alive_but_stuck_is_ended_with_the_stacks_of_every_ho
 def test_f17_a_preemption_during_the_upload_of_the_result_does_not_lose_it(jobs: Any, tmp_path: Path) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=retrying_records.Patient.upload, **options):
+        def upload(*arguments, real=retrying_records.RetryingRecords.upload, **options):
             os.kill(os.getppid(), signal.SIGTERM)
             time.sleep(0.2)
             return real(*arguments, **options)
-        retrying_records.Patient.upload = upload
+        retrying_records.RetryingRecords.upload = upload
     """)  # fmt: skip
     assert result(job) == 1
 
@@ -160,10 +160,10 @@ def test_f17_an_agent_that_is_killed_during_the_upload_is_followed_by_another_at
 ) -> None:
     job = intended(jobs.attempt)
     start_broken(job, tmp_path, """
-        def upload(*arguments, real=retrying_records.Patient.upload, **options):
+        def upload(*arguments, real=retrying_records.RetryingRecords.upload, **options):
             real(*arguments, **options)
             os.kill(os.getpid(), signal.SIGKILL)
-        retrying_records.Patient.upload = upload
+        retrying_records.RetryingRecords.upload = upload
     """)  # fmt: skip
     assert result(job) == 2
     verdict = kinetic.attach(job.job_id).history()[0].verdict

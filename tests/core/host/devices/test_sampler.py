@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from kinetic_orchestration.host.devices import device_reader, sampler
-from kinetic_orchestration.host.devices.sampler import Gauges
+from kinetic_orchestration.host.devices.sampler import Sampler
 from kinetic_orchestration.packaging.requirements.resolution import find_uv
 from kinetic_orchestration.protocol.system import processes
 from tests.support.faults import wait_until
@@ -81,7 +81,7 @@ def burning() -> Iterator[None]:
         started.wait()
 
 
-def first(reading: Gauges) -> dict[str, object]:
+def first(reading: Sampler) -> dict[str, object]:
     """The first sample that has devices, or says why not."""
     found: dict[str, object] = {}
 
@@ -94,7 +94,7 @@ def first(reading: Gauges) -> dict[str, object]:
 
 
 def test_cpu_and_memory_are_those_of_all_descendants_of_an_agent() -> None:
-    reading = Gauges("cpu", sys.executable, {}, time.monotonic())
+    reading = Sampler("cpu", sys.executable, {}, time.monotonic())
     first = reading.sample(time.monotonic())
     assert "cpu" not in first, "nothing to compare with"
     before = first["memory"]  # of servers of other tests
@@ -111,7 +111,7 @@ def test_cpu_and_memory_are_those_of_all_descendants_of_an_agent() -> None:
 
 
 def test_a_sample_costs_next_to_nothing() -> None:
-    reading = Gauges("", "", {}, time.monotonic())
+    reading = Sampler("", "", {}, time.monotonic())
     reading.sample(time.monotonic())
     before = time.thread_time()
     for _ in range(20):
@@ -142,7 +142,7 @@ def test_accelerators_are_read_in_the_jobs_own_environment(
         (tmp_path / "bin/nvidia-smi").write_text(SMI)
         (tmp_path / "bin/nvidia-smi").chmod(0o755)
         wanted = {"kind": "gpu", "busy": [12, 97], "used": [1, 40], "total": [80] * 2}
-    reading = Gauges("tpu" if kind == "tpu" else "gpu", str(python), environ, time.monotonic())
+    reading = Sampler("tpu" if kind == "tpu" else "gpu", str(python), environ, time.monotonic())
     reader = reading._reader
     try:
         found = first(reading)
@@ -162,7 +162,7 @@ def test_accelerators_are_read_in_the_jobs_own_environment(
     [("tpu", "ModuleNotFoundError: No module named 'libtpu'"), ("gpu", "No such file or directory: 'nvidia-smi'")],
 )
 def test_where_nothing_can_be_read_it_is_said_once(kind: str, told: str, python: Path) -> None:
-    reading = Gauges(kind, str(python), {"PATH": ""}, time.monotonic())
+    reading = Sampler(kind, str(python), {"PATH": ""}, time.monotonic())
     found = first(reading)
     assert reading.note.startswith("what the accelerators do is not known: ")
     assert told in reading.note
@@ -193,7 +193,7 @@ def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_p
     # An interpreter's path may hold spaces, which a first line that names it may not.
     python.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))}\n", encoding="utf-8")
     python.chmod(0o755)
-    reading = Gauges("gpu", str(python), dict(os.environ), time.monotonic())
+    reading = Sampler("gpu", str(python), dict(os.environ), time.monotonic())
     reader = reading._reader
     wait_until(lambda: told.exists() and " " in told.read_text(), 30)
     failed, tracer = map(int, told.read_text().split())
@@ -211,7 +211,7 @@ def test_a_reader_that_does_not_even_end_when_it_is_killed_holds_nobody_up(tmp_p
         wait_until(lambda: os.waitpid(reader, os.WNOHANG)[0] == reader, 30)
 
 
-def ended(reading: Gauges) -> list[tuple[int, int]]:
+def ended(reading: Sampler) -> list[tuple[int, int]]:
     """Reap ended processes like the agent, and return the reader's."""
     found = processes.reap()
     return [each for each in found if each[0] == reading._reader]

@@ -32,7 +32,7 @@ def seconds_of(records: CloudRecords, monkeypatch: pytest.MonkeyPatch, host: int
     monkeypatch.setattr(bootstrap, "end_slice", lambda resource, **_: deleted.append(resource))
     at = Assignment(records.url, JOB, 1, host, hosts, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
     began = time.monotonic()
-    self_delete.retire(at)
+    self_delete.delete_own_slice(at)
     assert deleted == ["projects/p/queuedResources/q"]
     return time.monotonic() - began
 
@@ -105,7 +105,9 @@ def test_that_a_delete_call_was_taken_is_told_once(records: CloudRecords, monkey
     monkeypatch.setattr(bootstrap, "_is_there", lambda _name: False)
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-    self_delete.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    self_delete.delete_own_slice(
+        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+    )
     assert at_delete[:2] == [None, None] and None not in at_delete[2:] and len(set(at_delete[2:])) == 1
 
 
@@ -124,7 +126,9 @@ def test_a_node_that_is_left_without_its_queued_resource_is_charged_for_until_it
     monkeypatch.setattr(bootstrap, "_is_there", lambda name: "/nodes/" in name and len(asked) < len(answers))
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
-    self_delete.retire(Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q"))
+    self_delete.delete_own_slice(
+        Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
+    )
     assert asked == [False, False, False, True]
 
 
@@ -136,7 +140,7 @@ def test_a_store_that_cannot_be_told_keeps_no_slice_alive(
     monkeypatch.setattr(bootstrap, "metadata", lambda *_, **__: "")
     storage.refuse("*", "no bucket")
     try:
-        self_delete.retire(
+        self_delete.delete_own_slice(
             Assignment(records.url, JOB, 1, 0, 1, "", "", "", "", "", "A=b", "projects/p/queuedResources/q")
         )
     finally:

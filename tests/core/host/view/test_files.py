@@ -45,7 +45,7 @@ class Host:
 
     def show(self, **changes: object) -> None:
         self.shown = self.shown._replace(**changes)  # type: ignore[arg-type]
-        self.sight.stir()
+        self.sight.poll_soon()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_an_eye_is_seen_for_as_long_as_it_says_and_not_for_ever(
 
     def seen_by_a_reader() -> bool:
         records.signal(names.eye(JOB), eye)
-        host.sight.stir()
+        host.sight.poll_soon()
         return host.sight.watched()
 
     wait_until(seen_by_a_reader)
@@ -159,11 +159,11 @@ def test_a_store_that_refuses_is_looked_at_again_and_nobody_is_taken_for_dead_me
     wait_until(lambda: host.woken)
     storage.refuse("*", "permission")
     wait_until(lambda: "does not have" in host.sight.trouble)
-    looked, asked = host.sight.looked(), len(storage.calls)
+    looked, asked = host.sight.beats_read_at(), len(storage.calls)
     wait_until(lambda: len(storage.calls) >= asked + 6)  # three beats and three looks
-    assert host.sight.looked() == looked
+    assert host.sight.beats_read_at() == looked
     storage.heal()
-    wait_until(lambda: host.sight.looked() > looked)
+    wait_until(lambda: host.sight.beats_read_at() > looked)
     host.sight.close()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic_orchestration.host.view.retrying_records import Patient
+from kinetic_orchestration.host.view.retrying_records import RetryingRecords
 from kinetic_orchestration.protocol.records import files
 from kinetic_orchestration.protocol.records.base import RecordsError
 from kinetic_orchestration.protocol.records.files import Bell, FileRecords
@@ -281,7 +281,7 @@ def test_a_host_waits_for_room_until_none_of_its_threads_does(tmp_path: Path, mo
         return put(store, name, data)
 
     monkeypatch.setattr(FileRecords, "put", put_if_there_is_room)
-    store, told = Patient(str(tmp_path)), queue.Queue[bool]()
+    store, told = RetryingRecords(str(tmp_path)), queue.Queue[bool]()
     store.waits = told.put
     with ThreadPoolExecutor() as pool:
         large, small = pool.submit(store.put, "large", bytes(100)), pool.submit(store.put, "small", bytes(1))

@@ -306,12 +306,12 @@ def test_f24_host_0_loses_its_power_before_it_deletes_and_host_1_does(
 ) -> None:
     hosts_break(f"""
         {turns}
-        def end(at, real=self_delete.retire):
+        def end(at, real=self_delete.delete_own_slice):
             if at.host == 0:
                 os.kill(-1, signal.SIGKILL)  # all of this machine
                 os.kill(os.getpid(), signal.SIGKILL)
             real(at)
-        self_delete.retire = end
+        self_delete.delete_own_slice = end
     """)
     job = run(jobs.attempt, accelerator=FOUR_HOSTS)
     wait_until(lambda: job.history()[-1].verdict, "the verdict")
