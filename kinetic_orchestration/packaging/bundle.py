@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import inspect
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinetic_orchestration.errors import ConflictingSettings, DataNotFound, RequirementsError, Unsupported
 from kinetic_orchestration.packaging.call import arguments
-from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files, name_of
+from kinetic_orchestration.packaging.call.first_party import FirstParty, distributions_as_files
 from kinetic_orchestration.packaging.call.pickling import PackedCall, pack_call
 from kinetic_orchestration.packaging.requirements import locks
 from kinetic_orchestration.packaging.requirements.resolution import find_python, here
@@ -295,11 +294,8 @@ def _imported_by(function: Any) -> list[str]:
 
 def _beside(spec: JobSpec, project: tree.Snapshot | None) -> dict[str, str]:
     """The modules next to the code that are not sent, so that a host which misses one can name its location."""
-    if project is None:
-        return {}
-    file = _file_of(spec.function) if spec.function is not None else None
-    folder = file.parent if file is not None else Path(os.path.realpath(spec.cwd or Path.cwd()))
-    if not folder.is_relative_to(project.root):
+    folder = program_of(spec)
+    if project is None or not folder.is_relative_to(project.root):
         return {}
     travelling = {entry.path for entry in project.entries}
     return imports.left_beside(folder, lambda path: path.relative_to(project.root).as_posix() in travelling)
@@ -354,7 +350,7 @@ def _check_debugger(plan: Plan, environment: locks.Environment) -> None:
     if not plan.debug_port:
         return
     if environment.lock is not None:
-        there = re.search(r"^debugpy\b", environment.lock.text, re.MULTILINE) is not None
+        there = "debugpy" in locks.names_in(environment.lock.text)
     else:
         there = importlib.util.find_spec("debugpy") is not None
     if not there:
@@ -374,7 +370,7 @@ def _check_keras_backend(backend: str | None, environment: locks.Environment) ->
                 f"requirements=['keras', {backend!r}]"
             )
         return
-    names = {name_of(line) for line in environment.lock.text.splitlines() if line[:1] not in ("", " ")}
+    names = locks.names_in(environment.lock.text)
     travelling = {item.name for item in environment.lock.first_party}
     provides = {backend, *(f"{backend}-{build}" for build in ("cpu", "tpu", "rocm", "gpu", "intel"))}
     if "keras" in names | travelling and provides.isdisjoint(names | travelling):
@@ -423,12 +419,16 @@ def _data_item(data: Data, home: Path, spool: Path | None) -> Item:
     path = Path(data.path)
     if not path.exists():
         raise DataNotFound(f"{data!r}: {path} is not there any more")
-    if path.is_dir():
-        folder = tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=True)
-        _tell(folder)
-        return Item(folder)
-    snapshot = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=True)
-    return Item(snapshot, file=path.name)
+    return Item(_snapshot(path, home, spool, ignored=True), file="" if path.is_dir() else path.name)
+
+
+def _snapshot(path: Path, home: Path, spool: Path | None, *, ignored: bool = False) -> tree.Snapshot:
+    """The snapshot of a folder, or of one file."""
+    if not path.is_dir():
+        return tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool, ignored=ignored)
+    snapshot = tree.snapshot(path, index_dir=home / "index", spool=spool, ignored=ignored)
+    _tell(snapshot)
+    return snapshot
 
 
 def _tell(snapshot: tree.Snapshot) -> None:
@@ -442,10 +442,4 @@ def _package_items(packages: Sequence[FirstParty], root: Path | None, home: Path
             path = Path(lies)
             if root is not None and path.is_relative_to(root):
                 continue  # it is sent with the project
-            if path.is_dir():
-                folder = tree.snapshot(path, index_dir=home / "index", spool=spool)
-                _tell(folder)
-                yield Item(folder, at=belongs)
-            else:
-                one = tree.snapshot(path.parent, include=(path.name,), index_dir=home / "index", spool=spool)
-                yield Item(one, at=os.path.dirname(belongs))
+            yield Item(_snapshot(path, home, spool), at=belongs if path.is_dir() else os.path.dirname(belongs))

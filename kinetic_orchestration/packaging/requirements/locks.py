@@ -282,10 +282,15 @@ def _local_links(requirements: File | Sequence[str], environ: Mapping[str, str])
     return [wheel for folder in indexes.local_folders(told) for wheel in sorted(folder.glob("*.whl"))]
 
 
+def names_in(text: str) -> set[str]:
+    """The names of the packages in a lock."""
+    return {name_of(line) for line in text.splitlines() if line[:1] not in ("", " ")}
+
+
 def _without_places(text: str, here: Iterable[Path]) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The lock without places on this machine, and the wheels of it that only this machine may have."""
     entries, wheels = [], {}
-    names = {name_of(line) for line in text.splitlines() if line[:1] not in ("", " ")}
+    names = names_in(text)
     for path in here:
         if normalized(path.name.split("-", 1)[0]) in names and (found := digest.plain_of_file(path)) in text:
             wheels[found] = str(path)

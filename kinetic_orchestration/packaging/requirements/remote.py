@@ -210,7 +210,7 @@ def _check_covers(lock: Path, lines: Iterable[str], first_party: Sequence[FirstP
             f"{lock} was made for Python {made_for.group(1)}, and this is Python {here().version}: make it anew with "
             f"this Python, or submit from that one"
         )
-    there = {name_of(line) for line in text.splitlines()} | {normalized(item.name) for item in first_party}
+    there = locks.names_in(text) | {normalized(item.name) for item in first_party}
     if missing := [line for line in lines if name_of(line) not in there]:
         raise ConflictingSettings(
             f"{lock} has no {', '.join(name_of(line) for line in missing)}, which the code imports: make it anew "
