@@ -569,6 +569,8 @@ def _returns_an_error() -> ValueError:
 class Counting:
     """A backend that makes nothing, and keeps what it was asked for."""
 
+    charges = False
+
     def __init__(self) -> None:
         self.deadlines: list[float] = []
 
