@@ -26,24 +26,22 @@ class JobSignal(NamedTuple):
     said: Beat | int  # a beat; of another signal, which writing of it this was
 
 
-class Poll:
-    """State of a store's jobs at one moment, read with as few requests as possible."""
+class Poll(NamedTuple):
+    """State of a store's jobs at one moment, read with as few requests as possible. Each table is by job.
 
-    __slots__ = ("observations", "placements", "signals", "skipped", "taken")
+    Attributes:
+        taken: Time at which it began, by the store's clock.
+        signals: Signals of the hosts.
+        observations: Observations by the backend.
+        placements: Placements that were observed, each of one attempt.
+        skipped: Jobs whose zone was not polled. Their observations are of an earlier poll.
+    """
 
-    def __init__(
-        self,
-        taken: float,
-        signals: dict[str, tuple[JobSignal, ...]],
-        observations: dict[str, Observation],
-        placements: Mapping[str, Mapping[str, Any]],
-        skipped: frozenset[str] = frozenset(),
-    ) -> None:
-        self.taken = taken
-        self.signals = signals  # by job
-        self.observations = observations  # by job
-        self.placements = placements  # which of each job's attempts was observed
-        self.skipped = skipped  # jobs whose zone was not looked at: their observation is an earlier one
+    taken: float
+    signals: dict[str, tuple[JobSignal, ...]]
+    observations: dict[str, Observation]
+    placements: Mapping[str, Mapping[str, Any]]
+    skipped: frozenset[str] = frozenset()
 
     @classmethod
     def take(
