@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kinetic_orchestration.errors import Corrupt
@@ -90,23 +91,14 @@ def estimate_of(
 ) -> Estimate:
     """Estimate the cost of the attempts, each in its zone. `charged`: the backend's hosts cost money."""
     uncharged = plan.emulated or not charged
-
-    def of(seconds: float, zone: str) -> Estimate:
-        return estimate(
-            plan.slice,
-            seconds,
-            zone=zone,
-            spot=plan.spot,
-            overrides=prices,
-            slices=plan.slices,
-            uncharged=uncharged,
-            listed=listed,
-        )
-
-    parts = [of(stay.ready, stay.zone) for stay in found if stay.had_hosts]
+    of = partial(
+        estimate, plan.slice,
+        spot=plan.spot, overrides=prices, slices=plan.slices, uncharged=uncharged, listed=listed,
+    )  # fmt: skip
+    parts = [of(stay.ready, zone=stay.zone) for stay in found if stay.had_hosts]
     held = [(stay.queued, stay.ready, stay.took) for stay in found]
     return together(
-        parts or [of(0.0, found[-1].zone if found else "")],
+        parts or [of(0.0, zone=found[-1].zone if found else "")],
         attempts=max([len(parts), *(stay.shown for stay in found)]),
         queued=sum(stay.queued for stay in found),
         ready=ready_seconds(found),
