@@ -151,11 +151,6 @@ class Follower:
         seen = self.seen
         return bool(self.waiting) or (seen is not None and (lifecycle.must_wait(seen) or lifecycle.is_awaited(seen)))
 
-    @property
-    def steps_in_parallel(self) -> bool:
-        """Return True if concurrent steps finish sooner than consecutive ones."""
-        return self.job.store.parallel > 1
-
     def _act(self, decided: tuple[lifecycle.Action, ...], attempt: int, seen: Glimpse, emit: Emit | None) -> None:
         try:
             for action in decided:

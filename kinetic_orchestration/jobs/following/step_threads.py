@@ -9,8 +9,8 @@ import threading
 import time
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Protocol
 
+from kinetic_orchestration.jobs.following.follower import Follower
 from kinetic_orchestration.jobs.following.logs import Emit
 from kinetic_orchestration.plan.values import Outcome
 
@@ -18,15 +18,6 @@ TOLD_WITHIN = 0.01  # seconds, of many steps at once
 SLOW_STEP = 0.05  # seconds, after which a step at files does not keep others waiting
 
 Done = tuple[asyncio.Future[Outcome | None], Outcome | None, Exception | None]  # what a step came to
-
-
-class Steps(Protocol):
-    """A follower, as these threads see it."""
-
-    @property
-    def steps_in_parallel(self) -> bool: ...
-
-    def step_if_reachable(self, emit: Emit | None = None) -> Outcome | None: ...
 
 
 class StepThreads:
@@ -39,21 +30,21 @@ class StepThreads:
 
     def __init__(self, most: int = 4) -> None:
         self._most = most
-        self._waiting: SimpleQueue[tuple[asyncio.Future[Outcome | None], Steps, Emit | None]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[asyncio.Future[Outcome | None], Follower, Emit | None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._unfinished = 0
         self._begun: dict[int, float] = {}  # of each thread, when it began with the step that it takes
         self._again = 0.0  # when somebody looks whether others have to wait
         self._done: dict[asyncio.AbstractEventLoop, list[Done]] = {}  # and not told to its loop yet
 
-    def take(self, follower: Steps, emit: Emit | None) -> asyncio.Future[Outcome | None]:
+    def take(self, follower: Follower, emit: Emit | None) -> asyncio.Future[Outcome | None]:
         """Return a future of the outcome of one step, on the running loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome | None] = loop.create_future()
         with self._lock:
             self._unfinished += 1
             self._waiting.put((future, follower, emit))
-            if not self._begun or (follower.steps_in_parallel and self._unfinished > len(self._begun)):
+            if not self._begun or (follower.job.store.parallel > 1 and self._unfinished > len(self._begun)):
                 self._start()
         if time.monotonic() >= self._again:
             self._relieve(loop)
