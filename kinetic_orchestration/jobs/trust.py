@@ -85,10 +85,15 @@ def _read(path: Path) -> dict[str, list[str]]:
         kind, _, digest = line.partition(" ")
         found.setdefault(kind, []).append(digest)
     _READ[path] = state, found
-    while len(_READ) > _MOST_SEEN:
-        with contextlib.suppress(RuntimeError, StopIteration, KeyError):  # of another thread that does the same
-            del _READ[next(iter(_READ))]
+    _shorten(_READ)
     return found
+
+
+def _shorten(table: dict[Any, Any]) -> None:
+    """Drop the oldest entries beyond the limit."""
+    while len(table) > _MOST_SEEN:
+        with contextlib.suppress(RuntimeError, StopIteration, KeyError):  # of another thread that does the same
+            del table[next(iter(table))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +119,7 @@ class Trust:
             return
         if kind in (ENDED, HELD):
             _SEEN.setdefault((self.home, store.url, job_id), {})[f"{kind} {digest}"] = None
-            while len(_SEEN) > _MOST_SEEN:
-                with contextlib.suppress(RuntimeError, StopIteration):  # of another thread that does the same
-                    _SEEN.pop(next(iter(_SEEN)), None)
+            _shorten(_SEEN)
         path = self.memory_of(store, job_id)
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -143,9 +146,6 @@ class Trust:
         return self.home / FOLDER / hashlib.sha256(store.url.encode()).hexdigest()[:16] / job_id
 
     # ---- what was seen -------------------------------------------------------------------------------------
-
-    def saw_end(self, store: Store, job_id: str, ended: Ended) -> None:
-        self.remember(store, job_id, ENDED, ended.line())
 
     def ended(self, store: Store, job_id: str) -> Ended | None:
         """Return the end of the job that this process, or one with its home, saw: of several lives, the last."""
@@ -177,9 +177,7 @@ class Trust:
             return
         if seconds > self.held(store, job_id).get(attempt, 0.0) + step:
             _LONGEST[key] = seconds
-            while len(_LONGEST) > _MOST_SEEN:
-                with contextlib.suppress(RuntimeError, StopIteration, KeyError):
-                    del _LONGEST[next(iter(_LONGEST))]
+            _shorten(_LONGEST)
             self.remember(store, job_id, HELD, f"{attempt}/{seconds:.1f}")
 
     def held(self, store: Store, job_id: str) -> dict[int, float]:

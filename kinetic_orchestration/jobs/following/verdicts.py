@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kinetic_orchestration.errors import Corrupt
 from kinetic_orchestration.jobs.job import Job, keep_damaged
-from kinetic_orchestration.jobs.trust import Ended, gist
+from kinetic_orchestration.jobs.trust import ENDED, Ended, gist
 from kinetic_orchestration.jobs.watching.cache import AttemptCache
 from kinetic_orchestration.jobs.watching.look import look
 from kinetic_orchestration.jobs.watching.poll import Poll
@@ -69,7 +69,7 @@ def doubt_of_value(job: Job, outcome: Outcome) -> str:
     if not doubt and not job.trust.everything:
         seen, found = job.trust.ended(job.store, job.job_id), _end_of(outcome, 0.0)
         if seen is not None and not seen.proven and not seen.is_other(found):
-            job.trust.saw_end(job.store, job.job_id, seen._replace(proven=True))
+            job.trust.remember(job.store, job.job_id, ENDED, seen._replace(proven=True).line())
     return doubt
 
 
@@ -84,11 +84,11 @@ def conclude(job: Job, outcome: Outcome, at: float, *, remember: bool = True) ->
     found = _end_of(outcome, at)._replace(proven=is_sealed(job))
     known = _known_end(job)
     if known is not None and known.is_other(found):
-        if known.proven or not (found.proven or _is_proven(job, outcome)):
+        if known.proven or not (found.proven or (not job.trust.everything and not doubt_of_value(job, outcome))):
             raise Corrupt(_other_end(job, known))
         known, found = None, found._replace(proven=True)
     if known is None and remember:
-        job.trust.saw_end(job.store, job.job_id, found)
+        job.trust.remember(job.store, job.job_id, ENDED, found.line())
     return str(known or found)
 
 
@@ -106,10 +106,6 @@ def _conclude_damaged(job: Job, outcome: Outcome, *, remember: bool) -> str:
 
 def _end_of(outcome: Outcome, at: float) -> Ended:
     return Ended(outcome.attempt, outcome.status.value, gist(outcome.verdict.raw), at)
-
-
-def _is_proven(job: Job, outcome: Outcome) -> bool:
-    return not job.trust.everything and not doubt_of_value(job, outcome)
 
 
 def has_ended(job: Job, following: int = 0) -> bool:
