@@ -37,7 +37,7 @@ SHOWN = 20  # jobs of one blob that are named
 PACE = 0.2  # seconds between two words about how far it is
 LONG = 30.0  # and between two for who sees no live line
 
-_BY_SHA256 = ("wheels/", "tools/", "compiled/")  # named by the sha256 of their bytes as they are
+_BY_SHA256 = {"wheels/": "wheel", "tools/": "tool", "compiled/": "compiled program"}  # named by their bytes' sha256
 _PREFIXES = ("trees/", "blobs/", *_BY_SHA256, "jobs/", "checkpoints/")
 
 _AGAIN = "delete it; the next submit sends it again. Its jobs that have not begun will fail: submit them anew"
@@ -236,10 +236,9 @@ class _Look:
 
     def _plain(self, prefix: str, entry: Entry) -> None:
         digest = entry.name.split("/")[2] if prefix == "wheels/" else entry.name.rpartition("/")[2]
-        if not _is_digest(digest):  # the lists of compiled programs
+        if len(digest) != 64 or not digest.isalnum():  # the lists of compiled programs
             return
-        what = {"wheels/": "wheel", "tools/": "tool", "compiled/": "compiled program"}[prefix]
-        with self._looking(entry.name, what), self._file(entry.name, entry.size) as path:
+        with self._looking(entry.name, _BY_SHA256[prefix]), self._file(entry.name, entry.size) as path:
             if (found := self._plain_hash(path)) != digest:
                 raise _Differs(f"it has the digest {found}")
         self._progress.objects += 1
@@ -459,10 +458,6 @@ def _is_blob(name: str) -> bool:
 
 def _digest(name: str) -> str:
     return name.rpartition("/")[2].removesuffix(".json")
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and text.isalnum()
 
 
 def _why(error: Exception) -> str:

@@ -446,10 +446,8 @@ def _swept(store: Store, dry_run: bool) -> Iterator[Reaped]:
         yield Reaped("parts", f"{parts} objects" if parts > 1 else "1 object", "left by uploads that were killed")
 
 
-# Kept by name: what a remaining job names stays. Others are caches, made again when they are missed.
-NAMED = ("trees/", "blobs/", "wheels/", "tools/")
-CACHES = ("compiled/",)
-WORDS = {"trees/": "tree", "blobs/": "blob", "wheels/": "wheel", "tools/": "tool"}
+# Content that stays as long as a remaining job names it, and the word for it.
+NAMED = {"trees/": "tree", "blobs/": "blob", "wheels/": "wheel", "tools/": "tool"}
 
 
 def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterator[Reaped]:
@@ -461,7 +459,7 @@ def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterat
         for entry in (trees if prefix == "trees/" else store.list(prefix))
         if entry.updated < before
     ]
-    stale = [entry.name for prefix in CACHES for entry in store.list(prefix) if entry.updated < before]
+    stale = [entry.name for entry in store.list("compiled/") if entry.updated < before]
     if not dry_run:
         _delete(store, [*(entry.name for entry in projects if entry.updated < before), *stale])
     if stale:
@@ -474,7 +472,7 @@ def _blobs(store: Store, kept: set[str], before: float, dry_run: bool) -> Iterat
     if not dry_run:
         _delete(store, [name for _, name in unnamed])
     for prefix, name in unnamed:
-        yield Reaped(WORDS[prefix], _digest(prefix, name), "no job names it")
+        yield Reaped(NAMED[prefix], _digest(prefix, name), "no job names it")
 
 
 def _named(store: Store, kept: set[str], young: Sequence[str], trees: set[str]) -> set[str]:
